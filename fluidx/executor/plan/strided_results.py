@@ -48,6 +48,7 @@ class Readers:
     ):  # fmt: skip
         self.sizes, self.shadows, self.ctx, self.outline, self.fresh, self.settles = sizes, shadows, ctx, outline, fresh, settles
         self.begun: set[int] = set()  # operators, by id, that join what some operator has made in their result already
+        self._joined_parts: dict[int, tuple[np.ndarray, dict[str, tuple[int, Any]]]] = {}  # by the id of the operator that joins them
         self.early = outline.fact(_early)
 
     @cached_property
@@ -97,9 +98,9 @@ class Readers:
             path = self._path(name) if self.fresh(name) else []
             if not path or not _joins(join := path[-1]) or not opdef(join.type).early:
                 continue
-            whole = self.shadows.of(self.sizes.types[join.output_arg_names[0]])
-            number = join.input_arg_names.index(path[-2].output_arg_names[0] if len(path) > 1 else name)
-            a = self._back(_inside(join, whole, self.sizes)[number], path[:-1])
+            whole, parts = self._parts(join)
+            number, part = parts[path[-2].output_arg_names[0] if len(path) > 1 else name]
+            a = self._back(part, path[:-1])
             if a is None or not a.size or not a.flags.c_contiguous or not self.take(name, a, join):
                 continue
             lies = Lies(start_of(a) - start_of(whole), a.strides)
@@ -107,6 +108,17 @@ class Readers:
                 found[name] = Home(self.shadows.like(a), lies, join, number)
                 self.begun.add(id(join))
         return found
+
+    def _parts(self, join: Operator) -> tuple[np.ndarray, Mapping[str, tuple[int, Any]]]:
+        """What an operator joins, and for each operand its number and its place there."""
+        known = self._joined_parts.get(id(join))
+        if known is None:
+            whole = self.shadows.of(self.sizes.types[join.output_arg_names[0]])
+            parts: dict[str, tuple[int, Any]] = {}
+            for k, (name, part) in enumerate(zip(join.input_arg_names, _inside(join, whole, self.sizes), strict=False)):
+                parts.setdefault(name, (k, part))
+            known = self._joined_parts[id(join)] = whole, parts
+        return known
 
     def _path(self, name: str) -> list[Operator]:
         """The operators that lay a value out anew, one behind the other; one that joins it with others is the last."""

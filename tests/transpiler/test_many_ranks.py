@@ -1,0 +1,70 @@
+"""What transpile, a rank's program and its plan cost does not grow with the ranks or with the square of a bucket: counted calls, no clock."""
+
+import sys
+
+import pytest
+
+import fluidx as fx
+from fluidx.executor.plan.dry_run import dry_plan
+
+L = fx.layers
+
+
+def deep(layers=30):
+    """A program of many small layers, as in benchmarks/transpile.py."""
+    main, startup = fx.Program("deep"), fx.Program("deep_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 32], "float32")
+        for _ in range(layers):
+            x = L.fc(x, 32, act="relu")
+        fx.optimizer.SGD(0.1).minimize(L.mean(x))
+    return main, startup
+
+
+def calls(work):
+    """How many functions are called."""
+    made = 0
+
+    def count(frame, event, argument):
+        nonlocal made
+        made += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return made
+
+
+def transpiled(strategy, ranks):
+    main, startup = deep()
+    t = fx.DistributeTranspiler(strategy)
+    return t, calls(lambda: t.transpile(program=main, startup_program=startup, trainers=ranks))
+
+
+@pytest.mark.parametrize("strategy", ["data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero2", "zero3", "fsdp"])
+def test_a_thousand_ranks_cost_transpile_hardly_more_than_four(strategy):
+    transpiled(strategy, 4)  # what is made once a process
+    few, many = transpiled(strategy, 4)[1], transpiled(strategy, 1000)[1]
+    assert many < 3 * few  # with lists of marks it was 12 times: parameters lie at 1,000 places in place of 4, and buckets are smaller
+
+
+def test_a_rank_of_a_thousand_makes_its_own_messages_alone():
+    t, made = transpiled("ring_optimizer", 1000)
+    specialized = calls(lambda: t.get_trainer_program(1))
+    assert specialized < 2 * made
+
+
+def test_a_plan_asks_for_the_views_of_a_bucket_once():
+    asked = []
+    for mb in (0.05, 25):
+        main, startup = deep(100)
+        t = fx.DistributeTranspiler(fx.strategies.data_parallel(bucket_mb=mb))
+        t.transpile(program=main, startup_program=startup, trainers=2)
+        program = t.get_trainer_program(0)
+        dry_plan(program, batch=4)
+        asked.append(calls(lambda program=program: dry_plan(program, batch=8)))
+    small, large = asked
+    assert large < 1.2 * small
