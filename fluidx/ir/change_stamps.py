@@ -109,6 +109,20 @@ class Stamp:
             found.setdefault(id(self._held[id(p)][2]), (p, []))[1].append(k)
         return [*found.values()]
 
+    def add_copy(self, copy: Program, of: Program) -> None:
+        """Remember a copy of one of the programs, unless it, or the program, says something else than that said then.
+
+        >>> p = Program("p")
+        >>> stamp, copy = Stamp([p]), p.copy()
+        >>> stamp.add_copy(copy, p)
+        >>> stamp.changed(copy)
+        ''
+        """
+        if id(of) in self._held:
+            blocks = self._held[id(of)][2]
+            if blocks == _blocks(copy):
+                self._held[id(copy)] = copy, _head(copy), blocks
+
     def changed(self, program: Program) -> str:
         """What is different about one of the programs; "" when nothing is."""
         if id(program) not in self._held:
