@@ -116,8 +116,9 @@ class Specializer:
     @property
     def alike(self) -> bool:
         """Do all ranks run the operators of the program for all ranks?"""
-        everyone = all(isinstance(s, tuple) for segments in self.segments for s in segments)
-        return everyone and not self.updates and all(sum(map(len, sets)) == self.program.world_size for sets in self.program.groups.values())
+        if self.updates or not all(isinstance(s, tuple) for segments in self.segments for s in segments):
+            return False
+        return all(sum(map(len, sets)) == self.program.world_size for sets in self.program.groups.values())
 
     def rank_program(self, rank: int) -> Program:
         """The program of one rank. Ranks that run alike share their operators, and the records of variables."""

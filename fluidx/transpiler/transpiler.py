@@ -264,7 +264,7 @@ class DistributeTranspiler:
         return self._ranks[rank]
 
     def _in_proof(self, k: int, rank: int, every_rank: bool) -> Program:
-        """The main program (k = 0) or the startup program (k = 1) of a rank, or the one for all ranks where it is the same and not made yet."""
+        """The main (k = 0) or startup program (k = 1) of a rank; the one for all ranks if that is the same and the rank's is not made yet."""
         if rank in self._ranks or every_rank or not self._special[k].alike:
             return self._rank(rank)[k]
         return (self.main, self.startup)[k]
