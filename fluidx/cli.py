@@ -85,14 +85,14 @@ def _script_or_module(ctx: click.Context, param: click.Parameter, value: str) ->
     return value if ctx.params["module"] else str(_script.convert(value, param, ctx))
 
 
-_NAMED = "this strategy, or package.module:function of your own"
+_NAMED = "this strategy, package.module:function of your own, or a text with options and rewrites: zero1{bucket_mb=4},join_attention"
 
 
 class _Strategies(click.Choice):
-    """The name of a strategy, or "package.module:function" of one that stands in the current folder or is installed."""
+    """The name of a strategy, "package.module:function" of one that stands in the current folder or is installed, or a pipeline's text."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if ":" not in value:
+        if set(":{,").isdisjoint(value):
             return super().convert(value, param, ctx)
         if "" not in sys.path:
             sys.path.insert(0, "")  # as `python -m` has it

@@ -22,7 +22,7 @@ ARROWS = {
     "ops": ("config", "native", "ir", "comm.base"),
     "view": ("ir", "ops"),
     "verify": ("_collector", "ir", "ops"),
-    "transpiler": ("_collector", "config", "fluid_names", "ir", "ops", "verify", "view"),
+    "transpiler": ("_collector", "config", "fluid_names", "ir", "ops", "rewrite", "verify", "view"),
     "rewrite": ("ir", "ops", "backward"),
     "executor": ("_collector", "_version", "config", "native", "ir", "ops", "comm", "rewrite"),
     "profiler": ("config", "fluid_names", "native", "ir", "ops", "comm", "executor"),

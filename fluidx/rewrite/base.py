@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from ..ir.errors import ProgramError, nearest
@@ -38,8 +39,21 @@ class Rewrite:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr and getattr(self, f.name) != f.default)
-        return f"{type(self).__name__}({shown})"
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed_fields(self))})"
+
+
+def changed_fields(rewrite: Rewrite) -> list[Field]:
+    """The options that are not as they are by default."""
+    return [f for f in fields(rewrite) if f.repr and getattr(rewrite, f.name) != f.default]
+
+
+def rewrite_name(of: type[Rewrite]) -> str:
+    """The name of a rewrite in text.
+
+    >>> rewrite_name(FoldConstants)
+    'fold_constants'
+    """
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", of.__name__).lower()
 
 
 @dataclass(frozen=True, repr=False)

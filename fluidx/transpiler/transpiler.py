@@ -19,6 +19,8 @@ from ..ir.parts import coords_of, holds, local_shape
 from ..ir.program import Program, ProgramPair
 from ..ir.source_location import warn
 from ..ir.types import TensorType
+from ..rewrite.base import Request
+from ..rewrite.live import leaves
 from ..verify import Report, check_program, verify_ranks
 from ..view import diff, in_notebook
 from .cluster import Cluster, Mesh, Served, endpoints
@@ -108,8 +110,12 @@ class DistributeTranspiler:
         self.trainer_id = self._own_id(trainer_id, trainers, current_endpoint, cluster)
         self._check_startup(program, startup)
         self._check_sizes(program, startup)
-        source, job = ProgramPair(program, startup), Job(cluster)
+        job = Job(cluster)
         with collections_paused():
+            self._given = ProgramPair(program, startup)
+            for one in self.strategy.rewrites:
+                program = one.run(program, Request(tuple(leaves(program)), log=job.log))
+            source = ProgramPair(program, startup)
             pair = run_passes(self.strategy.steps, source, job, partial(self._after, source, job))
             self.source, self._cluster = source, cluster
             self._pair = ProgramPair(pair.main.copy(), pair.startup.copy())
@@ -264,7 +270,7 @@ class DistributeTranspiler:
         return self._ranks[rank]
 
     def _in_proof(self, k: int, rank: int, every_rank: bool) -> Program:
-        """The main (k = 0) or startup program (k = 1) of a rank; the one for all ranks if that is the same and the rank's is not made yet."""
+        """A rank's main (k = 0) or startup program (k = 1); the one for all ranks if that is the same and the rank's is not made yet."""
         if rank in self._ranks or every_rank or not self._special[k].alike:
             return self._rank(rank)[k]
         return (self.main, self.startup)[k]
@@ -319,9 +325,9 @@ class DistributeTranspiler:
         return report
 
     def diff(self, rank: int | None = None) -> Any:
-        """What transpiling changed: the source against the program for all ranks, or against one rank's."""
+        """What transpiling changed: the given program against the program for all ranks, or against one rank's."""
         after = self.pair if rank is None else ProgramPair(*self._rank(rank))
-        return diff(self.source, after, names=("one device", "all ranks" if rank is None else f"rank {rank}"))
+        return diff(self._given, after, names=("one device", "all ranks" if rank is None else f"rank {rank}"))
 
     def explain(self) -> list[str]:
         """Every change of placement with its bytes and reason, and what passes left alone, and why."""

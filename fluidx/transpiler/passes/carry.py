@@ -13,6 +13,7 @@ from ...ir.program import Block, Program, ProgramPair
 from ...ir.types import Partial, TensorType
 from ..algorithms import able, algorithm
 from ..algorithms.choice import cheapest
+from ..algorithms.selection import AlgorithmTable
 from ..cluster import SERVERS
 from ..lowering.write_algorithm import carried_by, others, why_whole
 from ..pass_base import Job, Pass
@@ -22,7 +23,8 @@ BETWEEN_HOSTS = ("ring", "halving_doubling")  # by the first that can, where not
 
 @dataclass(frozen=True)
 class Carry(Pass):
-    """Give collectives without an algorithm this one: a name, "auto" for the cheapest, or "" to leave them to the communicator.
+    """Give collectives without an algorithm this one: a name, "auto" for the cheapest, or "" to leave them to the communicator. A table
+    says it by collective, group and size.
 
     On several hosts, and by "auto", what stays inside a host is whole. Between hosts a value always goes by send and recv: where nothing
     is chosen, by a ring, and an adaptive sum by halving_doubling.
@@ -31,12 +33,12 @@ class Carry(Pass):
     `types`: the collectives that the choice is for; () for all.
     """
 
-    algorithm: str = ""
+    algorithm: str | AlgorithmTable = ""
     types: tuple[str, ...] = ()
     requires = ("lowered",)
 
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        if self.algorithm not in ("", "auto"):
+        if isinstance(self.algorithm, str) and self.algorithm not in ("", "auto"):
             algorithm(self.algorithm)
         if not self.algorithm and job.mesh.hosts == 1:
             return pair
@@ -46,7 +48,7 @@ class Carry(Pass):
         # startup runs once: there is nothing to choose, but hosts are crossed alike
         return ProgramPair(main, self._chosen(pair.startup, "", job)[0])
 
-    def _chosen(self, program: Program, name: str, job: Job) -> tuple[Program, TranspileError | None]:
+    def _chosen(self, program: Program, name: str | AlgorithmTable, job: Job) -> tuple[Program, TranspileError | None]:
         """The program whose collectives have algorithms, and why the first is without one that the algorithm does not do."""
         new = program.copy()
         coords = coords_of(new.groups, 0, new.turns)
@@ -74,10 +76,15 @@ class Carry(Pass):
                     block.oplist[k] = op.replace(attrs=attrs)
         return new, refused
 
-    def _carried(self, op: Operator, name: str, block: Block, coords: Coords, job: Job, stays: str) -> tuple[Operator, str]:
+    def _carried(
+        self, op: Operator, name: str | AlgorithmTable, block: Block, coords: Coords, job: Job, stays: str
+    ) -> tuple[Operator, str]:
         group = op.attrs["group"]
         n, hosts = coords[group][1], job.mesh.hosts_of(block.program.groups[group][0])
         inside = hosts == 1 and (name == "auto" or job.mesh.hosts > 1)
+        if isinstance(name, AlgorithmTable):
+            name = name.choose(op.type, group, self._local_type(op, block, coords).nbytes)
+            inside = hosts == 1 and name == "auto"
         if inside or self.types and op.type not in self.types:
             name = ""
         if not name and hosts == n:
@@ -89,10 +96,15 @@ class Carry(Pass):
         terms = next((e for e in block.desc(op.input_arg_names[0]).placement if isinstance(e, Partial)), None)
         if terms is not None and opdef(op.type).carries in ("spread", "exchange"):  # no proof follows parts of terms through messages
             return op, stays_whole(op, f"what ranks hold of it is {terms}")
-        return carried(op, name, local_type(block.desc(op.output_arg_names[0]).type, others(block.program, block, op), coords), n)
+        return carried(op, name, self._local_type(op, block, coords), n)
+
+    @staticmethod
+    def _local_type(op: Operator, block: Block, coords: Coords) -> TensorType:
+        """The type of what the ranks of the group have together."""
+        return local_type(block.desc(op.output_arg_names[0]).type, others(block.program, block, op), coords)
 
 
-def carried(op: Operator, name: str, t: TensorType, n: int) -> tuple[Operator, str]:
+def carried(op: Operator, name: str | AlgorithmTable, t: TensorType, n: int) -> tuple[Operator, str]:
     """The operator with an algorithm among n ranks that have a value of this type together, as it is where no algorithm can carry it; and
     what explain() says."""
     if why := why_whole(op, t, n):
@@ -106,8 +118,10 @@ def stays_whole(op: Operator, why: str) -> str:
     return f"{op.type} over {op.attrs['group']} stays whole: {why}"
 
 
-def named(op: Operator, name: str, n: int, nbytes: int) -> tuple[str, str]:
-    """The name of the algorithm, and what explain() says: what "auto" comes to for an operator among n ranks."""
+def named(op: Operator, name: str | AlgorithmTable, n: int, nbytes: int) -> tuple[str, str]:
+    """The name of the algorithm, and what explain() says: what "auto" or a table comes to for an operator among n ranks."""
+    if isinstance(name, AlgorithmTable):
+        name = name.choose(op.type, op.attrs["group"], nbytes)
     if name != "auto":
         return name, ""
     name = cheapest(opdef(op.type).carries, n, nbytes, rooted="root" in op.attrs)

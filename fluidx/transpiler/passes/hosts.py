@@ -11,11 +11,12 @@ from ...ir.operator import Operator, unary
 from ...ir.parts import coords_of, local_type
 from ...ir.program import ProgramPair
 from ...ir.types import At, Entry, Partial, Shard
+from ..algorithms.selection import AlgorithmTable
 from ..cluster import SERVERS, need_hosts
 from ..lowering.write_algorithm import carried_by, others, why_whole
 from ..pass_base import Job, Pass
 from ..program_rewriter import Writer, each_op, filled
-from .carry import carried, named, stays_whole
+from .carry import BETWEEN_HOSTS, carried, named, stays_whole
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Hierarchical(Pass):
     """
 
     when: Any = "auto"
-    between: str = ""
+    between: str | AlgorithmTable = ""
     left: tuple[str, ...] = ()
     group: str = "dp"
     requires = ("lowered",)
@@ -51,7 +52,7 @@ class Hierarchical(Pass):
             return pair
         lower = {"all_reduce": _all_reduce, "reduce": _reduce, "broadcast": _broadcast}
 
-        def visit(between: str, writer: Writer, op: Operator) -> None:
+        def visit(between: str | AlgorithmTable, writer: Writer, op: Operator) -> None:
             if op.type in self.left or op.attrs.get("group") != self.group or op.attrs.get("op", "sum") != "sum":
                 writer.keep(op)
             elif op.type in lower:
@@ -62,14 +63,14 @@ class Hierarchical(Pass):
         # startup runs once: there is nothing to choose
         return ProgramPair(each_op(pair.main, partial(visit, self.between or "ring")), each_op(pair.startup, partial(visit, "ring")))
 
-    def _parted(self, writer: Writer, op: Operator, job: Job, between: str) -> Operator:
+    def _parted(self, writer: Writer, op: Operator, job: Job, between: str | AlgorithmTable) -> Operator:
         n, hosts, t = job.mesh.world_size, job.mesh.hosts, writer.block.desc(op.output_arg_names[0]).type
         if why := why_whole(op, t, n):
             job.say(op, stays_whole(op, why))
             return op
         name, said = named(op, between, hosts, t.nbytes * hosts // n)
         job.say(op, said)
-        return carried_by(op, f"direct/{name}", n, hosts)
+        return carried_by(op, f"direct/{name or BETWEEN_HOSTS[0]}", n, hosts)
 
 
 @dataclass
@@ -79,7 +80,7 @@ class _Levels:
     writer: Writer
     op: Operator
     job: Job
-    between: str
+    between: str | AlgorithmTable
 
     def value(self, word: str, *entries: Entry) -> str:
         """Declare a value like the result, in another placement."""

@@ -11,7 +11,9 @@ from typing import Any, TypedDict, Unpack
 from ...ir.dtypes import HALVES
 from ...ir.errors import TranspileError, misspelt, nearest
 from ...ir.variable import Variable
-from ..algorithms import ALGORITHMS, Algorithm
+from ...rewrite.base import Rewrite, changed_fields, rewrite_name
+from ..algorithms import Algorithm
+from ..algorithms.selection import selected
 from ..pass_base import Pass
 from ..passes.broadcast import BroadcastStartup
 from ..passes.bucket import Bucket
@@ -23,6 +25,7 @@ from ..passes.offload import Offload
 from ..passes.place import Place
 from ..passes.wire import Wire
 from ..placement.parameter_homes import EVERYWHERE
+from .pipeline_text import show_stage
 
 Steps = tuple[tuple[str, Pass], ...]
 BUCKETS = Bucket()
@@ -46,11 +49,15 @@ class Strategy:
     steps: Steps
     servers: int = 0  # ranks behind those that train
     keep: bool = True  # do they keep parameters, or only add up?
+    rewrites: tuple[Rewrite, ...] = ()  # of the program for one device, before the first step
 
     def __post_init__(self) -> None:
         for step, one in self.steps:
             if not isinstance(one, Pass):
                 raise TranspileError(f"{self.name}: step {step!r} must be a pass, an instance of a transpiler.Pass, got {one!r}")
+        for rewrite in self.rewrites:
+            if not isinstance(rewrite, Rewrite):
+                raise TranspileError(f"{self.name}: {rewrite!r} is no rewrite; give objects such as fluidx.rewrite.JoinAttention()")
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -76,6 +83,24 @@ class Strategy:
         at = self._find(step)
         return self._with((*self.steps[:at], (step, one), *self.steps[at + 1 :]))
 
+    def with_rewrites(self, *rewrites: Rewrite) -> Strategy:
+        """The same strategy for the program that these rewrites make of the one for one device, behind those that it has.
+
+        >>> import fluidx as fx
+        >>> print(fx.strategies.zero1(bucket_mb=4).with_rewrites(fx.rewrite.JoinAttention()))
+        zero1{bucket_mb=4},join_attention
+        """
+        return replace(self, rewrites=(*self.rewrites, *rewrites))
+
+    def __str__(self) -> str:
+        """The text form, which strategies.get and --strategy take; `repr` where an option has none."""
+        try:
+            stages = [show_stage(self.name, dict(self.options))]
+            stages += [show_stage(rewrite_name(type(r)), {f.name: getattr(r, f.name) for f in changed_fields(r)}) for r in self.rewrites]
+        except TranspileError:
+            return repr(self)
+        return ",".join(stages)
+
     def _with(self, steps: Steps) -> Strategy:
         return replace(self, steps=steps)
 
@@ -92,14 +117,16 @@ class Strategy:
         return names.index(step)
 
     def __repr__(self) -> str:
-        return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options)})"
+        more = f".with_rewrites({', '.join(map(repr, self.rewrites))})" if self.rewrites else ""
+        return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options)}){more}"
 
 
 class Common(TypedDict, total=False):
     """The options that every strategy takes.
 
     `loss` names the loss, when it must be checked; `strict` refuses communication that the strategy itself does not ask for. `algorithm`
-    says how collectives are carried out: a name (see algorithms/), "auto", or "" for the communicator's own. `hierarchical`: True, False,
+    says how collectives are carried out: a name (see algorithms/), an Algorithm of your own or "module:name" of one, a table by collective,
+    group and size (algorithms/selection.py), "auto", or "" for the communicator's own. `hierarchical`: True, False,
     or "auto" for where there are several hosts. `wire`: "float16" or "bfloat16", as which gradients travel, or "" for as they are; they are
     multiplied by `wire_scale` before and divided by it behind (see passes/wire.py for what is done without one). `cpu_offload` keeps
     parameters that rest cut, and the optimizer's state, in the memory of the host, and updates them there (passes/offload.py).
@@ -107,7 +134,7 @@ class Common(TypedDict, total=False):
 
     loss: Any
     strict: bool
-    algorithm: str
+    algorithm: str | Algorithm | Mapping[Any, Any]
     hierarchical: bool | str
     wire: str
     wire_scale: float | None
@@ -139,18 +166,12 @@ def strategy(
         if option not in Common.__annotations__:
             raise no_option(name, option, OWN.get(name, tuple(own_options)))
     loss, strict = common.get("loss"), common.get("strict", False)
-    algorithm, hierarchical = common.get("algorithm", usual), common.get("hierarchical", "auto")
+    algorithm, hierarchical = selected(common.get("algorithm", usual), name), common.get("hierarchical", "auto")
     if loss is not None and not isinstance(loss, (str, Variable)):
         raise TranspileError(f"{name}: loss is a Variable or the name of one, got {loss!r}")
     if not isinstance(strict, bool):
         raise TranspileError(f"{name}: strict is True or False, got {strict!r}")
     loss = loss.name if isinstance(loss, Variable) else loss or ""
-    if isinstance(algorithm, Algorithm):
-        raise TranspileError(
-            f"{name}: algorithm is a name, got {algorithm!r}; fx.transpiler.register it, and write algorithm={algorithm.name!r}"
-        )
-    if algorithm not in ("", "auto", *ALGORITHMS):
-        raise TranspileError(f"{name}: unknown algorithm {algorithm!r}; {nearest(str(algorithm), ('auto', *ALGORITHMS), 'there are')}")
     if hierarchical not in (True, False, "auto"):
         raise TranspileError(f"{name}: hierarchical must be True, False or 'auto', got {hierarchical!r}")
     wire, scale, offload = common.get("wire", ""), common.get("wire_scale"), common.get("cpu_offload", False)

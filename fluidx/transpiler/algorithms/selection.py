@@ -1,0 +1,113 @@
+"""What `algorithm=` of a strategy may be: a name, an algorithm, "module:name" of one, or a table by collective, group and size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from math import inf
+from typing import Any, NamedTuple
+
+from ...ir.errors import TranspileError, nearest
+from ...ir.opdef import OPS
+from . import ALGORITHMS, register
+from .schedule import Algorithm
+
+
+class TableRow(NamedTuple):
+    """The algorithm of collectives of a type over a group, for values up to a size. "" for type and group are all."""
+
+    collective: str
+    group: str
+    most: float  # bytes
+    algorithm: str
+
+
+@dataclass(frozen=True)
+class AlgorithmTable:
+    """Algorithms by collective, group and size; the first row that fits counts, and what none fits is left to the communicator."""
+
+    rows: tuple[TableRow, ...]
+
+    def choose(self, collective: str, group: str, nbytes: int) -> str:
+        """The name of the algorithm: "auto" for the cheapest, "" for the communicator's own.
+
+        >>> table = AlgorithmTable((TableRow("all_reduce", "", 1e6, "recursive_doubling"), TableRow("all_reduce", "", inf, "ring")))
+        >>> table.choose("all_reduce", "dp", 100), table.choose("all_reduce", "dp", 10**7), table.choose("broadcast", "dp", 100)
+        ('recursive_doubling', 'ring', '')
+        """
+        for row in self.rows:
+            if row.collective in ("", collective) and row.group in ("", group) and nbytes <= row.most:
+                return row.algorithm
+        return ""
+
+    def __repr__(self) -> str:
+        found: dict[Any, list[tuple[float, str]]] = {}
+        for row in self.rows:
+            found.setdefault((row.collective, row.group) if row.group else row.collective, []).append((row.most, row.algorithm))
+        return repr({key: sizes[0][1] if sizes[0][0] == inf else sizes for key, sizes in found.items()})
+
+
+def selected(given: Any, label: str) -> str | AlgorithmTable:
+    """What `algorithm=` says: the name of an algorithm, which is registered if it was not, "auto", "" or a table.
+
+    A table is a dict from the type of a collective, or (type, group), "" for all, to an algorithm or to pairs of (most bytes, algorithm).
+    Raises TranspileError, which begins with `label`, for anything else.
+
+    >>> selected({"all_reduce": [(65536, "recursive_doubling"), (float("inf"), "ring")], ("", "rail"): "tree"}, "data_parallel")
+    {'all_reduce': [(65536, 'recursive_doubling'), (inf, 'ring')], ('', 'rail'): 'tree'}
+    """
+    return _table(given, label) if isinstance(given, Mapping) else _named(given, label)
+
+
+def _named(given: Any, label: str) -> str:
+    if isinstance(given, str) and ":" in given:
+        given = _imported(given, label)
+    if isinstance(given, type) and issubclass(given, Algorithm):
+        raise TranspileError(f"{label}: algorithm is the class {given.__name__}; give an instance: {given.__name__}()")
+    if isinstance(given, Algorithm):
+        return given.name if ALGORITHMS.get(given.name) is given else register(given).name
+    if not isinstance(given, str):
+        raise TranspileError(f"{label}: algorithm is a name, an Algorithm or a table, got {type(given).__name__}: {given!r}")
+    if given not in ("", "auto", *ALGORITHMS):
+        raise TranspileError(f"{label}: unknown algorithm {given!r}; {nearest(given, ('auto', *ALGORITHMS), 'there are')}")
+    return given
+
+
+def _imported(path: str, label: str) -> Any:
+    """What stands under "package.module:name"; an instance where that is a class of algorithms."""
+    module, _, attribute = path.partition(":")
+    try:
+        found = getattr(import_module(module), attribute, None)
+    except ImportError as e:
+        raise TranspileError(f"{label}: cannot import {module!r} for algorithm {path!r}: {e}; write package.module:name") from None
+    made = found() if isinstance(found, type) and issubclass(found, Algorithm) else found
+    if not isinstance(made, Algorithm):
+        what = f"has no {attribute!r}" if found is None else f"has {attribute} = {found!r}, which is no Algorithm"
+        raise TranspileError(f"{label}: algorithm {path!r}: {module} {what}; write package.module:name")
+    return made
+
+
+def _table(given: Mapping[Any, Any], label: str) -> AlgorithmTable:
+    known = ["", *(name for name, definition in OPS.items() if definition.carries)]
+    rows = []
+    for key, value in given.items():
+        collective, group = key if isinstance(key, tuple) and len(key) == 2 else (key, "")
+        if collective not in known or not isinstance(group, str):
+            wanted = "a key is the type of a collective, or (type, group)"
+            raise TranspileError(f"{label}: algorithm={{{key!r}: ...}}: {wanted}; {nearest(str(collective), known[1:], 'types are')}")
+        for most, name in _sizes(value, key, label):
+            rows.append(TableRow(collective, group, most, _named(name, label)))
+    return AlgorithmTable(tuple(rows))
+
+
+def _sizes(value: Any, key: Any, label: str) -> Iterable[tuple[float, Any]]:
+    """(most bytes, algorithm), in rising order."""
+    if not isinstance(value, (list, tuple)):
+        return [(inf, value)]
+    for pair in value:
+        if not (isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], (int, float)) and pair[0] > 0):
+            raise TranspileError(f"{label}: algorithm={{{key!r}: [{pair!r}]}}: give pairs of (most bytes, algorithm)")
+    if [most for most, _ in value] != sorted(most for most, _ in value):
+        raise TranspileError(f"{label}: algorithm={{{key!r}: ...}}: sizes must rise, got {[most for most, _ in value]}")
+    return value
