@@ -32,6 +32,18 @@ NEEDS = re.compile(r"<!-- needs ([\w. ]+) -->")
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<code>.*?)^(?P=indent)```[ \t]*$", re.MULTILINE | re.DOTALL)
 
 
+@pytest.fixture
+def algorithms_stay():
+    """A page may register algorithms of its own; the next one does not know them."""
+    from fluidx.transpiler.algorithms import ALGORITHMS
+
+    before = dict(ALGORITHMS)
+    yield
+    ALGORITHMS.clear()
+    ALGORITHMS.update(before)
+
+
+@pytest.mark.usefixtures("algorithms_stay")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_python_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
