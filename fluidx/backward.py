@@ -37,6 +37,7 @@ from .ir.flow import listed
 from .ir.memory_spaces import elements_read
 from .ir.operator import rename_slots
 from .ir.sub_blocks import runs_bodies
+from .ir.unique_name import unused
 from .ir.valuetypes import SequenceType
 from .recompute_segments import at_variables, automatic
 
@@ -525,12 +526,7 @@ class _BackwardPass:
         return block.var(target)
 
     def _free_name(self, base: str) -> str:
-        if base not in self.block.descs:
-            return base
-        k = 0
-        while f"{base}_{k}" in self.block.descs:
-            k += 1
-        return f"{base}_{k}"
+        return unused(base, self.block.descs, lambda k: f"_{k - 1}")
 
     def _rename(self, term: _Term, name: str, type_: TensorType, role_var: tuple[str, ...] = ()) -> None:
         """Give a contribution another name, and put `role_var` on the operator that makes it."""

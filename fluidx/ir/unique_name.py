@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class _Names:
@@ -30,6 +31,20 @@ def generate(key: str) -> str:
     n = ids.get(key, 0)
     ids[key] = n + 1
     return f"{_current.prefix}{key}_{n}"
+
+
+def unused(base: str, taken: Container[str] | Callable[[str], Any], ending: Callable[[int], str] = str) -> str:
+    """`base`, or where that is taken `base` with the first of the endings of 1, 2, ... that is not. `taken`: names, or a test of one.
+
+    >>> unused("w", {"w", "w1"}), unused("w", {"w"}, "_{}".format), unused("w", {"w", "w_"}, "_".__mul__), unused("w", {})
+    ('w2', 'w_1', 'w__', 'w')
+    """
+    is_taken = taken if callable(taken) else taken.__contains__
+    name, k = base, 0
+    while is_taken(name):
+        k += 1
+        name = base + ending(k)
+    return name
 
 
 def switch() -> None:

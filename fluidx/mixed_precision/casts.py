@@ -18,6 +18,7 @@ from typing import Any
 from ..ir import Block, Builder, Operator, Program, ProgramError, Role, TensorType, Var, flow, nearest
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import rename_slots
+from ..ir.unique_name import unused
 from .lists import AutoMixedPrecisionLists
 
 WIDE = "float32"
@@ -127,11 +128,7 @@ class _Casts:
         return copy
 
     def _free(self, name: str) -> str:
-        k, found = 0, name
-        while self.block.find(found) is not None:
-            k += 1
-            found = f"{name}_{k}"
-        return found
+        return unused(name, self.block.find, "_{}".format)
 
     def _type(self, name: str) -> TensorType:
         return self.block.desc(name).type

@@ -22,6 +22,7 @@ from ..ir.errors import nearest
 from ..ir.opdef import opdef
 from ..ir.sizes import StandInShapes
 from ..ir.types import ANY, Dim, size_names
+from ..ir.unique_name import unused
 from .errors import OnnxError, need_onnx
 from .nodes import NODES, load_all
 from .nodes.elementwise import by_expression, has_expression
@@ -351,9 +352,8 @@ class _Graph:
         if number not in self.axes:
             size = declared.type.shape[axis]
             name = size.name if isinstance(size, Dim) else "batch" if declared.is_data and axis == 0 else f"{variable}_{axis}"
-            while name in self.axes.values() or not isinstance(size, Dim) and name in self.said:
-                name += "_"
-            self.axes[number] = name
+            taken = [*self.axes.values(), *(() if isinstance(size, Dim) else self.said)]
+            self.axes[number] = unused(name, taken, "_".__mul__)
         return self.axes[number]
 
     def fresh(self, name: str) -> str:

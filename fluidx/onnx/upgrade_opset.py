@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.unique_name import unused
 from .errors import OnnxError
 from .normalize import domain_of, graphs_of
 from .values import array_of
@@ -79,10 +80,7 @@ class _Model:
                 self.ranks[v.name] = len(v.type.tensor_type.shape.dim)
 
     def fresh(self, base: str) -> str:
-        name, k = base, 0
-        while name in self.taken:
-            k += 1
-            name = f"{base}_{k}"
+        name = unused(base, self.taken, "_{}".format)
         self.taken.add(name)
         return name
 

@@ -11,6 +11,7 @@ from ..ir.opdef import opdef
 from ..ir.operator import BlockRef, Operator
 from ..ir.program import Block, Program
 from ..ir.sub_blocks import bodies, copy_op, runs_bodies
+from ..ir.unique_name import unused
 
 
 def copy_single(
@@ -71,11 +72,7 @@ class _Copies:
 
     def _fresh(self, name: str, source: Block, block: Block) -> str:
         """Declare another variable like `name` in `block`."""
-        found = base = name + self.suffix
-        k = 0
-        while found in self.taken or block.find(found) is not None:
-            k += 1
-            found = f"{base}.{k}"
+        found = unused(name + self.suffix, lambda n: n in self.taken or block.find(n), ".{}".format)
         self.taken.add(found)
         block.descs[found] = source.desc(name).changed(name=found, persistable=False, is_parameter=False, is_data=False, attrs={})
         return found

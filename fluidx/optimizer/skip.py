@@ -5,6 +5,7 @@ from __future__ import annotations
 from .._checks import wrong
 from ..ir import Block, Builder, Role, Variable, flow
 from ..ir.operator import rename_slots
+from ..ir.unique_name import unused
 
 
 def skip_updates(block: Block, start: int, skip: Variable, optimizer: str) -> None:
@@ -32,9 +33,6 @@ def skip_updates(block: Block, start: int, skip: Variable, optimizer: str) -> No
 
 
 def _declare_aside(block: Block, name: str) -> str:
-    k, found = 0, f"{name}.tried"
-    while block.find(found) is not None:
-        k += 1
-        found = f"{name}.tried{k}"
+    found = unused(f"{name}.tried", block.find)
     block.declare(block.desc(name).changed(name=found, persistable=False, is_parameter=False, stop_gradient=True, attrs={}))
     return found

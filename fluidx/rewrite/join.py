@@ -10,6 +10,7 @@ from ..ir.errors import ProgramError
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator, Role
 from ..ir.program import Program
+from ..ir.unique_name import unused
 from ..ir.var import Var
 from .base import Request, with_ops
 from .region import Region, Write, Written, as_it_is, found_in, written
@@ -65,8 +66,7 @@ class Joiner:
 
     def fresh(self, name: str) -> str:
         """A name that nothing else has."""
-        while name in self.names:
-            name += "_"
+        name = unused(name, self.names, "_".__mul__)
         self.names.add(name)
         return name
 

@@ -12,6 +12,7 @@ from ..ir.opdef import Effect, opdef
 from ..ir.operator import Operator
 from ..ir.program import Program
 from ..ir.types import ANY, TensorType
+from ..ir.unique_name import unused
 from ..ir.var import Var
 from .base import Request, Rewrite, with_ops
 
@@ -242,6 +243,4 @@ class _Segments:
         self.block.descs[name] = Var(name, t, stop_gradient=old.stop_gradient)
 
     def _fresh(self, name: str) -> str:
-        while name in self.descs:
-            name += "_"
-        return name
+        return unused(name, self.descs, "_".__mul__)

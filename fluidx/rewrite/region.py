@@ -16,6 +16,7 @@ from ..ir.builder import Builder
 from ..ir.errors import ProgramError
 from ..ir.operator import Operator
 from ..ir.program import Block
+from ..ir.unique_name import unused
 from ..ir.var import Var
 from .values import ChainValues
 
@@ -127,9 +128,7 @@ def _terms(block: Block, out: str, reads: Sequence[tuple[str, str]], seed: str) 
 
 
 def fresh(block: Block, name: str) -> str:
-    while name in block.descs:
-        name += "_"
-    return name
+    return unused(name, block.descs, "_".__mul__)
 
 
 def found_in(values: ChainValues, own: Written) -> Iterator[tuple[dict[str, str], set[int]]]:

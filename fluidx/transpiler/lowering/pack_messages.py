@@ -10,6 +10,7 @@ from ...ir.offsets import Offsets
 from ...ir.operator import Operator, Role
 from ...ir.program import Var
 from ...ir.types import ANY, Local, Pieces, Placement, Shard, TensorType
+from ...ir.unique_name import unused
 from ..program_rewriter import Writer, filled
 
 
@@ -49,10 +50,7 @@ class Packed:
     def _packed(self, names: Sequence[str]) -> str:
         """Declare what values of these names are, packed."""
         found = [self.descs[n] for n in names]
-        name, k = f"{names[0]}.packed", 0
-        while name in self.descs:
-            k += 1
-            name = f"{names[0]}.packed{k}"
+        name = unused(f"{names[0]}.packed", self.descs)
         t = TensorType(found[0].type.dtype, (sum([d.type.numel for d in found]),))
         self.writer.block.declare(Var(name, t, _together([d.placement for d in found]), stop_gradient=True))
         return name

@@ -11,6 +11,7 @@ from ...ir.operator import Operator, unary
 from ...ir.parts import coords_of, local_type
 from ...ir.program import ProgramPair
 from ...ir.types import At, Entry, Partial, Shard
+from ...ir.unique_name import unused
 from ..algorithms.selection import AlgorithmTable
 from ..cluster import SERVERS, need_hosts
 from ..lowering.write_algorithm import carried_by, others, why_whole
@@ -85,9 +86,7 @@ class _Levels:
     def value(self, word: str, *entries: Entry) -> str:
         """Declare a value like the result, in another placement."""
         out = self.op.output_arg_names[0]
-        name = f"{out}.{word}"
-        while name in self.writer.block.descs:
-            name += "1"
+        name = unused(f"{out}.{word}", self.writer.block.descs, "1".__mul__)
         self.writer.declare(name, self.writer.block.desc(out), entries)
         return name
 

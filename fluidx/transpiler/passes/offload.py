@@ -10,6 +10,7 @@ from ...ir.memory_spaces import elements_read, pattern_in
 from ...ir.opdef import Effect, OpDef, opdef
 from ...ir.operator import Operator, Role, unary
 from ...ir.program import Block, Program, ProgramPair, Var
+from ...ir.unique_name import unused
 from ..pass_base import Job, Pass
 
 _TALKS = (Effect.COLLECTIVE, Effect.P2P)
@@ -160,11 +161,7 @@ class _Offloading:
 
     def _new(self, name: str, on_host: bool) -> str:
         """Declare a value like one of the other memory."""
-        base = copy = f"{name}.{'host' if on_host else 'device'}"
-        k = 0
-        while self.block.find(copy) is not None:
-            k += 1
-            copy = f"{base}{k}"
+        copy = unused(f"{name}.{'host' if on_host else 'device'}", self.block.find)
         d = self.block.desc(name)
         self.block.descs[copy] = Var(copy, d.type, d.placement, stop_gradient=True)
         self._place(copy, on_host)

@@ -7,6 +7,7 @@ from collections.abc import Container, Sequence
 from ...ir.opdef import opdef
 from ...ir.operator import Operator
 from ...ir.program import Block, Var
+from ...ir.unique_name import unused
 from .choose_row import nominal_bytes
 
 
@@ -16,10 +17,7 @@ def written_out(block: Block, op: Operator) -> list[Operator] | None:
     assert definition.expand is not None
 
     def fresh(name: str) -> str:
-        k, found = 0, name
-        while block.find(found) is not None:
-            k += 1
-            found = f"{name}{k}"
+        found = unused(name, block.find)
         block.descs[found] = block.desc(op.output_arg_names[0]).changed(name=found)  # the type follows below
         return found
 

@@ -18,6 +18,7 @@ from ...ir.operator import Frozen, Operator, attrs_key, unary
 from ...ir.parts import entry_of
 from ...ir.program import Block, Program, Var
 from ...ir.types import REPLICATE, At, Entry, Own, Partial, Placement, Shard, TensorType, show_placement
+from ...ir.unique_name import unused
 from ..cluster import SERVERS, several
 from ..program_rewriter import filled
 from .choose_row import (
@@ -370,10 +371,7 @@ class Propagation:
 
     def _new(self, name: str, ending: str, place: Placement) -> str:
         """Declare a copy of a value, or its new value, in another placement."""
-        target, k = f"{name}.{ending}", 0
-        while target in self.types:
-            k += 1
-            target = f"{name}.{ending}{k}"
+        target = unused(f"{name}.{ending}", self.types)
         self.types[target] = t = self.types[name]
         self.type_of[target] = self.type_of[name]
         self.block.descs[target] = Var(target, t, place, stop_gradient=True)
