@@ -37,6 +37,7 @@ from .choose_row import (
 )
 from .decompose import not_again, written_out
 from .loop_sums import begun, only_added_to
+from .stand_in_entries import AtHand, filled_in, with_stand_ins
 
 Names = Sequence[str | None]
 Slots = Mapping[str, tuple[str, ...]]
@@ -78,6 +79,16 @@ class Route(NamedTuple):
     also: Copies  # it lies there too
 
 
+class Decision(NamedTuple):
+    """Where an operator wants its operands, and where its results then lie; `take` and `parts` are those of a Choice."""
+
+    take: list[int | None]
+    wanted: list[Placement]
+    results: list[Placement]
+    why: str
+    parts: bool
+
+
 def every_move(move: Move, op: Operator) -> None:
     """Refuse no move."""
 
@@ -109,6 +120,7 @@ class Propagation:
         self.turns = self.program.turns
         self.kinds = PatternClasses()
         self.choices: dict[tuple, Choice] = {}  # by type, attributes, how the operands lie and the results' types
+        self.decided: dict[tuple[PatternClass, AtHand, tuple[int, ...]], Decision] = {}  # with stand-ins for roots and flat ranges
         self.routes: dict[tuple[Copies, int], Route] = {}  # by what is held and the id of a placement, which the route keeps alive
         self.reasons: dict[str, Frozen] = {}  # the attributes of redistributes
         self.numbers: dict[Any, int] = {}  # of types and attributes: small keys for large things
@@ -253,12 +265,31 @@ class Propagation:
     def _choose(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> Choice:
         self._check_defined(op, ins)
         kind = self._kind(op, definition, ins, outs)
+        have = tuple([self.at[n].places for n in ins])
+        stays = tuple([k for k, n in enumerate(ins) if self.at[n].stays])
+        said, pin = self._said(op, definition, ins), self.pins.get(op.device)
+        if said or pin is not None or kind.pattern.laid:
+            one = self._decided(definition, kind, have, stays, said, pin)
+        else:
+            general, entries = with_stand_ins(have)
+            key = kind, general, stays
+            if key not in self.decided:
+                self.decided[key] = self._decided(definition, kind, general, stays, {}, None)
+            one = self.decided[key]
+            if entries:
+                wanted, results = ([filled_in(q, entries) for q in places] for places in (one.wanted, one.results))
+                one = one._replace(wanted=wanted, results=results)
+        made = [(self._held(n, (q,)), q) for n, q in zip(outs, one.results, strict=True)]
+        still, source = all(t is None or t == 0 for t in one.take), all(t is None for t in one.take)
+        return Choice(one.take, one.wanted, made, f"{op.type}: {one.why}", still, source, one.parts)
+
+    def _decided(
+        self, definition: type[OpDef], kind: PatternClass, have: AtHand, stays: tuple[int, ...], said: Mapping[str, Entry | None],
+        pin: At | None,
+    ) -> Decision:  # fmt: skip
+        """Where an operator wants operands that are at hand so, and where its results then lie."""
         p = kind.pattern
-        have = [self.at[n].places for n in ins]
-        stays = [k for k, n in enumerate(ins) if self.at[n].stays]
-        said = self._said(op, definition, ins)
         over: list[Chosen] = []
-        pin = self.pins.get(op.device)
         for group, n in self.groups:
             if pin is not None and pin.group == group:
                 over.append(at_root(kind, pin))
@@ -282,10 +313,8 @@ class Propagation:
                 here = next((i for i, q in enumerate(qs) if _serves(q, wanted[k])), -1)
             as_it_is = k in p.shape_only and not (qs and _elsewhere(qs[0], wanted[k]))
             take.append(None if as_it_is or p.ins[k] is None else here)
-        why = f"{op.type}: {', '.join(dict.fromkeys(row.why for row, _, _ in over))}"
-        made = [(self._held(n, (q,)), q) for n, q in zip(outs, results, strict=True)]
         parts = definition.expand is not None and any(cut_across(p, have, g) for g, _ in self.groups)
-        return Choice(take, wanted, made, why, all(t is None or t == 0 for t in take), all(t is None for t in take), parts)
+        return Decision(take, wanted, results, ", ".join(dict.fromkeys(row.why for row, _, _ in over)), parts)
 
     def _on_one_side(self, kind: PatternClass, over: Sequence[Chosen], have: Sequence[tuple[Placement, ...]]) -> list[Chosen]:
         """Of operands at servers and with trainers, all come to the trainers where they cut one of them, and else to one server."""
