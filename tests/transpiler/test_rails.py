@@ -1,5 +1,6 @@
 """Rails: slices in slots in shards, their order, what crosses the network, and one device's answers."""
 
+from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -8,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fluidx as fx
+from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.ir.errors import TranspileError
-from fluidx.ir.parts import coords_of, intervals
+from fluidx.ir.parts import bounds, coords_of, intervals
 from fluidx.ir.types import Shard
 from fluidx.testing.models import classifier, integer_mlp, train_ranks, train_single
-from fluidx.transpiler.lowering.slices import slices, steps
+from fluidx.transpiler.lowering.slices import SlicePosition, element_at, position_of, slices, steps
 
 few = st.integers(1, 5)
 
@@ -39,6 +41,35 @@ def test_every_element_is_in_one_shard_of_one_slot_of_one_slice(size, most, host
             assert slot[0] <= shard[0] <= shard[1] <= slot[1]
             seen += [(a + k, rank) for k in range(*shard)]
     assert sorted(k for k, _ in seen) == list(range(size))
+
+
+@given(st.integers(1, 300), st.integers(1, 50), few, few)
+def test_the_index_map_is_a_bijection_onto_the_shards(size, most, devices, hosts):
+    shape = size, most, devices, hosts
+    positions = [position_of(k, *shape) for k in range(size)]
+    assert [element_at(p, *shape) for p in positions] == list(range(size))
+    assert positions == sorted(positions)  # slices, slots and shards continue each other
+    there = set()
+    for s, (a, b) in enumerate(slices(size, most)):
+        for slot, (c, d) in enumerate(pairwise(bounds(b - a, devices))):
+            for shard, (e, f) in enumerate(pairwise(bounds(d - c, hosts))):
+                there |= {SlicePosition(s, slot, shard, k) for k in range(f - e)}
+    assert set(positions) == there
+
+
+@pytest.mark.parametrize("cluster", [fx.Cluster(2, 2), fx.Cluster(3, 1), fx.Cluster(3, 2), fx.Cluster(2, 5)], ids=str)
+def test_the_index_map_says_which_rank_adds_up_an_element_of_the_program(cluster):
+    most, width = 29, 11
+    t = transpiled(cluster, width, slice_mb=4 * most / 2**20, staging_mb=8 * most / 2**20)
+    block, hosts, each = t.main.global_block(), cluster.hosts, cluster.devices_per_host
+    cuts = [(op.attrs["start"], op.attrs["stop"], op.output_arg_names[0]) for op in t.main.ops if op.type == "chunk"]
+    for element in range(width * width):
+        where = position_of(element, width * width, most, each, hosts)
+        assert element_at(where, width * width, most, each, hosts) == element
+        start, stop, name = cuts[where.slice]
+        coords = coords_of(cluster.groups(), where.shard * each + where.slot)
+        ((a, b),) = intervals((stop - start,), block.desc(f"{name}.shard").placement, coords)
+        assert start + a + where.offset == element < start + b
 
 
 @given(st.integers(0, 20), few, st.integers(1, 12))
@@ -119,6 +150,26 @@ def test_slices_that_are_as_far_share_their_batches_and_staging_bounds_them():
     assert most == 3 and len(ended) == 4
     batches = [op.attrs["batch"] for op in t.get_trainer_program(0).ops if op.type == "send"]
     assert len(batches) == 8 > len(set(batches))
+
+
+@pytest.mark.parametrize("cluster", [fx.Cluster(2, 2), fx.Cluster(4, 2), fx.Cluster(3, 1), fx.Cluster(8, 2), fx.Cluster(2, 4)], ids=str)
+@pytest.mark.parametrize("slices, parallelism", [(2, 4), (4, 4), (8, 8), (20, 32)])
+def test_beside_a_gradient_and_its_sum_a_rank_has_no_more_than_the_staging(cluster, slices, parallelism):
+    width, slice_mb = 512, 0.05
+    t = transpiled(cluster, width, slice_mb=slice_mb, staging_mb=slices * slice_mb, parallelism=parallelism)
+    plan = dry_plan(t.get_trainer_program(0), batch=cluster.world_size)
+    small = 64 * 1024  # of activations
+    assert plan.arena_bytes <= 2 * 4 * width * width + slices * slice_mb * 2**20 + small
+    made = [plan.values[n] for n in plan.values if n.endswith(".full" if cluster.devices_per_host > 1 else ".sum") and ".slice" in n]
+    whole = plan.values["fc_0.w_0@GRAD.sum"].buffer
+    assert len(made) == 21 and {v.buffer for v in made} == {whole}  # finished slices are made in their places in the sum
+
+
+def test_one_slice_at_a_time_takes_no_more_than_half_of_it_beside_it():
+    for cluster in (fx.Cluster(2, 2), fx.Cluster(8, 2), fx.Cluster(8, 1)):
+        t = transpiled(cluster, 512, slice_mb=0.2, staging_mb=0.2)
+        plan = dry_plan(t.get_trainer_program(0), batch=cluster.world_size)
+        assert plan.arena_bytes <= 2 * 4 * 512 * 512 + 1.5 * 0.2 * 2**20
 
 
 @pytest.mark.parametrize("hosts, together", [(2, 6), (8, 6), (16, 12), (32, 25)])

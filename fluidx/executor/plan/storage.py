@@ -233,7 +233,8 @@ class Storage:
                 self.new_root(name, "arena", i, self.last[name])
             else:
                 whole = join.output_arg_names[0]
-                root = self.roots[name] = self._root(whole, i) if whole in self.state else self._room(whole, i)
+                root = self.roots[name] = self._root(whole, i) if whole in self.state else self._room(whole, join, i)
+                lies = lies._replace(offset=lies.offset + self.starts.get(whole, 0))
                 root.aliases.append(name)
                 root.stop = max(root.stop, self.last[name])
                 self.inside.setdefault(id(join), set()).add(number)
@@ -241,9 +242,11 @@ class Storage:
             self.shadow[name], self.lies[name], self.starts[name] = shadow, lies, lies.offset
         return homes
 
-    def _room(self, whole: str, i: float) -> Root:
-        """Storage for what is joined later, as soon as one part of it is made."""
-        return self.roots.get(whole) or self.new_root(whole, "arena", i, self.last[whole])
+    def _room(self, whole: str, join: Operator, i: float) -> Root:
+        """Storage for what is joined later, as soon as one part of it is made: where a later operator would join that with more."""
+        if whole not in self.roots and not self._made_elsewhere(self.readers.early_homes(i, (join,), (whole,)), i):
+            return self.new_root(whole, "arena", i, self.last[whole])
+        return self.roots[whole]
 
     def _is_new(self, name: str) -> bool:
         return name not in self.roots and name not in self.state

@@ -1,7 +1,7 @@
-"""Slices of a large value, and the order of their steps.
+"""Slices of a large value, where each element is in them, and the order of their steps.
 
 A slice has a slot for each rank of a host, and a slot a shard for each host. Slots and shards are placements: `shard(0) over node`, and
-within that `shard(0) over rail`.
+within that `shard(0) over rail`. So slot j and shard k of a slice belong to rank j of host k.
 """
 
 from __future__ import annotations
@@ -36,8 +36,45 @@ def slices(size: int, most: int) -> list[tuple[int, int]]:
     >>> slices(10, 4)
     [(0, 3), (3, 6), (6, 10)]
     """
-    marks = bounds(size, max(1, -(-size // most)))
+    marks = bounds(size, _count(size, most))
     return list(zip(marks, marks[1:], strict=False))
+
+
+class SlicePosition(NamedTuple):
+    """Element `offset` of shard `shard` in slot `slot` of slice `slice`."""
+
+    slice: int
+    slot: int
+    shard: int
+    offset: int
+
+
+def position_of(element: int, size: int, most: int, devices: int, hosts: int) -> SlicePosition:
+    """Where an element of a flat value of `size` elements is, in slices of at most `most`, on so many hosts with so many devices each.
+
+    >>> position_of(7, 10, 4, devices=2, hosts=2), element_at(SlicePosition(2, 0, 1, 0), 10, 4, devices=2, hosts=2)
+    (SlicePosition(slice=2, slot=0, shard=1, offset=0), 7)
+    """
+    numbers: list[int] = []
+    for n in (_count(size, most), devices, hosts):
+        k = -(-(element + 1) * n // size) - 1  # the part that begins at k * size // n and has the element
+        start = k * size // n
+        element, size = element - start, (k + 1) * size // n - start
+        numbers.append(k)
+    return SlicePosition(numbers[0], numbers[1], numbers[2], element)
+
+
+def element_at(position: SlicePosition, size: int, most: int, devices: int, hosts: int) -> int:
+    """The element at a position: the inverse of position_of."""
+    start = 0
+    for k, n in zip(position, (_count(size, most), devices, hosts), strict=False):
+        first = k * size // n
+        start, size = start + first, (k + 1) * size // n - first
+    return start + position.offset
+
+
+def _count(size: int, most: int) -> int:
+    return max(1, -(-size // most))
 
 
 def steps(count: int, stages: int, in_flight: int) -> list[list[SliceStep]]:
