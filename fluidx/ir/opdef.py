@@ -90,19 +90,20 @@ class OpDef:
     pattern                                           the access pattern, from which placements follow; see ir/pattern.py
     kernel(xp, *arrays, **attrs) -> array(s)          `xp` is numpy or cupy. A kernel that has a parameter `out` writes
                                                       there (one array, or a tuple of them) and returns nothing. One with a parameter
-                                                      `ctx` is given the rank's run context (step, rank, comm), one with a
-                                                      parameter `part` what its pattern asks for (ir/parts.py: Part; None: all is whole)
-    view(x, **attrs) -> array                         instead of kernel: the output is a view of the first input (None: cannot be); for
-                                                      an output slot that takes many, their list: the op has a kernel besides
-    view_ctx(x, ctx, **attrs) -> array                a view that also depends on the rank; the op has a kernel besides
-    bind(ins, outs, attrs, ctx) -> callable           optional, for NumPy arrays: a call without arguments, everything bound beforehand;
-                                                      with a parameter `part` as of a kernel
-    native(ins, outs, attrs, dry) -> calls            optional: calls of C kernels (fluidx.native) instead of `bind`, None where they
-                                                      do not cover these arrays, which share some memory if `dry`: only shapes and
-                                                      strides count then; with parameters `part` and `ctx` as of a kernel
-    scratch(ins, outs, attrs) -> types                from types, those of the arrays that `bind` is given as `scratch`, for the call alone;
-                                                      `native_scratch` of those that `native` is given so
-    native_own                                        whether the kernels of `native` take much memory for each thread; a plan asks them
+                                                      `ctx` gets the rank's run context (step, rank, comm), one with a
+                                                      parameter `part` gets the range of the global value that this rank computes
+                                                      (ir/parts.py: Part; None: the whole value)
+    view(x, **attrs) -> array                         instead of a kernel: the output as a view of the first input, None if there is no such
+                                                      view. For an output slot with many values: a list of views; the op has a kernel too
+    view_ctx(x, ctx, **attrs) -> array                a view that also depends on the rank; the op has a kernel too
+    bind(ins, outs, attrs, ctx) -> callable           optional, for NumPy arrays: a call without arguments, bound to these arrays; it may
+                                                      have a parameter `part`, as a kernel
+    native(ins, outs, attrs, dry) -> calls            optional, instead of `bind`: calls of C kernels (fluidx.native), None if they do not
+                                                      support these arrays. With `dry` only shapes and strides count: the arrays may
+                                                      share memory. It may have parameters `part` and `ctx`, as a kernel
+    scratch(ins, outs, attrs) -> types                types of the temporary arrays that `bind` gets as `scratch`, from the types of the
+                                                      operands; `native_scratch` is the same for `native`
+    native_memory_per_thread                          whether the C kernels need much memory for each thread; a plan adds it up
     """
 
     name: ClassVar[str] = ""
@@ -112,118 +113,120 @@ class OpDef:
     effect: ClassVar[Effect] = Effect.PURE
     # (input slot, output slot) pairs that may share memory: the kernel reads each element before it writes it
     inplace: ClassVar[tuple[tuple[str, str], ...]] = ()
-    # the results depend on no more than the sizes of the inputs: for gradients they are constants
+    # the results depend only on the sizes of the inputs: the gradient treats them as constants
     constant: ClassVar[bool] = False
-    # attributes that name a sub-block, with the attribute that lists the values which that block hands out ("" for none)
+    # attributes that name a sub-block, each with the attribute that lists the values which the sub-block returns ("" for none)
     bodies: ClassVar[Mapping[str, str]] = {}
-    # what Horovod's timeline calls the time that it takes
+    # the name of this op's time in Horovod's timeline
     activity: ClassVar[str] = ""
-    # fluid's names of a collective, in the NCCL design and from 1.5 on; the text form can be written with them
+    # fluid's names of a collective, in the NCCL design and since 1.5; a program text can use them
     fluid_names: ClassVar[tuple[str, str] | None] = None
 
-    # what the op reads and writes: a line (see pattern.py), or a function (ins, outs, attrs) -> line or (line, sizes) over flat lists of
-    # types; None: nothing is promised, every operand must be whole
+    # the access pattern: a line (see pattern.py), or a function (ins, outs, attrs) -> line or (line, sizes) over flat lists of types; None:
+    # every operand must be whole
     pattern: ClassVar[Any] = None
-    # of an operator that leaves its first operand as it is and says where it lies: (placements of its operands, None for an absent one,
-    # **attrs) -> {group: entry, None for whole}; it says nothing of other groups
-    lies: ClassVar[Callable[..., Any] | None] = None
-    # of an operator that communicates: (entry of its group, **attrs) -> entry of the result; may raise ProgramError
+    # for an op that returns its first operand unchanged and states its placement: (placements of the operands, None for an absent one,
+    # **attrs) -> {group: entry, None for replicated}; other groups are left open
+    annotation: ClassVar[Callable[..., Any] | None] = None
+    # for a collective: (entry of its group, **attrs) -> entry of the result; may raise ProgramError
     move: ClassVar[Callable[..., Any] | None] = None
-    # "host" or "device": it copies its operand from the other memory to this one; all other ops work in one memory (see Var.on_host)
+    # "host" or "device": the op copies its operand from the other memory to this one; all other ops work in one memory (see Var.on_host)
     copies_to: ClassVar[str] = ""
-    # of an op that folds its operands, if they are of one type, into their "sum", "max" or "min"
+    # "sum", "max" or "min": the op reduces operands of one type into this
     folds: ClassVar[str] = ""
-    # of an op whose type rule leaves axes open though it is known how long they are: attrs -> for each open axis of the result, in order,
-    # (what is fed, an axis of it, how often its size goes into the open one)
+    # for an op whose type rule leaves an axis open although its size follows from the feeds: attrs -> for each open axis of the result, in
+    # order, (feed, axis of the feed, multiple of its size)
     open_axes: ClassVar[Callable[..., list[tuple[str, int, int]]] | None] = None
-    # of an op whose results have sizes that values decide: a word for each output, a letter for each such axis in order; equal letters are
-    # equal sizes, and an axis behind the last letter has a size of its own. A program is planned up to such an operator; its kernel, which
-    # returns arrays, is handed values on the host, and the rest is planned when the sizes are known (executor/dynamic/segmented_run.py)
+    # for an op whose result sizes depend on values: a word for each output, with one letter for each such axis in order. Equal letters are
+    # equal sizes; an axis after the last letter has a size of its own. A plan ends at such an operator: its kernel returns new arrays and
+    # gets values on the host, and the next plan is made when the sizes are known (executor/dynamic/segmented_run.py)
     sized_by_values: ClassVar[tuple[str, ...]] = ()
-    # of an operator that communicates: of the bytes of the value that the ranks of the group have together, (number of ranks, type, attrs)
-    # -> the share that each of them sends on average when nothing is sent twice
+    # for a collective: (number of ranks, type, attrs) -> the bytes that each rank sends on average, as a share of the bytes of the whole
+    # value, if nothing is sent twice
     sent: ClassVar[Any] = None
-    # of an operator with `R` in its pattern: (type, attributes) of the collective that does it where ranks have values of their own
-    meets_by: ClassVar[tuple[str, Mapping[str, Any]] | None] = None
-    # of a collective: (attributes) -> (type, attributes) of the one-device operator that it is on values that ranks have of their own
-    of_own: ClassVar[Any] = None
-    # of a collective that sends and receives can carry out: what an algorithm does for it, "all_reduce" (terms to sums on all ranks),
-    # "reduce" (terms to sums on the ranks that own them), "spread" (from owners to all), "exchange" (from each rank to each other) or
-    # "adaptive" (what ranks have of their own to its adaptive sum on all); see transpiler/algorithms
-    carries: ClassVar[str] = ""
-    # of one with owners: (type, number of ranks, attrs) -> the bounds of the flat range that each rank owns, None where there are none
+    # for an op with `R` in its pattern: (type, attributes) of the collective that computes it from replica-local values
+    replica_collective: ClassVar[tuple[str, Mapping[str, Any]] | None] = None
+    # for a collective: (attributes) -> (type, attributes) of the one-device operator that it computes from replica-local values
+    replica_op: ClassVar[Any] = None
+    # for a collective that an algorithm of sends and receives can carry out, the method of the algorithm: "all_reduce" (partial values to
+    # sums on all ranks), "reduce" (partial values to sums on the ranks that own them), "spread" (from owners to all ranks), "exchange"
+    # (from each rank to every other) or "adaptive" (replica-local values to their adaptive sum on all ranks); see transpiler/algorithms
+    algorithm_method: ClassVar[str] = ""
+    # for a collective with owners: (type, number of ranks, attrs) -> the bounds of the flat range that each rank owns, None without owners
     blocks: ClassVar[Callable[..., Any] | None] = None
-    # of one whose blocks are no ranges of the flat value: (type, number of ranks, attrs) -> the shape of each block, None where they are
+    # for a collective whose blocks are no ranges of the flat value: (type, number of ranks, attrs) -> the shape of each block, None if they
+    # are
     boxes: ClassVar[Callable[..., Any] | None] = None
-    # arithmetic operations: a number at each point of the pattern's loops (0 of what only moves), or (ins, outs, attrs) -> of the whole, as
-    # `pattern` is called; None: 1 at each point, 2 where a product is summed
+    # arithmetic operations: a number for each point of the loops of the pattern (0: the op only moves elements), or (ins, outs, attrs) ->
+    # number for the whole op, with the arguments of `pattern`; None: 1 for each point, 2 where products are summed
     flops: ClassVar[Any] = None
-    # do the bodies take 16-bit floats as they stand? Or (device, outs) -> that, over a flat list of types. None: where an op only moves
-    # elements (`flops` is 0, views), talks or prints. All other bodies see float32 instead, converted before and rounded after the call
-    halves: ClassVar[Any] = None
-    # values that are no dense tensors of numbers which it takes or gives: "sequence", "optional", "map", "string", "tensor of any rank"
-    # (valuetypes.py). Its kernel is handed lists, None, dicts and arrays of objects on the host, and makes such; it runs between plans
+    # do the kernels compute on 16-bit floats directly? Or (device, outs) -> bool, over a flat list of types. None: yes for an op that only
+    # moves elements (`flops` is 0, views), communicates or prints. All other kernels get float32: converted before the call and rounded
+    # after it
+    takes_16_bit: ClassVar[Any] = None
+    # kinds of values other than dense tensors of numbers that the op takes or returns: "sequence", "optional", "map", "string", "tensor of
+    # any rank" (valuetypes.py). Its kernel works on the host, with lists, None, dicts and arrays of objects; it runs between plans
     beyond_tensors: ClassVar[tuple[str, ...]] = ()
-    # does it take dtypes that have no arithmetic (dtypes.py: TINY)? For ops that move elements, and cast
-    tiny: ClassVar[bool] = False
-    # in mixed precision: "half" works in 16 bits, "float32" in 32, "any" in what its operands come in. None: an op that only moves elements
-    # takes any, every other one float32
+    # does the op take dtypes without arithmetic (dtypes.py: TINY)? True for ops that move elements, and cast
+    takes_low_bit: ClassVar[bool] = False
+    # in mixed precision: "half" computes in 16 bits, "float32" in 32 bits, "any" in the dtype of its operands. None: "any" for an op that
+    # only moves elements, "float32" for every other
     precision: ClassVar[str | None] = None
-    # attributes that speak of global sizes: (attrs, local input shapes, local output shapes) -> attributes for the local part
+    # attributes that hold global sizes: (attrs, local input shapes, local output shapes) -> attributes of the rank
     local_attrs: ClassVar[Callable[..., Any] | None] = None
-    # for the proof: of an op that only adds up, multiplies or lays elements out anew, what it makes, in terms of `a.sum`, `a.cut`, `a.join`
-    # and `a.shaped` (verify/normal_form.py): (a, operands by slot, output types, **attrs) -> a value for each output. Of a collective:
-    # (a, what the members hold, output type, index, **attrs) -> what member `index` gets
+    # for the proof, of an op that only adds, multiplies or rearranges elements: (a, operands by slot, output types, **attrs) -> a value for
+    # each output, in terms of `a.sum`, `a.cut`, `a.join` and `a.shaped` (verify/normal_form.py). Of a collective: (a, the values of the
+    # members, output type, index, **attrs) -> the value that member `index` gets
     meaning: ClassVar[Callable[..., Any] | None] = None
-    # of an op that the proof takes for exact and that is not: (attrs) -> what it does to its values, for the report
+    # for an op that the proof treats as exact although it rounds: (attrs) -> a sentence about its error, for the report
     rounds: ClassVar[Callable[..., str] | None] = None
-    # its result is its first operand, which it changes, under the one name
+    # the result is the first operand, changed in place, under the same name
     in_place: ClassVar[bool] = False
-    # of a gradient operator whose result is 0 outside of a part: (builder, operator, total) -> total, to which the result is added in place
-    adds_to: ClassVar[Callable[..., Any] | None] = None
-    # its sub-block runs again and again while the first input holds; without, the first input chooses one of its sub-blocks. What it takes
-    # as a list is there for the sub-blocks; its other inputs are one number for all ranks that run them
+    # for a gradient operator whose result is 0 outside of a part: (builder, operator, total) -> total with the result added in place
+    accumulate_into: ClassVar[Callable[..., Any] | None] = None
+    # a loop: its sub-block runs again while the first input is true. Otherwise the first input selects one of the sub-blocks. A list input
+    # is for the sub-blocks; every other input is one number, equal on all ranks that run them
     repeats: ClassVar[bool] = False
-    # it stands for operators that are written out before a program runs
+    # the operator is expanded into others before a program runs
     abstract: ClassVar[bool] = False
-    # of an op that may leave its first input as it is, bit by bit: (its type, attrs, count of inputs) -> whether it does where the result
-    # has the same type
-    keeps: ClassVar[Callable[..., bool] | None] = None
-    # two of them, one behind the other, as one: (attrs of the first, of the second) -> attrs, or None
-    twice: ClassVar[Callable[..., Any] | None] = None
-    # of an op over images: the attribute that says NCHW or NHWC, and the slots that hold images
+    # for an op that may return its first input unchanged, bit by bit: (its type, attrs, number of inputs) -> whether it does so when the
+    # result has the same type
+    identity_if: ClassVar[Callable[..., bool] | None] = None
+    # two such operators in a row as one: (attrs of the first, attrs of the second) -> attrs of the one operator, or None
+    merge_two: ClassVar[Callable[..., Any] | None] = None
+    # for an op on images: the attribute that holds NCHW or NHWC, and the slots that hold images
     layout: ClassVar[tuple[str, tuple[str, ...]] | None] = None
-    # operators that stand for one, between which ranks can talk where an axis that must be whole (`!`) is cut:
-    # (operator, fresh name for a new variable) -> list, or None: it stays
+    # operators that replace this one where an axis that must be whole (`!`) is sharded, so that ranks can communicate in between:
+    # (operator, function that makes a fresh name) -> list, or None to keep the operator
     expand: ClassVar[Callable[..., Any] | None] = None
 
     grad: ClassVar[Callable[..., Any] | None] = None
     kernel: ClassVar[Callable[..., Any] | None] = None
     view: ClassVar[Callable[..., Any] | None] = None
     view_ctx: ClassVar[Callable[..., Any] | None] = None
-    # (slot, array) -> whether the bodies take such an array there, input or result, as well as one in one piece
+    # (slot, array) -> whether the kernels take an array with these strides there, input or result, as well as a contiguous one
     strided: ClassVar[Callable[..., bool] | None] = None
-    # of an op that only moves its inputs, all to be seen in its output, where it has one: (output, shapes of the inputs, **attrs) -> where
-    # in an array that is the output each of the inputs lies (None: nowhere as a view)
-    inside: ClassVar[Callable[..., list[Any]] | None] = None
-    # its inputs may be made there by several operators: room for all is then taken as soon as the first one is made
-    early: ClassVar[bool] = False
-    # of an op that runs sub-blocks, or keeps more than its arrays hold: (what binds the plan, operator) -> callable, instead of a kernel
+    # for an op that only copies its inputs into parts of its output: (output, shapes of the inputs, **attrs) -> for each input the view of
+    # the output that holds it (None: there is no such view)
+    operand_views: ClassVar[Callable[..., list[Any]] | None] = None
+    # several operators may write the inputs into the output: memory for the whole output is then assigned when the first one runs
+    assembled_by_many: ClassVar[bool] = False
+    # for an op with sub-blocks or with state beside its arrays, instead of a kernel: (binder of the plan, operator) -> callable
     bind_control: ClassVar[Callable[..., Any] | None] = None
-    # of one that runs sub-blocks: (operator, values by name, what runs a block by its number on these, context) -> None; the results are
-    # put there
+    # for an op with sub-blocks: (operator, values by name, function that runs a block by number on these values, context) -> None; writes
+    # the results into the values
     run_reference: ClassVar[Callable[..., None]]
     bind: ClassVar[Callable[..., Any] | None] = None
     scratch: ClassVar[Callable[..., Any] | None] = None
     native: ClassVar[Callable[..., Any] | None] = None
     native_scratch: ClassVar[Callable[..., Any] | None] = None
-    native_own: ClassVar[bool] = False
-    # the last call of `native` makes the first result, and may have a tail (fluidx.native.then)
+    native_memory_per_thread: ClassVar[bool] = False
+    # the last call of `native` computes the first result, and another kernel can be attached to it (fluidx.native.then)
     native_tail: ClassVar[bool] = False
-    # does it hang on no sizes but those below 2 whether `native` covers operands that lie in storage of their own, apart from their dtypes,
-    # their axes and the attributes? What holds for one batch holds for another then. Or (attrs) -> that
+    # does `native` support contiguous operands independently of their sizes, except for sizes below 2? Dtypes, number of axes and
+    # attributes may count. The answer for one batch size then holds for all. Or (attrs) -> bool
     native_any_size: ClassVar[Any] = False
-    # of an elementwise op: (attrs, shapes of the operands, axes of the result) -> scalar expression, {symbol: shape that broadcasts}
+    # for an elementwise op: (attrs, shapes of the operands, axes of the result) -> scalar expression, {symbol: shape that broadcasts}
     element: ClassVar[Callable[..., Any] | None] = None
 
     in_slots: ClassVar[tuple[Slot, ...]] = ()
@@ -300,7 +303,7 @@ class OpDef:
     @classmethod
     def _check_taken(cls, slot: str, t: Any) -> None:
         if t.__class__ is TensorType and t.dtype in TINY:
-            if not cls.tiny:
+            if not cls.takes_low_bit:
                 raise ProgramError(f"op {cls.name} does not compute in {t.dtype}, found {t}; cast it to float32 or int32 first")
             return
         kind = kind_of(t)
@@ -408,7 +411,7 @@ class OpDef:
             raise ProgramError(f"op {cls.name}: {e}") from None
 
     @classmethod
-    def deciding(cls, op: Operator) -> list[str]:
+    def control_operands(cls, op: Operator) -> list[str]:
         """What an operator takes by itself, not in lists: of one that runs sub-blocks, what says which of them run, and as which round."""
         return [n for slot in cls.in_slots if not slot.many for n in op.inputs.get(slot.name, ())]
 
@@ -424,7 +427,7 @@ class OpDef:
     @classmethod
     def widens(cls, device: str, outs: Sequence[TensorType | None]) -> bool:
         """Do the bodies for a device see float32 in the place of 16-bit floats?"""
-        said = cls.halves
+        said = cls.takes_16_bit
         if said is None:
             return not (cls.moves() or cls.bodies) and cls.effect in (Effect.PURE, Effect.RANDOM)
         return not (said(device, outs) if callable(said) else said)

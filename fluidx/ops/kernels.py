@@ -79,7 +79,7 @@ def _table(definition: type[OpDef], device: str, natively: bool) -> Sequence[Ker
     found = []
     if natively:
         if definition.native is not None:
-            own = partial(_own, definition) if definition.native_own else None
+            own = partial(_own, definition) if definition.native_memory_per_thread else None
             found.append(KernelBody("native", partial(_native, definition), definition.native_scratch, partial(_covers, definition), own))
         elif definition.view is not None or definition.view_ctx is not None:
             found.append(KernelBody("native", partial(_copied, definition), covers=partial(_copies, definition)))

@@ -124,7 +124,7 @@ class _Back:
             if term is not None:
                 total = self.b.fill_zeros_like(x, out={"Out": self._fresh(f"{x.name}@GRAD@while{self.body.idx}", x)})
                 maker = next(op for op in reversed(back.block.oplist) if term.name in op.output_arg_names)
-                add = opdef(maker.type).adds_to
+                add = opdef(maker.type).accumulate_into
                 sums[x.name] = back.sum([total, term], out={"Out": total}) if add is None else add(back, maker, total)
         return sums
 

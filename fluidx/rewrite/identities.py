@@ -26,7 +26,7 @@ class Identities:
         self.walk, self.constants = walk, constants
 
     def __call__(self, op: Operator, definition: type[OpDef]) -> Answer:
-        if definition.keeps is not None:
+        if definition.identity_if is not None:
             return self._kept(op, definition)
         if self.constants is not None and definition.element is not None and len(op.input_arg_names) == 2:
             return self._with_constant(op, definition)
@@ -44,7 +44,7 @@ class Identities:
         if same and laid_out and walk.free(op) and walk.alike(x, out):
             walk.stands_for(x, out)
             return () if len(outs) == 1 else (op,)  # a mask, say: it goes where nothing reads it
-        return self._with_the_one_before(op, definition, x) if definition.twice is not None else None
+        return self._with_the_one_before(op, definition, x) if definition.merge_two is not None else None
 
     def _with_the_one_before(self, op: Operator, definition: type[OpDef], x: str) -> Answer:
         walk, before = self.walk, self.walk.maker.get(x)
@@ -53,8 +53,8 @@ class Identities:
         source = before.input_arg_names[0]
         if source in walk.changing or not walk.in_one_piece(source) or not walk.whole((source,)):
             return None
-        assert definition.twice is not None
-        attrs = definition.twice(before.attrs, op.attrs)
+        assert definition.merge_two is not None
+        attrs = definition.merge_two(before.attrs, op.attrs)
         if attrs is None:
             return None
         joined = op.replace(inputs=before.inputs, attrs=definition.complete_attrs(attrs))
@@ -98,8 +98,8 @@ def _keeps(types: Mapping[str, TensorType], op: Operator, definition: type[OpDef
     x, out = types.get(op.input_arg_names[0]), types.get(op.output_arg_names[0])
     if x is None or out is None:
         return None
-    assert definition.keeps is not None
-    return x == out and bool(definition.keeps(x, op.attrs, len(op.input_arg_names)))
+    assert definition.identity_if is not None
+    return x == out and bool(definition.identity_if(x, op.attrs, len(op.input_arg_names)))
 
 
 def _is_one_number(types: Mapping[str, TensorType], name: str) -> bool:

@@ -224,9 +224,9 @@ class Operators:
         s, a = kind.outs[0], ins[0]
         assert s is not None and a is not None
         placement = self.mesh.canonical(s[1], s[0])
-        of_own = kind.definition.of_own
-        if of_own is not None and isinstance(entry_of(self.values.atoms[a].placement, kind.attrs["group"]), Own):
-            type_, attrs = of_own(**kind.attrs)
+        replica_op = kind.definition.replica_op
+        if replica_op is not None and isinstance(entry_of(self.values.atoms[a].placement, kind.attrs["group"]), Own):
+            type_, attrs = replica_op(**kind.attrs)
             return self.values.atom(self._of_own(type_, attrs, self.values.atoms[a].e, s, kind.attrs.get("layers", ())), placement)
         return self.values.moved(a, placement, (op.type, self._in_any_turn(kind)))
 

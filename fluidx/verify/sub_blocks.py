@@ -64,7 +64,7 @@ class Control:
             if n is not None:
                 scope.read(n)
         definition, condition = kind.definition, self.condition(op, scope)
-        for decides in definition.deciding(op):
+        for decides in definition.control_operands(op):
             placement = self._placement(scope, decides)
             if any(not isinstance(e, At) for e in placement):
                 what = "condition" if decides == condition else "number of the round"
@@ -167,7 +167,7 @@ class Control:
         }  # fmt: skip
         given = {name: self._carried(e, self._placement(scope, name), ("round",)) for name, e in symbols.items()}
         atoms = self.values.atoms
-        _, *left = [atoms[given[n] if n in given else scope.read(n)].e for n in OPS[op.type].deciding(op)]
+        _, *left = [atoms[given[n] if n in given else scope.read(n)].e for n in OPS[op.type].control_operands(op)]
         with self.operators.in_round(("round", depth, *left)):
             inner = self._body(body.idx, scope, program, given)
         again = atoms[inner.read(condition)].e

@@ -52,8 +52,8 @@ def by(algorithm, block, op, n):
     """The operator with the algorithm, where that can carry it."""
     try:
         definition = opdef(op.type)
-        if definition.carries and n > 1 and not others(block.program, block, op) and not why_whole(op, block.desc("x").type, n):
-            schedule(algorithm, definition.carries, n)
+        if definition.algorithm_method and n > 1 and not others(block.program, block, op) and not why_whole(op, block.desc("x").type, n):
+            schedule(algorithm, definition.algorithm_method, n)
             return op.replace(attrs={**op.attrs, "algorithm": algorithm})
     except Refused:
         pass

@@ -123,7 +123,7 @@ class Cut:
         if not definition.takes_out:
             return definition.kernel(np, *given, **told)
         if any(map(_none, declared.values())):  # no array that could be written over: the operand is handed on
-            assert definition.keeps is not None
+            assert definition.identity_if is not None
             return given[0]
         outs = [np.empty(t.shape, np_dtype(t.dtype)) for t in declared.values()]
         many = len(definition.out_slots) > 1 or definition.out_slots[0].many

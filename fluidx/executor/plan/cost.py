@@ -64,7 +64,7 @@ def step_cost(step: Step, values: Mapping[str, Value]) -> Cost:
 def thread_bytes(step: Step, values: Mapping[str, Value]) -> int:
     """The bytes that each thread keeps for the C kernel of a step."""
     op, here, definition = step.op, step.here, opdef(step.op.type)
-    if step.kernel not in ("native", "fused") or not definition.native_own:
+    if step.kernel not in ("native", "fused") or not definition.native_memory_per_thread:
         return 0
     aside = {(s.of, s.reads): s.type for s in step.scratch}
     ghosts = () if here is None else here.ghosts.values()

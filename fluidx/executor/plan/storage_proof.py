@@ -226,10 +226,10 @@ class _StorageWalk:
     def places(self, step: Step) -> list[tuple[Any, bool]]:
         """Where the result of an operator that joins has each operand, and whether that lies there."""
         op, values, definition = step.op, self.plan.values, opdef(step.op.type)
-        if definition.inside is None or not definition.in_slots[0].many or step.kernel == "nothing" or len(op.output_arg_names) != 1:
+        if definition.operand_views is None or not definition.in_slots[0].many or step.kernel == "nothing" or len(op.output_arg_names) != 1:
             return []
         whole = op.output_arg_names[0]
-        parts = definition.inside(self.laid(whole), [values[n].type.shape for n in op.input_arg_names], **op.attrs)
+        parts = definition.operand_views(self.laid(whole), [values[n].type.shape for n in op.input_arg_names], **op.attrs)
         return [
             (a, not a.size or values[n].buffer == values[whole].buffer and _place(self.laid(n)) == _place(a))
             for n, a in zip(op.input_arg_names, parts, strict=True)

@@ -2,8 +2,8 @@
 
 An operator that only lays its operands out anew, such as concat, has nothing to do where they lie inside its result from the start, and a
 reshape of a transpose is a view where what is transposed lies in the order that the reshape needs. Only results of one operator are put
-together so: what they are parts of takes memory no earlier than they would. Where an op allows it (`OpDef.early`, for buckets that are
-sent), results of any operators are, and the rest is copied there. What is joined may be a variable of the scope: what its parts are made
+together so: what they are parts of takes memory no earlier than they would. Where an op allows it
+(`OpDef.assembled_by_many`, for buckets that are sent), results of any operators are, and the rest is copied there. What is joined may be a variable of the scope: what its parts are made
 over has been read by then.
 """
 
@@ -85,7 +85,7 @@ class Readers:
             name = op.outputs[slot][0]
             if name in found or not path:
                 continue
-            if _joins(path[-1]) and not opdef(path[-1].type).early:
+            if _joins(path[-1]) and not opdef(path[-1].type).assembled_by_many:
                 found.update(self._joined(op, paths, path[-1]))
             if name not in found and (home := self._reordered(op, slot, path)) is not None:
                 found[name] = home
@@ -96,7 +96,7 @@ class Readers:
         found: dict[str, Home] = {}
         for name in names if self.early else ():
             path = self._path(name) if self.fresh(name) else []
-            if not path or not _joins(join := path[-1]) or not opdef(join.type).early:
+            if not path or not _joins(join := path[-1]) or not opdef(join.type).assembled_by_many:
                 continue
             whole, parts = self._parts(join)
             number, part = parts[path[-2].output_arg_names[0] if len(path) > 1 else name]
@@ -124,7 +124,7 @@ class Readers:
         """The operators that lay a value out anew, one behind the other; one that joins it with others is the last."""
         path: list[Operator] = []
         while not path or not _joins(path[-1]):
-            movers = [op for op in self.of.get(name, ()) if opdef(op.type).inside is not None]
+            movers = [op for op in self.of.get(name, ()) if opdef(op.type).operand_views is not None]
             if len(movers) != 1 or id(movers[0]) in self.sizes.here or len(movers[0].output_arg_names) != 1:
                 break
             name = movers[0].output_arg_names[0]
@@ -135,7 +135,7 @@ class Readers:
 
     def _kept(self, op: Operator) -> bool:
         """Does an operator join what it gives to a variable of the scope, to which nothing else gives a value?"""
-        return opdef(op.type).early and op.output_arg_names[0] in self.outline.fact(settled)
+        return opdef(op.type).assembled_by_many and op.output_arg_names[0] in self.outline.fact(settled)
 
     def _back(self, a: np.ndarray | None, path: Sequence[Operator]) -> np.ndarray | None:
         """Where the first operand of a path lies, if the result of the path is this array."""
@@ -199,7 +199,7 @@ def _readers(outline: Outline, reads: Callable[[Operator], Iterable[str]] | None
 
 def _early(outline: Outline) -> bool:
     """Does an operator join what several may have made in its result?"""
-    return any(opdef(type_).early for type_ in op_types(outline.ops))
+    return any(opdef(type_).assembled_by_many for type_ in op_types(outline.ops))
 
 
 def _joins(op: Operator) -> bool:
@@ -207,7 +207,7 @@ def _joins(op: Operator) -> bool:
 
 
 def _inside(op: Operator, a: np.ndarray, sizes: RankSizes) -> list[Any]:
-    inside: Any = opdef(op.type).inside
+    inside: Any = opdef(op.type).operand_views
     return inside(a, [sizes.types[n].shape for n in op.input_arg_names], **op.attrs)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from ...ir import Variable
 from ...ir.dtypes import SHORT, as_dtype, np_dtype
-from ...ops.shared import tiny
+from ...ops.shared import low_bit
+from ...ops.shared.low_bit import bits_of, from_bits, width
 from ...ops.shared.texts import parsed, written
-from ...ops.shared.tiny import bits_of, from_bits, width
 from ..node import Node
 from ..values import numpy_dtype
 from . import face, host
@@ -48,7 +48,7 @@ def converted(x: np.ndarray, to: np.dtype, saturate: bool = True, round_mode: st
     """An array in another type, by the tables of Cast; strings are arrays of objects."""
     if x.dtype.kind == "O" and to.kind != "O":
         x = parsed(x, to)
-    return tiny.converted(x, to, saturate, round_mode) if x.dtype == to or to.kind != "O" else written(x)
+    return low_bit.converted(x, to, saturate, round_mode) if x.dtype == to or to.kind != "O" else written(x)
 
 
 # -- bits --------------------------------------------------------------------------------------------------------------------------
@@ -59,4 +59,4 @@ def bit_cast(n: Node) -> object:
     x, to = n.value(0), numpy_dtype(n.attr("to"))
     if to.kind == "O" or x.dtype.kind == "O" or width(x.dtype) != width(to):
         raise n.wrong(f"expected a type of as many bits as {x.dtype.name}, found {to.name if to.kind != 'O' else 'string'}")
-    return from_bits(bits_of(x), to) if to.name in tiny.BITS else np.ascontiguousarray(x).reshape(x.shape).view(to)
+    return from_bits(bits_of(x), to) if to.name in low_bit.BITS else np.ascontiguousarray(x).reshape(x.shape).view(to)

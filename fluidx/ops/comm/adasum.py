@@ -46,7 +46,7 @@ class ReplicaAdasum(OpDef):
     inputs = ("X",)
     pattern = "* -> * | R *!"  # what ranks have is weighted by all of its elements
     inplace = (("X", "Out"),)
-    meets_by = "adasum_reduce", {}
+    replica_collective = "adasum_reduce", {}
     meaning = staticmethod(lambda a, ins, outs: [a.adaptive.whole(ins[0])])
 
     @staticmethod
@@ -75,13 +75,13 @@ class AdasumReduce(OpDef):
     activity = "ADASUM"
     inputs = ("X",)
     attrs = {"group": Required(str), "layers": (), **HOW}
-    carries = "adaptive"
+    algorithm_method = "adaptive"
     blocks = staticmethod(_blocks)
     effect = Effect.COLLECTIVE
     sent = staticmethod(lambda n, *_: (n.bit_length() - 1) * (1 << n.bit_length() - 1) / n + 2 * (n - (1 << n.bit_length() - 1)) / n)
 
     @staticmethod
-    def of_own(**attrs: Any) -> tuple[str, dict[str, Any]]:
+    def replica_op(**attrs: Any) -> tuple[str, dict[str, Any]]:
         return "replica_adasum", {}
 
     @staticmethod

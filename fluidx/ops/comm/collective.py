@@ -179,10 +179,10 @@ class AllReduce(OpDef):
     fluid_names = ("ncclAllReduce", "c_allreduce_{op}")
     inputs = ("X",)
     attrs = {"group": Required(str), "op": "sum", **HOW}
-    carries = "all_reduce"
+    algorithm_method = "all_reduce"
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
-    of_own: ClassVar[Any] = staticmethod(lambda group, op, **how: ("replica_mean", {}) if op == "avg" else None)
+    replica_op: ClassVar[Any] = staticmethod(lambda group, op, **how: ("replica_mean", {}) if op == "avg" else None)
     sent = staticmethod(lambda n, *_: 2 * (n - 1) / n)
 
     @staticmethod
@@ -192,7 +192,7 @@ class AllReduce(OpDef):
 
     @staticmethod
     def move(entry: Entry | None, *, group: str, op: str, **how: Any) -> Entry | None:
-        if isinstance(entry, Own) and AllReduce.of_own(group=group, op=op) is not None:
+        if isinstance(entry, Own) and AllReduce.replica_op(group=group, op=op) is not None:
             return None
         check_move("all_reduce", op)
         expect("all_reduce", entry, Partial(op, group))
@@ -231,7 +231,7 @@ class Reduce(OpDef):
     fluid_names = ("ncclReduce", "c_reduce_{op}")
     inputs = ("X",)
     attrs = {"group": Required(str), "op": "sum", "root": Required(int), **HOW}
-    carries = "reduce"
+    algorithm_method = "reduce"
     blocks = staticmethod(lambda t, n, attrs: owned_by(attrs["root"], n, t.numel))
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
@@ -284,7 +284,7 @@ class Broadcast(OpDef):
     fluid_names = ("ncclBcast", "c_broadcast")
     inputs = ("X",)
     attrs = {"group": Required(str), "root": Required(int), **HOW}
-    carries = "spread"
+    algorithm_method = "spread"
     blocks = staticmethod(lambda t, n, attrs: owned_by(attrs["root"], n, t.numel))
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
@@ -348,7 +348,7 @@ class AllGather(Parted):
     fluid_names = ("c_allgather", "c_allgather")
     inputs = ("X",)
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": Offsets(), **HOW}
-    carries = "spread"
+    algorithm_method = "spread"
     blocks = staticmethod(lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]))
     boxes = staticmethod(_boxes)
     sent = staticmethod(lambda n, *_: (n - 1) / n)
@@ -394,7 +394,7 @@ class ReduceScatter(Parted):
     fluid_names = ("c_reducescatter", "c_reducescatter")
     inputs = ("X",)
     attrs = {"group": Required(str), "op": "sum", "axis": 0, "unit": 1, "bounds": Offsets(), **HOW}
-    carries = "reduce"
+    algorithm_method = "reduce"
     blocks = staticmethod(lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]))
     boxes = staticmethod(_boxes)
     sent = staticmethod(lambda n, *_: (n - 1) / n)
@@ -446,7 +446,7 @@ class AllToAll(Parted):
     fluid_names = ("alltoall", "alltoall")
     inputs = ("X",)
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "to_axis": Required(int), "to_unit": 1, **HOW}
-    carries = "exchange"
+    algorithm_method = "exchange"
     sent = staticmethod(lambda n, *_: (n - 1) / n**2)
 
     @staticmethod

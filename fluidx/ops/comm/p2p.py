@@ -135,7 +135,7 @@ class Chunk(OpDef):
 
     name = "chunk"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     inputs = ("X",)
     attrs = {"start": Required(int), "stop": Required(int)}
     pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> . | L(0) U(0)")
@@ -185,8 +185,8 @@ class Pack(OpDef):
         return all_of([copy_calls(place, x, dry) for place, x in _packed(ins[0], outs[0])])
 
     kernel = staticmethod(lambda xp, xs: xp.concatenate([x.reshape(-1) for x in xs]))
-    inside = staticmethod(lambda out, shapes: _rows(out, shapes))
-    early = True
+    operand_views = staticmethod(lambda out, shapes: _rows(out, shapes))
+    assembled_by_many = True
     strided = staticmethod(lambda slot, a: slot == "X")
 
     @staticmethod
@@ -233,8 +233,8 @@ class Unpack(OpDef):
     def view(x: Any, *, shapes: tuple) -> Any:
         return _rows(x.reshape(-1), shapes) if x.flags.c_contiguous and x.size == sum(map(prod, shapes)) else None
 
-    inside = staticmethod(lambda out, given, *, shapes: _rows(out.reshape(-1), given))
-    early = True
+    operand_views = staticmethod(lambda out, given, *, shapes: _rows(out.reshape(-1), given))
+    assembled_by_many = True
 
     @staticmethod
     def samples():

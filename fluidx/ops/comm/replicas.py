@@ -25,7 +25,7 @@ class ReplicaMean(OpDef):
     inputs = ("X",)
     pattern = "* -> * | R L(0)"  # a mean of maxima is no maximum of means
     inplace = (("X", "Out"),)
-    meets_by = "all_reduce", {"op": "avg"}
+    replica_collective = "all_reduce", {"op": "avg"}
     meaning = staticmethod(lambda a, ins, outs, **how: [a.each("replica_mean", ins[0], outs[0].dtype)])
 
     @staticmethod
@@ -58,7 +58,7 @@ class ReplicaSparseMean(ReplicaMean):
 
     name = "replica_sparse_mean"
     attrs = {"share": 1.0}
-    meets_by = "sparse_all_reduce", {}
+    replica_collective = "sparse_all_reduce", {}
 
     @staticmethod
     def infer(x: TensorType, *, share: float = 1.0, **how: Any) -> TensorType:
@@ -85,7 +85,7 @@ class SparseAllReduce(OpDef):
     effect = Effect.COLLECTIVE
 
     @staticmethod
-    def of_own(*, group: str, share: float) -> tuple[str, dict[str, Any]]:
+    def replica_op(*, group: str, share: float) -> tuple[str, dict[str, Any]]:
         return "replica_sparse_mean", {"share": share}
 
     @staticmethod

@@ -21,7 +21,7 @@ class ShardValue(OpDef):
 
     name = "shard"
     flops = 0
-    keeps = Assign.keeps
+    identity_if = Assign.identity_if
     inputs = ("X", "Like?")
     inplace = (("X", "Out"),)
     attrs = {"groups": Required(tuple[str, ...]), "axes": Required(tuple), "units": Required(tuple)}
@@ -29,7 +29,7 @@ class ShardValue(OpDef):
     pattern = staticmethod(lambda ins, outs, attrs: f"*, ~* -> * | U(0){' L(0)' if ins[0].dtype != 'bool' else ''}")
 
     @staticmethod
-    def lies(places, *, groups, axes, units):
+    def annotation(places, *, groups, axes, units):
         said = {g: None if axis < 0 else Shard(axis, g, unit) for g, axis, unit in zip(groups, axes, units, strict=True)}
         like = {g: entry_of(places[1] or (), g) for g in groups}
         return {g: like[g] if isinstance(like[g], Shard) else e for g, e in said.items()}

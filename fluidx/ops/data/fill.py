@@ -300,7 +300,7 @@ class Diag(OpDef):
 
     name = "diag"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     inputs = ("Diagonal",)
     pattern = ". -> . . | L(0)"
 

@@ -76,7 +76,7 @@ class Gather(OpDef):
 
     name = "gather"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
     inputs = ("X", "Index")
 
@@ -149,7 +149,7 @@ class IndexSelect(OpDef):
 
     name = "index_select"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
     inputs = ("X", "Index")
     attrs = {"dim": 0}
@@ -271,7 +271,7 @@ class GatherNd(OpDef):
 
     name = "gather_nd"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
     inputs = ("X", "Index")
 
@@ -341,8 +341,8 @@ class Scatter(OpDef):
 
     name = "scatter"
     flops = 0
-    tiny = True
-    halves = False  # updates of one row are added up
+    takes_low_bit = True
+    takes_16_bit = False  # updates of one row are added up
     inputs = ("X", "Ids", "Updates")
     attrs = {"overwrite": True}
     inplace = (("X", "Out"),)
@@ -487,7 +487,7 @@ class Where(OpDef):
 
     name = "where"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
     inputs = ("Condition", "X", "Y")
     pattern = "*, *, * -> * | L(1,2)"

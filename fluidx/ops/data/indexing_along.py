@@ -27,7 +27,7 @@ class TakeAlongAxis(OpDef):
 
     name = "take_along_axis"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
     inputs = ("X", "Index")
     attrs = {"axis": -1}

@@ -54,9 +54,9 @@ class Concat(OpDef):
 
     name = "concat"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
-    keeps = staticmethod(one_whole)
+    identity_if = staticmethod(one_whole)
     inputs = ("X*",)
     attrs = {"axis": 0}
 
@@ -86,7 +86,7 @@ class Concat(OpDef):
         return b.concat_grad(xs, g, axis=op.attrs["axis"], n_out=len(xs)) if len(xs) > 1 else [g]
 
     @staticmethod
-    def inside(y, shapes, *, axis):
+    def operand_views(y, shapes, *, axis):
         axis %= y.ndim
         return _pieces(y, axis, [shape[axis] for shape in shapes])
 
@@ -175,9 +175,9 @@ class Split(OpDef):
 
     name = "split"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
-    keeps = staticmethod(one_whole)
+    identity_if = staticmethod(one_whole)
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"num": 0, "sections": (), "axis": 0}
 
@@ -238,7 +238,7 @@ class Stack(OpDef):
 
     name = "stack"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
     inputs = ("X*",)
     attrs = {"axis": 0}
@@ -291,7 +291,7 @@ class Unstack(OpDef):
 
     name = "unstack"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"axis": 0, "num": 0}
@@ -373,9 +373,9 @@ class Expand(OpDef):
 
     name = "expand"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
-    keeps = staticmethod(one_whole)
+    identity_if = staticmethod(one_whole)
     inputs = ("X",)
     attrs = {"expand_times": Required(tuple)}
 
@@ -415,7 +415,7 @@ class ExpandAs(OpDef):
 
     name = "expand_as"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     inputs = ("X", "target_tensor")
 
     @staticmethod
@@ -522,7 +522,7 @@ class Reverse(_Reversal):
 
     name = "reverse"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     attrs = {"axis": Required(tuple)}
 
     @staticmethod
@@ -536,7 +536,7 @@ class Flip(_Reversal):
 
     name = "flip"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     attrs = {"dims": Required(tuple)}
 
     @staticmethod
@@ -550,7 +550,7 @@ class Roll(OpDef):
 
     name = "roll"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
     inputs = ("X",)
     attrs = {"shifts": Required(tuple), "dims": ()}
@@ -587,7 +587,7 @@ class TrilTriu(OpDef):
 
     name = "tril_triu"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     inputs = ("X",)
     attrs = {"diagonal": 0, "lower": True}
     pattern = "* r c -> * r c | K L(0)"

@@ -106,10 +106,10 @@ class Reshape(OpDef):
 
     name = "reshape"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
-    keeps = staticmethod(same_elements)
-    twice = staticmethod(lambda first, second: second if 0 not in second["shape"] else None)
+    identity_if = staticmethod(same_elements)
+    merge_two = staticmethod(lambda first, second: second if 0 not in second["shape"] else None)
     inputs = ("X",)
     attrs = {"shape": Required(tuple)}
     pattern = staticmethod(_same_elements)
@@ -129,7 +129,7 @@ class Reshape(OpDef):
     def grad(b, op, g):
         return _reshape_back(b, op["X"], g)
 
-    inside = staticmethod(_unshaped)
+    operand_views = staticmethod(_unshaped)
 
     @staticmethod
     def view(x, *, shape):
@@ -159,7 +159,7 @@ class ReshapeGrad(OpDef):
 
     name = "reshape_grad"
     flops = 0
-    keeps = staticmethod(same_elements)
+    identity_if = staticmethod(same_elements)
     inputs, outputs = ("Out@GRAD", "X"), ("X@GRAD",)
     meaning = staticmethod(_laid_out)
 
@@ -191,9 +191,9 @@ class Flatten(OpDef):
 
     name = "flatten"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
-    keeps = staticmethod(same_elements)
+    identity_if = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axis": 1}
     meaning = staticmethod(_laid_out)
@@ -214,7 +214,7 @@ class Flatten(OpDef):
     def grad(b, op, g):
         return _reshape_back(b, op["X"], g)
 
-    inside = staticmethod(_unshaped)
+    operand_views = staticmethod(_unshaped)
 
     @staticmethod
     def view(x, *, axis):
@@ -253,9 +253,9 @@ class Squeeze(OpDef):
 
     name = "squeeze"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
-    keeps = staticmethod(same_elements)
+    identity_if = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axes": ()}
     meaning = staticmethod(_laid_out)
@@ -286,7 +286,7 @@ class Squeeze(OpDef):
     def grad(b, op, g):
         return b.unsqueeze(g, axes=sorted(_squeezed(op["X"].desc.type, op.attrs["axes"])))
 
-    inside = staticmethod(_unshaped)
+    operand_views = staticmethod(_unshaped)
 
     @staticmethod
     def view(x, *, axes):
@@ -314,9 +314,9 @@ class Unsqueeze(OpDef):
 
     name = "unsqueeze"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
-    keeps = staticmethod(same_elements)
+    identity_if = staticmethod(same_elements)
     inputs = ("X",)
     attrs = {"axes": Required(tuple)}
     meaning = staticmethod(_laid_out)
@@ -337,7 +337,7 @@ class Unsqueeze(OpDef):
         axes = _unsqueezed(op["X"].ndim, op.attrs["axes"])
         return b.squeeze(g, axes=axes) if axes else g
 
-    inside = staticmethod(_unshaped)
+    operand_views = staticmethod(_unshaped)
 
     @staticmethod
     def view(x, *, axes):
@@ -356,17 +356,17 @@ class Transpose(OpDef):
 
     name = "transpose"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
     inputs = ("X",)
     attrs = {"axis": Required(tuple)}
 
     @staticmethod
-    def keeps(x, attrs, count):
+    def identity_if(x, attrs, count):
         return norm_axes("transpose", attrs["axis"], x.ndim) == tuple(range(x.ndim))
 
     @staticmethod
-    def twice(first, second):
+    def merge_two(first, second):
         inner = norm_axes("transpose", first["axis"], len(first["axis"]))
         return {"axis": tuple([inner[a] for a in norm_axes("transpose", second["axis"], len(inner))])}
 
@@ -391,7 +391,7 @@ class Transpose(OpDef):
         return x.transpose(axis)
 
     @staticmethod
-    def inside(y, shapes, *, axis):
+    def operand_views(y, shapes, *, axis):
         order = norm_axes("transpose", axis, y.ndim)
         return [y.transpose([order.index(i) for i in range(y.ndim)])]
 
@@ -407,7 +407,7 @@ class Shape(OpDef):
 
     name = "shape"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
     constant = True
     inputs = ("Input",)

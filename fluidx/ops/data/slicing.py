@@ -64,7 +64,7 @@ class Slice(OpDef):
 
     name = "slice"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "decrease_axis": ()}
@@ -122,7 +122,7 @@ class StridedSlice(OpDef):
 
     name = "strided_slice"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("string",)
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "strides": Required(tuple)}
@@ -213,7 +213,7 @@ class Pad(OpDef):
 
     name = "pad"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     inputs = ("X",)
     attrs = {"paddings": Required(tuple), "pad_value": 0.0}
 
@@ -316,7 +316,7 @@ class Pad2dGrad(OpDef):
 
     name = "pad2d_grad"
     flops = 0
-    halves = False  # an element that padding repeats gets a sum
+    takes_16_bit = False  # an element that padding repeats gets a sum
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
     attrs = Pad2d.attrs
 

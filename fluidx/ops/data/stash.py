@@ -196,7 +196,7 @@ class StashReadGrad(OpDef):
     pattern = "~. *, ., * -> . * | L(2)"
 
     @staticmethod
-    def adds_to(b, op, total):
+    def accumulate_into(b, op, total):
         return b.stash_add(total, b.block.var(op.input("Out@GRAD")[0]), b.block.var(op.input("Round")[0]), out={"Out": total})
 
     @staticmethod

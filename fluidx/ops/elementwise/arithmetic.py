@@ -12,9 +12,9 @@ from .. import expr as ex
 from ..expr.nodes import make_node, sym
 from ..shared.blocked import in_order
 from ..shared.broadcast import broadcast_sizes, reduced
+from ..shared.low_bit import ROUND_MODES, converted
 from ..shared.native import copy_calls, expression
 from ..shared.samples import points
-from ..shared.tiny import ROUND_MODES, converted
 from .declare import elementwise
 
 
@@ -165,7 +165,7 @@ class Sum(OpDef):
     """
 
     name = "sum"
-    keeps = staticmethod(lambda x, attrs, count: count == 1)
+    identity_if = staticmethod(lambda x, attrs, count: count == 1)
     inputs = ("X*",)
     inplace = (("X", "Out"),)
     folds = "sum"
@@ -247,8 +247,8 @@ class Cast(OpDef):
 
     name = "cast"
     flops = 0
-    tiny = True
-    keeps = staticmethod(lambda x, attrs, count: True)
+    takes_low_bit = True
+    identity_if = staticmethod(lambda x, attrs, count: True)
     inputs = ("X",)
     attrs = {"dtype": Required(str), "saturate": True, "round_mode": "up"}
 
@@ -308,9 +308,9 @@ class Assign(OpDef):
 
     name = "assign"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     beyond_tensors = ("sequence", "optional", "map", "string")
-    keeps = staticmethod(lambda x, attrs, count: True)
+    identity_if = staticmethod(lambda x, attrs, count: True)
     inputs = ("X",)
     inplace = (("X", "Out"),)
     pattern = staticmethod(lambda ins, outs, attrs: "* -> * | U(0)" + (" L(0)" if ins[0].dtype != "bool" else ""))

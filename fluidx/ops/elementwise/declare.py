@@ -136,7 +136,7 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
     def flops(ins, outs, attrs):
         return outs[0].numel * operations([specialized(tuple([lift(attrs[n]) for n in names]))])
 
-    def keeps(x, attrs, count):
+    def identity_if(x, attrs, count):
         return specialized(tuple([lift(attrs[n]) for n in names])).fn == "sym"
 
     pattern = elementwise_pattern(expr, inputs, names, axis)
@@ -144,7 +144,7 @@ def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str],
         "kernel": kernel, "bind": bind, "native": native, "scratch": scratch, "pattern": pattern, "element": element, "flops": flops,
     }  # fmt: skip
     if names and len(inputs) == 1:  # what is a formula of its operand for some attributes may be the operand for others
-        made["keeps"] = keeps
+        made["identity_if"] = identity_if
     return {**{k: staticmethod(v) for k, v in made.items()}, "native_any_size": True}
 
 

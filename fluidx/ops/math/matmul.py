@@ -65,7 +65,7 @@ class Product(OpDef):
     # (ins, out, **attrs) -> (a, b, out), views of the operands with out = a @ b over the last two axes; None where one would be copied
     matrices: ClassVar[Callable[..., Any]]
     # on a GPU the BLAS takes two matrices of 16-bit floats, and adds up in float32
-    halves: ClassVar[Any] = staticmethod(lambda device, outs: device == "cuda" and outs[0].ndim == 2)
+    takes_16_bit: ClassVar[Any] = staticmethod(lambda device, outs: device == "cuda" and outs[0].ndim == 2)
 
     @classmethod
     def bind(cls, ins, outs, attrs, ctx):

@@ -173,16 +173,16 @@ def _calls(name: str, ins: Sequence[Any], more: Sequence[Any], flat: Sequence[An
     arrays = [a for a in (*ins, *more, *flat) if a is not None]
     if kind is None or not native.has_products() or any(a.dtype not in (q.dtype, bool) or not a.size for a in arrays):
         return None
-    lies = [_matrices(x) for x in (q, k, v, *more)]
+    matrices = [_matrices(x) for x in (q, k, v, *more)]
     masked = _mask_words(mask, (*q.shape[:-1], k.shape[-2]))
-    if masked is None or None in lies or not all(a is None or a.flags.c_contiguous for a in flat):
+    if masked is None or None in matrices or not all(a is None or a.flags.c_contiguous for a in flat):
         return None
     if dry:
         return []
     heads, group = (q.shape[-3], q.shape[-3] // k.shape[-3]) if q.ndim > 2 else (1, 1)
     sizes = (prod(q.shape[:-3]), heads, group, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
     how = (int(attrs["causal"]), 0 if part is None else part.start, float(attrs["scale"]))
-    words = (*sizes, *how, *masked, *(0 if a is None else native.address(a) for a in flat), *(w for x in lies for w in x or ()))
+    words = (*sizes, *how, *masked, *(0 if a is None else native.address(a) for a in flat), *(w for x in matrices for w in x or ()))
     return [native.NativeCall(f"{name}_{kind}", words, tuple(arrays))]
 
 

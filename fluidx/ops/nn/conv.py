@@ -140,7 +140,7 @@ class _Conv(OpDef):
         product = (BACK, out, w, x) if cls.transposed else (FORWARD, x, w, out)
         return calls([product], cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
 
-    native_own = native_tail = True
+    native_memory_per_thread = native_tail = True
     native_any_size = staticmethod(any_size)
 
     @classmethod
@@ -234,7 +234,7 @@ class _ConvGrad(OpDef):
             products.append((FORWARD, g, w, dx) if cls.transposed else (BACK, dx, w, g))
         return calls(products, cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
 
-    native_own = native_tail = True
+    native_memory_per_thread = native_tail = True
     native_any_size = staticmethod(any_size)
 
     @classmethod

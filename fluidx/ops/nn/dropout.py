@@ -57,7 +57,7 @@ class Dropout(Drawing):
     inputs, outputs = ("X",), ("Out", "Mask?")
     attrs = {"dropout_prob": Required(float), "is_test": False, "seed": 0, "dropout_implementation": "downgrade_in_infer"}
     inplace = (("X", "Out"),)
-    keeps = staticmethod(lambda x, attrs, count: attrs["is_test"] and attrs["dropout_implementation"] == "upscale_in_train")
+    identity_if = staticmethod(lambda x, attrs, count: attrs["is_test"] and attrs["dropout_implementation"] == "upscale_in_train")
 
     @staticmethod
     def pattern(ins, outs, attrs):

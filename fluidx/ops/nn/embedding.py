@@ -53,7 +53,7 @@ class LookupTable(_Lookup):
 
     name = "lookup_table"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     pattern = "v d, * . -> * d | v@ v:+ L(0)"
 
     @staticmethod
@@ -79,7 +79,7 @@ class LookupTableV2(_Lookup):
 
     name = "lookup_table_v2"
     flops = 0
-    tiny = True
+    takes_low_bit = True
     pattern = "v d, * -> * d | v@ v:+ L(0)"
 
     @staticmethod

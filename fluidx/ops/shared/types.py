@@ -22,12 +22,12 @@ def type_of(a: Any) -> TensorType:
 
 
 def same_elements(x: TensorType, attrs: Any, count: int) -> bool:
-    """`OpDef.keeps` of an op that keeps all elements in order: with one open axis at most, equal types are equal shapes."""
+    """`OpDef.identity_if` of an op that keeps all elements in order: with one open axis at most, equal types are equal shapes."""
     return x.shape.count(ANY) <= 1
 
 
 def one_whole(x: TensorType, attrs: Any, count: int) -> bool:
-    """`OpDef.keeps` of an op that joins or repeats: of one operand, whose sizes are known, it makes that where it makes no more."""
+    """`OpDef.identity_if` of an op that joins or repeats: of one operand, whose sizes are known, it makes that where it makes no more."""
     return count == 1 and ANY not in x.shape
 
 

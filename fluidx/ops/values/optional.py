@@ -15,7 +15,7 @@ class Optional(OpDef):
     """An optional that holds X; one that holds nothing, of the type that the text `elem` is, where X is left out."""
 
     name = "optional"
-    flops, tiny, beyond_tensors = 0, True, KINDS
+    flops, takes_low_bit, beyond_tensors = 0, True, KINDS
     inputs = ("X?",)
     attrs = {"elem": ""}
 
@@ -38,7 +38,7 @@ class OptionalHasElement(OpDef):
     """Whether X holds something, a bool without axes; what is no optional does."""
 
     name = "optional_has_element"
-    flops, constant, tiny, beyond_tensors = 0, True, True, KINDS
+    flops, constant, takes_low_bit, beyond_tensors = 0, True, True, KINDS
     inputs = ("X?",)
 
     @staticmethod
@@ -54,7 +54,7 @@ class OptionalGetElement(OpDef):
     """What X holds; what is no optional is its own element."""
 
     name = "optional_get_element"
-    flops, tiny, beyond_tensors = 0, True, KINDS
+    flops, takes_low_bit, beyond_tensors = 0, True, KINDS
     inputs = ("X",)
 
     @staticmethod

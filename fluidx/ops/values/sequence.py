@@ -41,7 +41,7 @@ class SequenceConstruct(OpDef):
     """A sequence of the values X, in their order."""
 
     name = "sequence_construct"
-    flops, tiny, beyond_tensors = 0, True, KINDS
+    flops, takes_low_bit, beyond_tensors = 0, True, KINDS
     inputs = ("X*",)
 
     @staticmethod
@@ -153,7 +153,7 @@ class SequenceInsert(OpDef):
     """S with X before the element at Position, or behind all where Position is left out."""
 
     name = "sequence_insert"
-    flops, tiny, beyond_tensors = 0, True, KINDS
+    flops, takes_low_bit, beyond_tensors = 0, True, KINDS
     inputs = ("S", "X", "Position?")
 
     @staticmethod
@@ -175,7 +175,7 @@ class SequenceWrite(OpDef):
     """S with X as the element at Position, and how many elements it had before; one behind the last element is appended."""
 
     name = "sequence_write"
-    flops, tiny, beyond_tensors = 0, True, KINDS
+    flops, takes_low_bit, beyond_tensors = 0, True, KINDS
     inputs, outputs = ("S", "X", "Position"), ("Out", "Before")
 
     @staticmethod
@@ -277,7 +277,7 @@ class SplitToSequence(OpDef):
     """
 
     name = "split_to_sequence"
-    flops, tiny, beyond_tensors = 0, True, ("sequence", "string", "tensor of any rank")
+    flops, takes_low_bit, beyond_tensors = 0, True, ("sequence", "string", "tensor of any rank")
     inputs = ("X", "Split?")
     attrs = {"axis": 0, "keepdims": True}
 

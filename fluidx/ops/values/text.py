@@ -11,8 +11,8 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required
 from ...ir.types import ANY, TensorType
 from ..shared.broadcast import broadcast_sizes
+from ..shared.low_bit import converted
 from ..shared.texts import CASES, compiled, concatenated, matched, normalized, parsed, split, texts, written
-from ..shared.tiny import converted
 
 _STRINGS = ("string",)
 

@@ -68,7 +68,7 @@ def register(new: Algorithm) -> Algorithm:
 
 
 def schedule(name: str, carries: str, n: int, hosts: int = 1) -> Rounds:
-    """What `carries` ("all_reduce", "reduce", "spread", ...) is among n ranks. Raises Refused where the algorithm does not do that.
+    """The rounds of an algorithm for a method ("all_reduce", "reduce", "spread", ...) and n ranks. Raises Refused if it has no such method.
 
     >>> [[(t.source, t.target) for t in r] for r in schedule("ring", "all_reduce", 2)]
     [[(1, 0), (0, 1)], [(0, 1), (1, 0)]]

@@ -70,11 +70,11 @@ class CollectiveOnRank:
         self.block, self.op, self.plan, self.me = block, op, plan, me
         self.x, self.out = op.input_arg_names[0], op.output_arg_names[0]
         self.out_type = self._local(self.out, coords)
-        marks, carries = plan.marks, opdef(op.type).carries
+        marks, method = plan.marks, opdef(op.type).algorithm_method
         whole, own = (0, plan.size), (marks[me], marks[me + 1])
-        start, stop = own if carries == "spread" else whole
+        start, stop = own if method == "spread" else whole
         self.held = [Piece(start, stop, self.x, start, self._local(self.x, coords))] if start < stop else []
-        self.wanted = own if carries == "reduce" else whole
+        self.wanted = own if method == "reduce" else whole
         self.keeps_result = holds(block.desc(self.out).placement, coords)
         self.parts = plan.parts(me)
         self.last = next((part for part in reversed(self.parts) if part.takes), None)

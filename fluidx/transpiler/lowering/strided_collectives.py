@@ -21,14 +21,14 @@ class Boxed(CollectiveOnRank):
 
     def __init__(self, block: Block, op: Operator, plan: CollectivePlan, me: int, coords: Coords):
         super().__init__(block, op, plan, me, coords)
-        self.carries, n = opdef(op.type).carries, plan.ranks
+        self.algorithm_method, n = opdef(op.type).algorithm_method, plan.ranks
         had, self.joined = {
             "reduce": (range(n), [me]),
             "spread": ([me], range(n)),
             "exchange": (range(me * n, (me + 1) * n), range(me, n * n, n)),
-        }[self.carries]
+        }[self.algorithm_method]
         self.held = self._cut([k for k in had if self._size(k)])
-        if self.carries == "exchange":
+        if self.algorithm_method == "exchange":
             self.wanted = 0, 0  # no range: boxes that lie apart
 
     def _size(self, k: int) -> int:
@@ -36,7 +36,7 @@ class Boxed(CollectiveOnRank):
 
     def _cut(self, blocks: Sequence[int]) -> list[Piece]:
         """Cut the operand into boxes, none of them empty."""
-        if self.carries == "spread":
+        if self.algorithm_method == "spread":
             return [piece._replace(start=self.plan.marks[k], at=self.plan.marks[k]) for k in blocks for piece in self.held]
         axis, start, held = self.op.attrs.get("to_axis", self.op.attrs["axis"]), 0, []
         for k in blocks:
@@ -57,7 +57,7 @@ class Boxed(CollectiveOnRank):
         boxes = [self.take(self.plan.marks[k], self.plan.marks[k + 1], "end") for k in self.joined if self._size(k)]
         if boxes == [self.out]:
             return
-        if not boxes or self.carries == "reduce":
+        if not boxes or self.algorithm_method == "reduce":
             super().finish()
         else:
             self._op("concat", {"X": boxes}, self.out, axis=self.op.attrs["axis"])

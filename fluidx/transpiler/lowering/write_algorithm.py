@@ -30,7 +30,7 @@ _LARGEST = 4 * 2**20  # bytes of one message
 
 def written_out(op: Operator) -> bool:
     """Does Specialize write this operator out as sends and receives?"""
-    return bool(OPS[op.type].carries and op.attrs["algorithm"])
+    return bool(OPS[op.type].algorithm_method and op.attrs["algorithm"])
 
 
 def why_whole(op: Operator, t: TensorType, n: int) -> str:
@@ -54,7 +54,7 @@ def _boxes(op: Operator, t: TensorType, n: int) -> Sequence[tuple[int, ...]] | N
 def carried_by(op: Operator, name: str, n: int, hosts: int = 1) -> Operator:
     """The operator with an algorithm, which carries it among n ranks. Raises TranspileError where the algorithm does not do that."""
     try:
-        schedule(name, opdef(op.type).carries, n, hosts)
+        schedule(name, opdef(op.type).algorithm_method, n, hosts)
     except Refused as e:
         raise TranspileError(f"{op.type} of %{op.input_arg_names[0]} over {op.attrs['group']}: {e}") from None
     return op.replace(attrs={**op.attrs, "algorithm": name})
@@ -101,7 +101,7 @@ class MessageRounds:
                 continue
             plan = self._plan(k, coords, len(members))
             if plan.type.numel and len(members) > 1:
-                kind = AdasumOnRank if opdef(op.type).carries == "adaptive" else Boxed if plan.boxes else CollectiveOnRank
+                kind = AdasumOnRank if opdef(op.type).algorithm_method == "adaptive" else Boxed if plan.boxes else CollectiveOnRank
                 values.append(kind(block, op, plan, me, coords))
             else:
                 block.oplist.append(op)  # there is nothing to send
@@ -133,7 +133,8 @@ class MessageRounds:
                     marks = Offsets(algorithm(name, hosts).cut(n, t.numel))
                 shapes = {} if boxes is None else dict(zip(pairwise(marks), boxes, strict=True))
                 each = max(1, _LARGEST // max(1, t.nbytes // max(1, t.numel)))
-                found = CollectivePlan(t, n, marks, partial(parts, name, definition.carries, n, hosts, marks.filled), shapes, each, {}, {})
+                rounds = partial(parts, name, definition.algorithm_method, n, hosts, marks.filled)
+                found = CollectivePlan(t, n, marks, rounds, shapes, each, {}, {})
             except Refused as e:
                 raise TranspileError(f"{op.to_string()}: {e}") from None
             if not any(isinstance(e, Shard) for e in self._others[k]):  # else other ranks have parts of other sizes

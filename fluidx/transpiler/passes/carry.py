@@ -57,7 +57,7 @@ class Carry(Pass):
         if SERVERS in new.groups:
             stay.update((b.idx, "it stands in a block, which servers do not run") for b in new.blocks[1:])
         for block in new.blocks:
-            collectives = {t for t in op_types(block.oplist) if opdef(t).carries}
+            collectives = {t for t in op_types(block.oplist) if opdef(t).algorithm_method}
             known: dict[tuple, tuple[Frozen, str]] = {}  # attributes, types and placements are few objects
             for k, op in enumerate(block.oplist) if collectives else ():
                 if op.type not in collectives:
@@ -88,13 +88,14 @@ class Carry(Pass):
         if inside or self.types and op.type not in self.types:
             name = ""
         if not name and hosts == n:
-            name = next((a for a in BETWEEN_HOSTS if able(a, opdef(op.type).carries, n)), "")
+            name = next((a for a in BETWEEN_HOSTS if able(a, opdef(op.type).algorithm_method, n)), "")
         if op.attrs["algorithm"] or n == 1 or not name:
             return op, ""
         if stays:
             return op, stays_whole(op, stays)
         terms = next((e for e in block.desc(op.input_arg_names[0]).placement if isinstance(e, Partial)), None)
-        if terms is not None and opdef(op.type).carries in ("spread", "exchange"):  # no proof follows parts of terms through messages
+        # the proof does not follow parts of partial values through messages
+        if terms is not None and opdef(op.type).algorithm_method in ("spread", "exchange"):
             return op, stays_whole(op, f"what ranks hold of it is {terms}")
         return carried(op, name, self._local_type(op, block, coords), n)
 
@@ -124,5 +125,5 @@ def named(op: Operator, name: str | AlgorithmTable, n: int, nbytes: int) -> tupl
         name = name.choose(op.type, op.attrs["group"], nbytes)
     if name != "auto":
         return name, ""
-    name = cheapest(opdef(op.type).carries, n, nbytes, rooted="root" in op.attrs)
+    name = cheapest(opdef(op.type).algorithm_method, n, nbytes, rooted="root" in op.attrs)
     return name, f"{op.type} over {op.attrs['group']}, {n} ranks, {nbytes} bytes: {name or 'whole'}"

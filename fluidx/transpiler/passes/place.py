@@ -183,7 +183,7 @@ class Place(Pass):
 
     def _refuse(self, move: Move, op: Operator) -> None:
         number = move.type.numel == 1  # it has no axis to cut: nobody could have it otherwise
-        asked = number or move.reason in ("update", "use") or opdef(op.type).lies is not None or between_stages(move.old, move.new)
+        asked = number or move.reason in ("update", "use") or opdef(op.type).annotation is not None or between_stages(move.old, move.new)
         if move.sends and not asked:
             raise TranspileError(
                 f"strict: a redistribute would be needed: {move}; annotate the operands so that they agree, or leave strict off{where(op)}"
@@ -232,7 +232,7 @@ def owned(main: Program, data: Iterable[str]) -> set[str]:
         for block in main.blocks:
             for op in block.oplist:
                 reads, writes = flow.touches(main, op)
-                if not own.isdisjoint(reads) and opdef(op.type).meets_by is None:
+                if not own.isdisjoint(reads) and opdef(op.type).replica_collective is None:
                     own.update(writes)
     descs = main.global_block().descs
     return {n for n in own if n in descs and descs[n].persistable}

@@ -335,9 +335,9 @@ class Propagation:
 
     def _said(self, op: Operator, definition: type[OpDef], ins: Names) -> Mapping[str, Entry | None]:
         """Where the program says that the result of an operator lies."""
-        if definition.lies is None or ins[0] is None:
+        if definition.annotation is None or ins[0] is None:
             return {}
-        said = definition.lies([None if n is None else next(iter(self.at[n].places), ()) for n in ins], **op.attrs)
+        said = definition.annotation([None if n is None else next(iter(self.at[n].places), ()) for n in ins], **op.attrs)
         for group, e in said.items():
             if group not in self.axes:
                 raise TranspileError(f"op {op.type}: {no_axis(group, self.axes, self.program.groups)}{where(op)}")
@@ -466,7 +466,7 @@ class Propagation:
     def _control(self, op: Operator, definition: type[OpDef]) -> None:
         """Blocks are placed like any other, all leave their results alike, and what decides between them is whole on every rank."""
         pin, changed = self.pins.get(op.device), {}
-        for decides in definition.deciding(op):
+        for decides in definition.control_operands(op):
             if not (definition.repeats and pin is not None and (pin,) in self.at[decides].places):  # who runs a loop decides how often
                 changed[decides] = self._moved(decides, REPLICATE, op, f"{op.type}: what decides is the same on every rank")
         bodies = [(self.program.blocks[op.attrs[which].idx], results) for which, results in definition.bodies.items()]
