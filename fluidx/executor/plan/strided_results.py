@@ -3,8 +3,8 @@
 An operator that only lays its operands out anew, such as concat, has nothing to do where they lie inside its result from the start, and a
 reshape of a transpose is a view where what is transposed lies in the order that the reshape needs. Only results of one operator are put
 together so: what they are parts of takes memory no earlier than they would. Where an op allows it
-(`OpDef.assembled_by_many`, for buckets that are sent), results of any operators are, and the rest is copied there. What is joined may be a variable of the scope: what its parts are made
-over has been read by then.
+(`OpDef.assembled_by_many`, for buckets that are sent), results of any operators are, and the rest is copied there. What is joined may
+be a variable of the scope: what its parts are made over has been read by then.
 """
 
 from __future__ import annotations
