@@ -78,7 +78,7 @@ class Specializer:
             roots_of.update(self.roots_of[block.parent_idx])
         self.roots_of.append(roots_of)
         same: dict[Placement, Placement] = {}
-        carried = {t for t in op_types(block.oplist) if OPS[t].carries}
+        carried = {t for t in op_types(block.oplist) if OPS[t].algorithm_method}
         beside = not op_types(block.oplist).isdisjoint((*SERVED, TRANSFER))
         if not roots_of and not beside and not any(op.type in carried and written_out(op) for op in block.oplist):
             return [tuple(block.oplist)]

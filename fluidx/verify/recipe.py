@@ -20,8 +20,9 @@ def prove_rounds(collective: str, world_size: int, rounds: Rounds, filled: Colle
 
     `collective` is the `algorithm_method` of an op: "reduce" (terms on all ranks, the sum of block k to rank k), "spread" (block k from
     rank k to all), "all_reduce", "exchange" (of n*n blocks, k*n + j from rank k to rank j) or "adaptive" (adaptive sums). In a round all
-    sends come first: a transfer carries the blocks as they were before the round. `filled`: the blocks that have elements, where an algorithm cuts a
-    value into fewer blocks than there are ranks (Algorithm.cut); the others are not looked at. Adaptive sums fill all blocks.
+    sends come first: a transfer carries the blocks as they were before the round. `filled`: the blocks that have elements, where an
+    algorithm cuts a value into fewer blocks than there are ranks (Algorithm.cut); the others are not looked at. Adaptive sums fill all
+    blocks.
 
     >>> prove_rounds("reduce", 2, [[(0, 1, 1, 2, True), (1, 0, 0, 1, True)]])
     >>> print(prove_rounds("reduce", 2, [[(0, 1, 1, 2, True)]]))
