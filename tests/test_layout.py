@@ -126,6 +126,15 @@ def test_a_second_meaning_of_a_class_name_is_found(tmp_path):
     assert structure.classes_with_two_meanings(tree) == {"Walk": ["fluidx.comm.base", "fluidx.ir.program"]}
 
 
+def test_operators_are_made_in_ir_only():
+    assert structure.operators_made_outside_ir(ROOT) == []
+
+
+def test_an_operator_made_outside_ir_is_found(tmp_path):
+    tree = small_tree(tmp_path, "ops/collective.py", "from ..ir import operator\n\nop = operator.Operator('relu', {}, {})")
+    assert structure.operators_made_outside_ir(tree) == ["fluidx.ops.collective:3"]
+
+
 def test_importing_fluidx_loads_little_more_than_numpy():
     with_numpy = modules_after("import numpy")
     with_fluidx = modules_after("import fluidx")

@@ -19,7 +19,8 @@ class Builder:
     """Appends operators to one block and hands back their outputs.
 
     Arguments follow the op's input slots (a list for a "X*" slot, None for an absent one), attributes are keywords.
-    `name=` names a single output; `out={"Slot": variable or name, or a list of them}` directs outputs, None leaves an optional one away.
+    `name=` names the first output, `suffix=` after the first operand: `w@GRAD.shard`; `out={"Slot": variable or name, or a list of them}`
+    directs outputs, None leaves an optional one away.
     The result is one Variable, or a tuple in slot order (absent ones None, a list for a "X*" slot).
     """
 
@@ -42,10 +43,17 @@ class Builder:
         return method
 
     def emit(
-        self, op_type: str, *args: Any, name: str | None = None, out: Mapping[str, Any] | None = None, n_out: int = 0, **attrs: Any
+        self,
+        op_type: str,
+        *args: Any,
+        name: str | None = None,
+        suffix: str = "",
+        out: Mapping[str, Any] | None = None,
+        n_out: int = 0,
+        **attrs: Any,
     ) -> Any:
         """Append `op_type` and return its outputs. `n_out` is the number of names for a "X*" output."""
-        definition, block = opdef(op_type), self.block
+        definition = opdef(op_type)
         in_slots, out_slots = definition.in_slots, definition.out_slots
         if len(args) > len(in_slots):
             raise wrong(f"op {op_type} takes {len(in_slots)} inputs ({', '.join(definition.inputs)}), got {len(args)}")
@@ -54,6 +62,8 @@ class Builder:
         for (slot, _, _), arg in zip(in_slots, args):
             if names := names_of(arg):
                 inputs[slot] = names
+        if suffix:
+            name = f"{next(iter(inputs.values()))[0]}.{suffix}"
         directed = 0
         for k, (slot, _, many) in enumerate(out_slots):
             if out is not None and slot in out:
@@ -71,9 +81,15 @@ class Builder:
             known = [s.name for s in out_slots]
             given = next(slot for slot in out if slot not in known)
             raise wrong(f"op {op_type} has no output {given!r}; {nearest(given, known, 'it has')}")
-        op = block.write(op_type, inputs, outputs, attrs, self.role, self.role_var, self.site, self.device)
+        op = self._write(op_type, inputs, outputs, attrs)
         results = [self._result(op, slot, many) for slot, _, many in out_slots]
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _write(
+        self, op_type: str, inputs: dict[str, tuple[str, ...]], outputs: dict[str, tuple[str, ...]], attrs: Mapping[str, Any]
+    ) -> Operator:
+        """Append the operator, and declare its results."""
+        return self.block.write(op_type, inputs, outputs, attrs, self.role, self.role_var, self.site, self.device)
 
     def _fresh(self, key: str, first: str = "") -> str:
         """A new name. A program may be continued under another `unique_name.guard`, which counts from 0 again."""

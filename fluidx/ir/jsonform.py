@@ -48,7 +48,7 @@ def to_json(program: Program | ProgramPair) -> dict[str, Any]:
         "groups": {g: [list(s) for s in sets] for g, sets in program.groups.items()},
         **({"turns": dict(program.turns)} if program.turns else {}),
         "blocks": [
-            {"parent": b.parent_idx, "vars": [_var_out(d) for d in b.descs.values()], "ops": [_op_out(op) for op in b.oplist]}
+            {"parent": b.parent_idx, "vars": [_var_out(d) for d in b.descs.values()], "ops": [op_to_json(op) for op in b.oplist]}
             for b in program.blocks
         ],
     }
@@ -80,7 +80,8 @@ def _entry_out(p: Entry) -> dict[str, Any]:
     return {"partial": p.op, "group": p.group} if isinstance(p, Partial) else {"at": p.root, "group": p.group}
 
 
-def _op_out(op: Operator) -> dict[str, Any]:
+def op_to_json(op: Operator) -> dict[str, Any]:
+    """The JSON form of one operator, as `to_json` writes it."""
     out: dict[str, Any] = {"type": op.type, "role": op.role.value}
     out["inputs"] = {slot: list(names) for slot, names in op.inputs.items()}
     out["outputs"] = {slot: list(names) for slot, names in op.outputs.items()}
@@ -119,6 +120,11 @@ def from_json(data: Mapping[str, Any], constants: Mapping[str, Any] | None = Non
         reader.version(data)
         return ProgramPair(reader.program(data.get("main"), "main."), reader.program(data.get("startup"), "startup."))
     return reader.program(data, "")
+
+
+def op_from_json(data: Mapping[str, Any]) -> Operator:
+    """The operator that `op_to_json` wrote, of one without sub-blocks and large arrays."""
+    return _Reader(None).op(data, "operator")
 
 
 class _Reader:

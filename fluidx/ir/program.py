@@ -683,8 +683,8 @@ def _in_order(slots: dict[str, tuple[str, ...]], declared: tuple[Slot, ...]) -> 
 
 
 def names_of(value: Any) -> tuple[str, ...]:
-    """The names in what a slot is given: a Variable or a name, a list of them, or None."""
-    if isinstance(value, Variable):
+    """The names in what a slot is given: a Variable, its record or its name, a list of them, or None."""
+    if isinstance(value, (Variable, Var)):  # a Var is a tuple too
         return (value.name,)
     if isinstance(value, (list, tuple)):
         return tuple([_name(v) for v in value])

@@ -8,7 +8,7 @@ from typing import Any
 from ..ir import flow
 from ..ir.errors import ProgramError
 from ..ir.opdef import opdef
-from ..ir.operator import BlockRef, Operator
+from ..ir.operator import BlockRef, Operator, unary
 from ..ir.program import Block, Program
 from ..ir.sub_blocks import bodies, copy_op, runs_bodies
 from ..ir.unique_name import unused
@@ -46,7 +46,7 @@ class _Copies:
                 if n in self.same:
                     continue
                 fresh_name = self._fresh(n, source, block)
-                block.oplist.append(Operator("assign", {"X": (now.get(n, n),)}, {"Out": (fresh_name,)}, role=op.role, site=op.site))
+                block.oplist.append(unary("assign", now.get(n, n), fresh_name, site=op.site).replace(role=op.role))
                 now[n] = fresh_name
             block.oplist.append(copy_op(op, self.program, block, now, f"{self.suffix}.{len(block.oplist)}"))
         else:

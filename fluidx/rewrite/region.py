@@ -76,7 +76,7 @@ def as_it_is(values: ChainValues, region: Region) -> Write:
         for k in region.ops:
             op = values.ops[k]
             ins = {slot: tuple([use(n) if n in region.inputs else n for n in names]) for slot, names in op.inputs.items()}
-            b.block.oplist.append(op.replace(inputs=ins))
+            b.block.repeat(op, ins, op.outputs)
 
     return write
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..ir.builder import Builder
-from ..ir.errors import ProgramError, nearest
+from ..ir.errors import ProgramError
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Frozen, Operator, Role
 from ..ir.parts import entry_of
@@ -45,70 +45,28 @@ def each_op(program: Program, visit: Callable[[Writer, Operator], None]) -> Prog
 
 
 class PlacingBuilder(Builder):
-    """Builds operators whose results lie where the ops' own rules say. `suffix=` names a result after the first operand: `w@GRAD.shard`.
-
-    A result that is declared already keeps its type and placement.
-    """
+    """A Builder whose new results get the placements that the ops' own rules give. A declared result keeps its type and placement."""
 
     def __init__(self, writer: Writer, role: Role, near: Operator | None):
         super().__init__(writer.block, role)
         self.program = writer.program
-        self.site = near.site if near is not None else None
+        self.site, self.device = near.site if near is not None else None, ""
 
     def group_size(self, group: str) -> int:
         """The number of ranks in a group."""
         return len(self.program.groups[group][0])
 
-    def emit(
-        self,
-        op_type: str,
-        *args: Any,
-        name: str | None = None,
-        out: Mapping[str, Any] | None = None,
-        n_out: int = 0,
-        suffix: str = "",
-        **attrs: Any,
-    ) -> Any:
-        definition = opdef(op_type)
-        if len(args) > len(definition.in_slots):
-            raise ProgramError(f"op {op_type} takes {len(definition.in_slots)} inputs ({', '.join(definition.inputs)}), got {len(args)}")
-        slots = [s.name for s in definition.out_slots]
-        for slot_name in out or ():
-            if slot_name not in slots:
-                raise ProgramError(f"op {op_type} has no output {slot_name!r}; {nearest(slot_name, slots, 'it has')}")
-        ins = {
-            s.name: tuple(map(_name, a)) if s.many else (_name(a),)
-            for s, a in zip(definition.in_slots, args, strict=False)
-            if a is not None
-        }
-        if suffix:
-            name = f"{next(iter(ins.values()))[0]}.{suffix}"
-        outs: dict[str, tuple[str, ...]] = {}
-        for k, slot in enumerate(definition.out_slots):
-            given = (out or {}).get(slot.name, name if k == 0 and name else None)
-            if given is None and not slot.optional:
-                given = [self._fresh(f"{op_type}.tmp", "") for _ in range(n_out)] if slot.many else self._fresh(f"{op_type}.tmp")
-            if given is not None:
-                outs[slot.name] = tuple(map(_name, given)) if isinstance(given, (list, tuple)) else (_name(given),)
-        full = definition.complete_attrs(attrs)
-        op = Operator(op_type, ins, outs, full, role=self.role or Role.DIST, site=self.site)
-        made = [n for names in outs.values() for n in names]
-        if any(n not in self.block.descs for n in made):
-            self._declare(op, definition)
-        self.block.oplist.append(op)
-        results = [self._result(op, s.name, s.many) for s in definition.out_slots]
-        return results[0] if len(results) == 1 else tuple(results)
-
-    def _declare(self, op: Operator, definition: type[OpDef]) -> None:
-        descs = {n: self.block.desc(n) for n in op.input_arg_names}
-        types = definition.infer_outputs({s: [descs[n].type for n in names] for s, names in op.inputs.items()}, op.attrs)
-        flat: list[tuple[str, TensorType]] = []
-        for slot, t in zip(definition.out_slots, types, strict=True):
-            flat += zip(op.outputs.get(slot.name, ()), t if slot.many else [t], strict=False)
-        places = result_places(self.program, definition, op, [t for _, t in flat])
-        for (n, t), q in zip(flat, places, strict=True):
-            if n not in self.block.descs:
-                self.block.declare(Var(n, t, q, stop_gradient=True))
+    def _write(
+        self, op_type: str, inputs: dict[str, tuple[str, ...]], outputs: dict[str, tuple[str, ...]], attrs: Mapping[str, Any]
+    ) -> Operator:
+        descs = self.block.descs
+        new = {n for names in outputs.values() for n in names if n not in descs}
+        op = super()._write(op_type, inputs, outputs, attrs)
+        if new:
+            made = op.output_arg_names
+            places = result_places(self.program, opdef(op_type), op, [descs[n].type for n in made])
+            descs.update((n, Var(n, descs[n].type, q, stop_gradient=True)) for n, q in zip(made, places, strict=True) if n in new)
+        return op
 
 
 def result_places(program: Program, definition: type[OpDef], op: Operator, types: list[TensorType]) -> list[Placement]:
@@ -147,10 +105,6 @@ def result_places(program: Program, definition: type[OpDef], op: Operator, types
     return [tuple(q) for q in found]
 
 
-def _name(value: Any) -> str:
-    return value if isinstance(value, str) else value.name
-
-
 class SharedAttrs:
     """Gives operators changed attributes: one object to those that had one."""
 
@@ -163,8 +117,3 @@ class SharedAttrs:
         if made is None:
             made = self._made[key] = op.attrs, Frozen({**op.attrs, **changes})
         return op.replace(attrs=made[1])
-
-
-def filled(op_type: str, attrs: Mapping[str, Any]) -> Frozen:
-    """The attributes of an operator that a pass writes: the given ones, which are of the declared types, and the defaults of others."""
-    return Frozen({**opdef(op_type).defaults, **attrs})

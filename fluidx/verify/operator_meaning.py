@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from ..ir.errors import ProgramError
+from ..ir.make_op import make_op
 from ..ir.opdef import Effect, OpDef, opdef
-from ..ir.operator import Frozen, Operator
+from ..ir.operator import Frozen, Operator, Role
 from ..ir.parts import entry_of
 from ..ir.types import Local, Own, Partial, Placement, TensorType
 from .linear import coefficients
@@ -244,8 +245,7 @@ class Operators:
         """What the one-device operator makes of an expression, of each layer by itself: so values that ranks have of their own meet. Over
         other groups operand and result lie alike, as `signature` says; Refused where the operator has no lemma for that."""
         definition = opdef(type_)
-        (slot,), (out,) = definition.in_slots, definition.out_slots
-        op = Operator(type_, {slot.name: ("x",)}, {out.name: ("out",)}, definition.complete_attrs(attrs))
+        op = make_op(type_, ("x",), ("out",), definition.complete_attrs(attrs), role=Role.FORWARD)
         kind = self.kinds.of(op, (signature,), (signature,), ())
         if why := kind.wrong or kind.no_row:
             raise Refusal(f"op {type_}, which ranks do together here: {why}")

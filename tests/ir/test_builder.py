@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import fluidx as fx
 from fluidx.ir import Builder, ProgramError
+from fluidx.ir.jsonform import op_from_json, op_to_json
+from fluidx.ir.make_op import filled, make_op
 
 
 @pytest.fixture
@@ -54,3 +58,32 @@ def test_a_call_that_does_not_fit_the_declaration_is_refused(b, x, call, message
     with pytest.raises(ProgramError, match=message):
         call(b, x)
     assert len(b.block.ops) == 0
+
+
+def test_a_suffix_names_a_result_after_the_first_operand(b, x):
+    y = b.matmul(b.reshape(x, shape=[2, 3], name="y"), b.reshape(x, shape=[3, 2], name="z"), suffix="product")
+    assert y.name == "y.product"
+    assert [v.name for v in b.split(x, num=2, n_out=2, suffix="half")] == ["x.half.0", "x.half.1"]
+
+
+def test_an_operand_is_a_variable_its_record_or_its_name(b, x):
+    for operand in (x, x.desc, x.name):
+        b.relu(operand)
+    assert len({op.inputs["X"] for op in b.block.ops}) == 1
+    b.sum([x, x.desc, "x"])
+    assert b.block.ops[-1].inputs == {"X": ("x", "x", "x")}
+
+
+def test_a_made_operator_has_its_names_by_slot_and_all_attributes(b, x):
+    """As a Builder writes it."""
+    for args, attrs, outs in (((x,), {"scale": 2.0}, "scale"), (([x, x],), {}, "sum"), ((x, x), {}, "elementwise_add")):
+        out = b.emit(outs, *args, **attrs)
+        names = [v.name for a in args for v in (a if isinstance(a, list) else [a])]
+        made = make_op(outs, names, [out.name], filled(outs, attrs), role=b.block.ops[-1].role)
+        assert made == b.block.ops[-1] and dict(made.attrs) == dict(b.block.ops[-1].attrs)
+
+
+def test_an_operator_keeps_its_slots_in_json(b, x):
+    b.dropout(x, dropout_prob=0.5, out={"Mask": None})
+    (op,) = b.block.ops
+    assert op_from_json(json.loads(json.dumps(op_to_json(op)))) == op

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ... import native
-from ...ir.operator import Operator, Role
+from ...ir.jsonform import op_from_json, op_to_json
+from ...ir.operator import Operator
 from ...ir.program import Program
 from ...ir.source_location import Site
 from ...ir.types import TensorType
@@ -81,19 +82,13 @@ def described(bound: Bound) -> dict[str, Any]:
     return {
         "threads": native.num_threads(),
         "values": {n: (values[n].type.dtype, values[n].type.shape) for n in sorted(names)},
-        "calls": [(_told(c.op), c.ops, c.kernel, c.talks, c.cost, c.beside) for c in calls],
+        "calls": [(op_to_json(c.op.replace(attrs={})), c.ops, c.kernel, c.talks, c.cost, c.beside) for c in calls],
     }
 
 
-def _told(op: Operator) -> list[Any]:
-    return [op.type, op.inputs, op.outputs, op.role.value]
-
-
-def _operator(told: list[Any], sites: Mapping[tuple, Site | None]) -> Operator:
+def _operator(data: Mapping[str, Any], sites: Mapping[tuple, Site | None]) -> Operator:
     """The operator that another process told of, with the line that wrote it, which texts of programs do not say."""
-    kind, inputs, outputs, role = told
-    reads, writes = ({slot: tuple(names) for slot, names in side.items()} for side in (inputs, outputs))
-    op = Operator(kind, reads, writes, role=Role(role))
+    op = op_from_json(data)
     return op.replace(site=sites.get(_key(op)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...ir.make_op import make_op
 from ...ir.opdef import opdef
 from ...ir.operator import Operator
 
@@ -17,15 +18,8 @@ class Parts:
 
     def __call__(self, op_type: str, *ins: str, out: str = "", word: str = "", **attrs: Any) -> str:
         """Append an operator of single operands and one result; give the name of the result. Who writes the output of `op` has its role."""
-        definition = opdef(op_type)
         out = out or self.fresh(f"{self.op.output_arg_names[0]}.{word or 'part'}")
-        self.made.append(
-            self.op.replace(
-                type=op_type,
-                inputs={slot.name: (n,) for slot, n in zip(definition.in_slots, ins, strict=True)},
-                outputs={definition.out_slots[0].name: (out,)},
-                attrs=definition.complete_attrs(attrs),
-                role_var=self.op.role_var if out in self.op.role_var else (),
-            )
-        )
+        role_var = self.op.role_var if out in self.op.role_var else ()
+        made = make_op(op_type, ins, (out,), opdef(op_type).complete_attrs(attrs), self.op.site, self.op.role, role_var)
+        self.made.append(made.replace(device=self.op.device))
         return out

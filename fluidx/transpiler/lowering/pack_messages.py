@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from ...ir.make_op import filled, make_op
 from ...ir.offsets import Offsets
-from ...ir.operator import Operator, Role
+from ...ir.operator import Operator
 from ...ir.program import Var
 from ...ir.types import ANY, Local, Pieces, Placement, Shard, TensorType
 from ...ir.unique_name import unused
-from ..program_rewriter import Writer, filled
+from ..program_rewriter import Writer
 
 
 class Packed:
@@ -45,7 +46,7 @@ class Packed:
 
     def _write(self, type_: str, xs: tuple[str, ...], outs: tuple[str, ...], **attrs: Any) -> None:
         site = self.ops[0].site
-        self.writer.keep(Operator(type_, {"X": xs}, {"Out": outs}, filled(type_, attrs), role=Role.DIST, site=site))
+        self.writer.keep(make_op(type_, xs, outs, filled(type_, attrs), site))
 
     def _packed(self, names: Sequence[str]) -> str:
         """Declare what values of these names are, packed."""

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...ir.errors import TranspileError
+from ...ir.make_op import filled, make_op
 from ...ir.offsets import Offsets
 from ...ir.opdef import opdef
-from ...ir.operator import Operator, Role
+from ...ir.operator import Operator
 from ...ir.parts import Coords, holds, local_type
 from ...ir.program import Block, Var
 from ...ir.types import Local, TensorType
 from ..algorithms import RankRound, Transfer
-from ..program_rewriter import filled
 
 
 class CollectivePlan(NamedTuple):
@@ -94,7 +94,7 @@ class CollectiveOnRank:
             what = self._type(a, b)
             name = self.out if not t.add and final and len(coming) == 1 and self._is_result(a, b) else self._new(a, b, "in", what)
             attrs = filled("recv", {"peer": members[t.source], "shape": what.shape, "dtype": what.dtype, **how})
-            self.block.oplist.append(Operator("recv", {}, {"Out": (name,)}, attrs, role=Role.DIST, site=self.op.site))
+            self.block.oplist.append(make_op("recv", (), (name,), attrs, self.op.site))
             arrived.append(Arrived(a, b, name, t.source, t.add))
         return Received(final, arrived)
 
@@ -199,10 +199,10 @@ class CollectiveOnRank:
         return self.out if b - a == self.plan.size else f"{self.out}.from{a}"
 
     def _op(self, type_: str, ins: Mapping[str, Sequence[str]], out: str, **attrs: Any) -> None:
-        named = {slot: tuple(names) for slot, names in ins.items()}
-        key = type_, *named.items(), out, *attrs.items()
+        xs = tuple([n for names in ins.values() for n in names])
+        key = type_, xs, out, *attrs.items()
         op = self.plan.ops.get(key)
         if op is None:
-            op = Operator(type_, named, {"Out": (out,)}, filled(type_, attrs), role=Role.DIST, site=self.op.site)
+            op = make_op(type_, xs, (out,), filled(type_, attrs), self.op.site)
             self.plan.ops[key] = op
         self.block.oplist.append(op)

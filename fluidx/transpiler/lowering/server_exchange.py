@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from ...ir.operator import Operator, Role
+from ...ir.make_op import filled, make_op
+from ...ir.operator import Operator
 from ...ir.program import Block, Var
 from ...ir.types import Local, TensorType
-from ..program_rewriter import filled
 
 SERVED = ("push", "pull")
 
@@ -128,7 +128,7 @@ class _Writing:
 
     def send(self, name: str, peer: int) -> None:
         attrs = filled("send", {"peer": peer, "group": self.op.attrs["group"], "batch": self.batch})
-        self.messages.append(Operator("send", {"X": (name,)}, {}, attrs, role=Role.DIST, site=self.op.site))
+        self.messages.append(make_op("send", (name,), (), attrs, self.op.site))
 
     def recv(self, name: str, peer: int, shape: tuple[int, ...], placement: Any = None) -> str:
         if placement is None:
@@ -138,5 +138,4 @@ class _Writing:
         return name
 
     def made(self, type_: str, xs: list[str], out: str, **attrs: Any) -> Operator:
-        ins = {"X": tuple(xs)} if xs else {}
-        return Operator(type_, ins, {"Out": (out,)}, filled(type_, attrs), role=Role.DIST, site=self.op.site)
+        return make_op(type_, xs, (out,), filled(type_, attrs), self.op.site)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...ir.errors import TranspileError
-from ...ir.operator import Frozen, Operator, Role
+from ...ir.make_op import filled, make_op
+from ...ir.operator import Frozen, Operator
 from ...ir.parts import Coords, holds, local_type
 from ...ir.program import Block
 from ...ir.sizes import StandInShapes
 from ...ir.types import ANY, Placement
 from ..placement.propagate import where
-from ..program_rewriter import filled
 
 TRANSFER = "transfer"
 
@@ -57,8 +57,8 @@ class Transfers:
 
     @staticmethod
     def _message(op: Operator, kind: str, attrs: Frozen) -> Operator:
-        ins, outs = (op.inputs, {}) if kind == "send" else ({}, op.outputs)
-        return Operator(kind, ins, outs, attrs, role=Role.DIST, site=op.site)
+        xs, outs = (op.input_arg_names, ()) if kind == "send" else ((), op.output_arg_names)
+        return make_op(kind, xs, outs, attrs, op.site)
 
     def _open(self, op: Operator) -> dict[str, object]:
         """How long the open axes of what is received are."""

@@ -13,14 +13,14 @@ from itertools import accumulate, pairwise
 from math import prod
 
 from ...ir.errors import TranspileError
+from ...ir.make_op import filled, make_op
 from ...ir.offsets import Offsets
 from ...ir.opdef import OPS, opdef
-from ...ir.operator import Operator, Role
+from ...ir.operator import Operator
 from ...ir.parts import Coords, holds, local_type
 from ...ir.program import Block, Program
 from ...ir.types import ANY, Placement, Shard, TensorType
 from ..algorithms import RankRound, Refused, algorithm, parts, schedule
-from ..program_rewriter import filled
 from .adasum import AdasumOnRank
 from .rank_buffers import CollectiveOnRank, CollectivePlan
 from .strided_collectives import Boxed
@@ -146,7 +146,7 @@ class MessageRounds:
         sends = [(v.op, v.take(a, b, "out"), t.target) for v, part in now for t in part.gives for a, b in v.plan.messages(t)]
         attrs = {to: filled("send", {"peer": members[to], **how}) for to in {to for _, _, to in sends}}
         for op, name, to in sends:
-            block.oplist.append(Operator("send", {"X": (name,)}, {}, attrs[to], role=Role.DIST, site=op.site))
+            block.oplist.append(make_op("send", (name,), (), attrs[to], op.site))
         arrived = [(v, v.receive(part, members, how)) for v, part in now if part.takes]
         for v, found in arrived:
             v.settle(found)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.errors import TranspileError
+from ...ir.make_op import filled
 from ...ir.operator import unary
 from ...ir.program import ProgramPair
 from ..cluster import SERVERS
 from ..pass_base import Job, Pass
 from ..placement.roots import RootChunk, assign
-from ..program_rewriter import Writer, filled
+from ..program_rewriter import Writer
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ...ir.errors import TranspileError
+from ...ir.make_op import filled
 from ...ir.operator import Operator, unary
 from ...ir.parts import coords_of, local_type
 from ...ir.program import ProgramPair
@@ -16,7 +17,7 @@ from ..algorithms.selection import AlgorithmTable
 from ..cluster import SERVERS, need_hosts
 from ..lowering.write_algorithm import carried_by, others, why_whole
 from ..pass_base import Job, Pass
-from ..program_rewriter import Writer, each_op, filled
+from ..program_rewriter import Writer, each_op
 from .carry import BETWEEN_HOSTS, carried, named, stays_whole
 
 

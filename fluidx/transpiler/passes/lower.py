@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...ir.make_op import filled
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, op_types, unary
 from ...ir.program import Block, Program, ProgramPair, Var
 from ...ir.types import Own
 from ..lowering.redistribute import steps
 from ..pass_base import Job, Pass
-from ..program_rewriter import filled
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...ir import flow
 from ...ir.errors import TranspileError, nearest
+from ...ir.make_op import filled
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, Role, unary
 from ...ir.parts import check_placement, entry_of
@@ -20,7 +21,6 @@ from ..placement.gathered_parameters import GatherForUse, Use
 from ..placement.parameter_homes import EVERYWHERE
 from ..placement.pipeline_stages import between_stages, pins, rest_at_stages
 from ..placement.propagate import Move, Propagation, every_move, no_axis, where
-from ..program_rewriter import filled
 
 
 @dataclass(frozen=True)

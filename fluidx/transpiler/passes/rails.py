@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ...ir.operator import Operator, Role, unary
+from ...ir.make_op import filled, make_op
+from ...ir.operator import Operator, unary
 from ...ir.program import ProgramPair, Var
 from ...ir.types import ANY, Partial, Placement, Shard, TensorType
 from ...view.diff import show_bytes
 from ..cluster import need_hosts
 from ..lowering.slices import growth, slices, steps
 from ..pass_base import Job, Pass
-from ..program_rewriter import Writer, filled
+from ..program_rewriter import Writer
 
 
 @dataclass(frozen=True)
@@ -135,4 +136,4 @@ class _ReduceRun:
         out = op.output_arg_names[0]
         attrs = filled("unpack", {"shapes": (self.block.desc(out).type.shape,)})
         parts = tuple(f"{s.name}.{self.stages[-1].word}" for s in found)
-        self.writer.keep(Operator("unpack", {"X": parts}, {"Out": (out,)}, attrs, role=Role.DIST, site=op.site))
+        self.writer.keep(make_op("unpack", parts, (out,), attrs, op.site))

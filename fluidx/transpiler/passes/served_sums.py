@@ -7,6 +7,7 @@ from functools import partial
 from itertools import pairwise
 
 from ...ir.errors import TranspileError
+from ...ir.make_op import filled
 from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, unary
 from ...ir.parts import bounds
@@ -18,7 +19,7 @@ from ..lowering.redistribute import steps
 from ..pass_base import Job, Pass
 from ..placement.parameter_homes import pieces_of
 from ..placement.propagate import where
-from ..program_rewriter import Writer, filled
+from ..program_rewriter import Writer
 from ..scheduling.delay_together import Waiting
 
 

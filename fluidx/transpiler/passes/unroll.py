@@ -8,15 +8,15 @@ from enum import Enum
 
 from ...ir import flow
 from ...ir.errors import TranspileError
+from ...ir.make_op import filled, make_op
 from ...ir.opdef import Effect, opdef
-from ...ir.operator import Operator, Role, rename_slots, unary
+from ...ir.operator import Operator, rename_slots, unary
 from ...ir.program import Program, ProgramPair, Var
 from ...ir.sub_blocks import copy_op, runs_bodies
 from ...ir.time_axes import in_turn, taken_in_turn, turn_group
 from ...ir.types import Partial, Shard
 from ..pass_base import Job, Pass
 from ..placement.propagate import where
-from ..program_rewriter import filled
 
 _ADDS = {"sum": "sum", "max": "elementwise_max", "min": "elementwise_min"}
 _HOST = "\0host"  # stands for what operators that touch the host change: they keep their order
@@ -240,8 +240,7 @@ class _Unrolling:
             owed = Partial(kind, turn_group(self.axis, 0, k))
             self.block.descs[target] = Var(target, d.type, (*d.placement, owed), stop_gradient=True)
         both = (self.added[out], term)
-        ins = {"X": both} if kind == "sum" else {"X": both[:1], "Y": both[1:]}
         finished = self.finishes.get(x, ()) if k == self.n - 1 else ()
         role_var = (finished[0], out) if finished else ()
-        self.out.append(Operator(_ADDS[kind], ins, {"Out": (target,)}, filled(_ADDS[kind], {}), Role.DIST, role_var, op.site))
+        self.out.append(make_op(_ADDS[kind], both, (target,), filled(_ADDS[kind], {}), op.site, role_var=role_var))
         self.added[out] = target

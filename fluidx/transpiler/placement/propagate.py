@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ...ir.errors import TranspileError, nearest
 from ...ir.flow import listed, sub_reads, sub_writes
+from ...ir.make_op import filled
 from ...ir.opdef import OPS, OpDef, opdef
 from ...ir.operator import Frozen, Operator, attrs_key, unary
 from ...ir.parts import entry_of
@@ -20,7 +21,6 @@ from ...ir.program import Block, Program, Var
 from ...ir.types import REPLICATE, At, Entry, Own, Partial, Placement, Shard, TensorType, show_placement
 from ...ir.unique_name import unused
 from ..cluster import SERVERS, several
-from ..program_rewriter import filled
 from .choose_row import (
     Choice,
     Chosen,
