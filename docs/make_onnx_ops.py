@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from fluidx.ir.opdef import all_ops
-from fluidx.onnx import faces, known
-from fluidx.onnx.faces import FACES, HOSTS
+from fluidx.onnx import import_tables, known
+from fluidx.onnx.import_tables import IMPORTERS, NUMPY_IMPORTERS
 from fluidx.onnx.normalize import domain_of
 from fluidx.onnx.registry import OnnxOperator
 from fluidx.testing.alone import in_onnx
@@ -45,8 +45,8 @@ def writers() -> dict[str, list[str]]:
 def _is_fluidx(k: OnnxOperator) -> bool:
     """Is it no operator that somebody has added?"""
     key = domain_of(k.domain), k.name
-    found = FACES.get(key) or HOSTS.get(key)
-    return found is None or found.__module__.startswith(faces.__name__)
+    found = IMPORTERS.get(key) or NUMPY_IMPORTERS.get(key)
+    return found is None or found.__module__.startswith(import_tables.FUNCTIONS)
 
 
 def page() -> str:

@@ -158,19 +158,6 @@ def answer(module: str, name: str) -> str | None:
     return _ANSWERS.get(module, {}).get(name)
 
 
-def answer_of_op(name: str) -> str | None:
-    """What is written instead of an op of fluid's; None for names that are not fluid's.
-
-    >>> answer_of_op("sequence_mask"), answer_of_op("reshap")
-    ('layers.sequence_mask writes it', None)
-    """
-    if (said := answer("layers", name)) is not None:
-        return said
-    from . import layers
-
-    return f"layers.{name} writes it" if name in layers.__all__ else None
-
-
 _PLACES = ("layers", "io", "optimizer", "initializer", "nets", "metrics", "core", "framework")
 
 

@@ -116,6 +116,10 @@ def test_a_module_can_be_the_first_to_be_imported(name):
     assert done.returncode == 0, done.stderr
 
 
+def test_modules_directly_in_fluidx_and_in_its_onnx_package_import_each_other_in_one_direction():
+    assert [c for c in structure.import_cycles(ROOT) if c.partition(":")[0] in ("fluidx", "fluidx.onnx", "fluidx.onnx.importers")] == []
+
+
 def test_a_class_name_has_one_meaning():
     assert structure.classes_with_two_meanings(ROOT) == {}
 

@@ -1,7 +1,7 @@
-"""Layers: functions that append operators to the default main program and give back their results, as in fluid.
+"""Layers: functions that append operators to the default main program and return their results, as in fluid.
 
-Argument names and order are fluid 1.8's. Arguments that choose between equivalent implementations there (`use_cudnn`, `is_sparse`, ...)
-have no effect here; those that would change a result and are not supported raise ProgramError.
+Names and order of arguments are those of fluid 1.8. Arguments that only choose an implementation in fluid (`use_cudnn`, `is_sparse`, ...)
+have no effect. An argument that would change a result raises ProgramError if it is not supported.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from inspect import isfunction
 from typing import Any
 
-from ..fluid_names import answer_of_op, missing
+from ..fluid_names import answer, missing
 from ..ir import errors
 from . import (
     arrays,
@@ -67,11 +67,17 @@ _MODULES = (
 )  # fmt: skip
 __all__ = ["LayerHelper", *_SCHEDULES, *(name for module in _MODULES for name in module.__all__)]
 
-# here and not in the modules, which call one another
+# wrapped here and not in the modules, because layers call one another
 globals().update({name: errors.explains_arguments(layer) for name in __all__ if isfunction(layer := globals().get(name))})
 
 
-errors.fluid_op = answer_of_op
+
+def _answer_of_op(name: str) -> str | None:
+    """What to write instead of an operator of fluid 1.8; None for a name that is not fluid's."""
+    return answer("layers", name) or (f"layers.{name} writes it" if name in __all__ else None)
+
+
+errors.fluid_op = _answer_of_op
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..ir.errors import nearest
 from .errors import OnnxError
-from .faces import FACES, HOSTS, load_all
+from .import_tables import IMPORTERS, NUMPY_IMPORTERS, load_all
 from .normalize import domain_of, graphs_of, opsets_of
 
 _MOST = 20  # nodes that a message lists
@@ -85,7 +85,7 @@ def _has(p: Any, opsets: Mapping[str, int], own: set[tuple[str, str]]) -> bool:
 
     domain = domain_of(p.domain)
     key = domain, p.op_type
-    if key in FACES or key in HOSTS or key in own:
+    if key in IMPORTERS or key in NUMPY_IMPORTERS or key in own:
         return True
     try:
         schema = onnx.defs.get_schema(p.op_type, opsets.get(domain, 1), domain)
@@ -98,7 +98,7 @@ def _has(p: Any, opsets: Mapping[str, int], own: set[tuple[str, str]]) -> bool:
 
 def _missing(p: Any, opsets: Mapping[str, int]) -> str:
     domain = domain_of(p.domain)
-    known = [op for d, op in (*FACES, *HOSTS) if d == domain]
+    known = [op for d, op in (*IMPORTERS, *NUMPY_IMPORTERS) if d == domain]
     where = f" of domain {domain!r}" if domain else ""
     name = p.name or (p.output[0] if p.output else "")
     hint = nearest(p.op_type, known, "fluidx has") if known else "fluidx has no operator of that domain"

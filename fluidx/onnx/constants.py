@@ -58,7 +58,7 @@ def _sequence(importer: Importer, values: list[Any], name: str | None = None) ->
     return importer.b.sequence_construct([importer.variable(v) for v in values], name=name)
 
 
-def given_out(importer: Importer, value: Any, info: Any) -> Variable:
+def block_output(importer: Importer, value: Any, info: Any) -> Variable:
     """The variable that a block gives for a value, of the type that its graph declares where that is an optional or a sequence."""
     t = value_type(info.type) if info.type.WhichOneof("value") in ("optional_type", "sequence_type") else None
     if value is ABSENT and isinstance(t, OptionalType):
@@ -71,7 +71,7 @@ def given_out(importer: Importer, value: Any, info: Any) -> Variable:
 
 def output(importer: Importer, info: Any) -> Variable:
     """The variable of an output of the model. One that holds nothing is of the type that the model declares."""
-    value, name, b = importer.found(info.name), importer.fresh(info.name), importer.b
+    value, name, b = importer.lookup(info.name), importer.fresh(info.name), importer.b
     if value is ABSENT and isinstance(t := value_type(info.type), OptionalType):
         return b.optional(elem=str(t.elem), name=name)
     if not isinstance(value, list):

@@ -24,8 +24,8 @@ from ..ir.sizes import StandInShapes
 from ..ir.types import ANY, Dim, size_names
 from ..ir.unique_name import unused
 from .errors import OnnxError, need_onnx
-from .nodes import NODES, load_all
-from .nodes.elementwise import by_expression, has_expression
+from .exporters import EXPORTERS, load_all
+from .exporters.elementwise import by_expression, has_expression
 from .rank_models import describe, opaque_node, rank_model
 from .training_info import training_info, training_step
 from .types import open_sizes, type_proto_of
@@ -274,9 +274,9 @@ class _Graph:
     def _write(self, op: Operator, made: set[str]) -> None:
         start = len(self.nodes)
         handle = Op(self, op)
-        if op.type not in NODES and not has_expression(op.type):
-            raise handle.wrong(nearest(op.type, NODES, "there are"))
-        found = NODES[op.type](handle) if op.type in NODES else by_expression(handle)
+        if op.type not in EXPORTERS and not has_expression(op.type):
+            raise handle.wrong(nearest(op.type, EXPORTERS, "there are"))
+        found = EXPORTERS[op.type](handle) if op.type in EXPORTERS else by_expression(handle)
         operands = {self.now[n] for n in op.input_arg_names}
         slots = found if isinstance(found, dict) else {opdef(op.type).out_slots[0].name: found}
         for slot, values in slots.items():

@@ -81,9 +81,9 @@ class Node:
             raise self.wrong(f"it fills with {number}; a program fills with numbers that a float of 64 bits has, fx.onnx.session runs it")
         return float(number)
 
-    def held(self, array: np.ndarray) -> Any:
+    def constant(self, array: np.ndarray) -> Any:
         """An array that the node itself holds, as its output."""
-        return self.importer.held(self.proto.output[0], array)
+        return self.importer.node_constant(self.proto.output[0], array)
 
     # -- attributes, outputs --------------------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Node:
 
     def once(self, make: Callable[[], Any]) -> Any:
         """What `make` makes of the attributes, in the first run of this node alone."""
-        kept = self.importer.kept
+        kept = self.importer.node_cache
         if id(self.proto) not in kept:
             kept[id(self.proto)] = self.proto, make()
         return kept[id(self.proto)][1]

@@ -11,7 +11,7 @@ from .errors import OnnxError
 from .limits import AXES
 from .values import numpy_dtype
 
-NEWEST = 28  # the opset whose operators the faces speak
+NEWEST = 28  # the opset that the import functions are written for
 _DEPTH = 64  # of graphs in graphs; files cannot hold half as many
 
 

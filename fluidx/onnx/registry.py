@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import faces
+from . import import_tables
 from .errors import OnnxError, need_onnx
-from .faces import COMPUTED, FACES, HOSTS, Face, load_all
+from .import_tables import DYNAMIC_IMPORTERS, IMPORTERS, NUMPY_IMPORTERS, ImportFunction, load_all
 from .normalize import domain_of
 from .read import NEWEST, OPSET_8
 
@@ -40,12 +40,12 @@ def known(domain: str | None = None) -> list[OnnxOperator]:
     need_onnx()
     load_all()
     versions, bodies = _schemas()
-    keys = {key for key in (*FACES, *HOSTS, *bodies) if key[0] != OPSET_8}
+    keys = {key for key in (*IMPORTERS, *NUMPY_IMPORTERS, *bodies) if key[0] != OPSET_8}
     found = [OnnxOperator(d or "ai.onnx", name, versions.get((d, name), ()), _how((d, name))) for d, name in keys]
     return sorted(k for k in found if domain is None or k.domain == (domain or "ai.onnx"))
 
 
-def face(*names: str, domain: str) -> Callable[[Face], Face]:
+def face(*names: str, domain: str) -> Callable[[ImportFunction], ImportFunction]:
     """Enter a function as what operators of a domain of your own are in programs; one that was entered before is replaced.
 
     The function is given a node: `n.x(k)` is operand k as a variable, `n.attr(name, default)` an attribute, `n.b` a builder with a method
@@ -64,10 +64,10 @@ def face(*names: str, domain: str) -> Callable[[Face], Face]:
     >>> [op.type for op in model.program.ops]
     ['tanh', 'scale']
     """
-    return _own(FACES, names, domain)
+    return _own(IMPORTERS, names, domain)
 
 
-def host(*names: str, domain: str) -> Callable[[Face], Face]:
+def host(*names: str, domain: str) -> Callable[[ImportFunction], ImportFunction]:
     """Enter a function as what computes operators of a domain of your own with NumPy; one that was entered before is replaced.
 
     The function is given a node, of which `n.value(k)` is operand k as an array. A model with such an operator is run by `session`; in a
@@ -80,19 +80,19 @@ def host(*names: str, domain: str) -> Callable[[Face], Face]:
     >>> fx.onnx.known("com.example")[-1].how in ("host", "operators")
     True
     """
-    return _own(HOSTS, names, domain)
+    return _own(NUMPY_IMPORTERS, names, domain)
 
 
-def _own(table: dict[tuple[str, str], Face], names: tuple[str, ...], domain: str) -> Callable[[Face], Face]:
+def _own(table: dict[tuple[str, str], ImportFunction], names: tuple[str, ...], domain: str) -> Callable[[ImportFunction], ImportFunction]:
     load_all()
     if not names or not all(isinstance(n, str) and n for n in names):
         raise OnnxError(f"name the operators that the function implements: @fx.onnx.face('MyOp', domain='com.example'); got {names}")
     keys = [(domain_of(domain), n) for n in names]
     for key in keys:
-        if key in table and table[key].__module__.startswith(faces.__name__):
+        if key in table and table[key].__module__.startswith(import_tables.FUNCTIONS):
             raise OnnxError(f"fluidx has operator {key[1]} of domain {domain or 'ai.onnx'!r}; take another name, or a domain of your own")
 
-    def enter(f: Face) -> Face:
+    def enter(f: ImportFunction) -> ImportFunction:
         table.update((key, f) for key in keys)
         return f
 
@@ -100,7 +100,7 @@ def _own(table: dict[tuple[str, str], Face], names: tuple[str, ...], domain: str
 
 
 def _how(key: tuple[str, str]) -> str:
-    return OPERATORS if key in FACES or key in COMPUTED else HOST if key in HOSTS else BODY
+    return OPERATORS if key in IMPORTERS or key in DYNAMIC_IMPORTERS else HOST if key in NUMPY_IMPORTERS else BODY
 
 
 def _schemas() -> tuple[dict[tuple[str, str], tuple[int, ...]], set[tuple[str, str]]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..ir.dtypes import FLOATS
 from .check import all_graphs
-from .faces import FACTORS, STATISTICS, load_all
+from .import_tables import FACTORS, STATISTICS, load_all
 from .normalize import domain_of
 from .values import numpy_dtype
 

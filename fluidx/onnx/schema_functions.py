@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..ir import Variable
 from ..ir.errors import nearest
-from .faces import FACES, HOSTS
+from .import_tables import IMPORTERS, NUMPY_IMPORTERS
 from .node import Node
 from .normalize import domain_of
 from .types import type_proto_of
@@ -26,7 +26,7 @@ def function_of(importer: Importer, n: Node) -> tuple[Any, Any]:
     try:
         schema = onnx.defs.get_schema(n.op_type, opset, domain)
     except onnx.defs.SchemaError:
-        known = sorted({k[1] for k in (*FACES, *HOSTS) if k[0] == domain})
+        known = sorted({k[1] for k in (*IMPORTERS, *NUMPY_IMPORTERS) if k[0] == domain})
         where = f" of domain {domain!r}" if domain else ""
         raise n.wrong(f"there is no operator {n.op_type}{where} in opset {opset}; {nearest(n.op_type, known, 'fluidx has')}") from None
     if schema.has_context_dependent_function:

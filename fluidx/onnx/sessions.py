@@ -128,26 +128,26 @@ class Session:
             raise OnnxError(f"input {name!r} has {len(sizes)} axes, [{', '.join(map(str, sizes))}]; found {list(value.shape)}{one}")
 
     def _write(self, fed: Mapping[str, Any]) -> tuple[StagedPlan, dict[str, Any]]:
-        """A plan, and what each input is in it: the name of a variable, or a Later."""
+        """A plan, and what each input is in it: the name of a variable, or a RuntimeValue."""
         main, startup = Program(program_name(self.graph)), Program(f"{program_name(self.graph)}_startup")
         importer = Importer(main, startup, self.opsets)
-        importer.kept = self._kept
+        importer.node_cache = self._kept
         importer.take_weights(self.graph)
-        given = {n: importer.enter(n, v, in_programs(v) and n not in self.optional) for n, v in fed.items()}
+        given = {n: importer.add_runtime_value(n, v, in_programs(v) and n not in self.optional) for n, v in fed.items()}
         importer.evaluate = run_once(importer)
         importer.run_nodes(self.graph.node)
-        outputs = [importer.settled(importer.found(n)) for n in self.outputs]
+        outputs = [importer.unwrapped(importer.lookup(n)) for n in self.outputs]
         scope = Scope()
         if startup.global_block().oplist:
             self._executor.run(startup, scope=scope)
-        return StagedPlan(self._executor, _folded(main, scope, importer, outputs), scope, importer.trail, outputs, importer.fed), given
+        return StagedPlan(self._executor, _folded(main, scope, importer, outputs), scope, importer.host_steps, outputs, importer.fed), given
 
 
 def _folded(main: Program, scope: Scope, importer: Importer, outputs: list[Any]) -> Program:
     """The program with what is done by channel computed into the filters that lie in the scope, which is the program's own."""
     if what_trains(main) is not None:
         return main
-    wanted = read_by_host(importer.trail, outputs)
+    wanted = read_by_host(importer.host_steps, outputs)
     for fold in (fold_batch_norms, fold_scales):
         folded = fold(main, scope.get, wanted)
         for name, array in folded.values.items():

@@ -1,4 +1,4 @@
-"""A model's program for feeds of one kind, run in stages: what the host computes in between is fed to the next one."""
+"""Runs of an imported program in stages. The host computes between the stages, and feeds its results to the next one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from ..executor.scope import Scope
 from ..ir import Program, Variable, flow
 from ..rewrite.live import live_ops
 from .importer import Check, HostCall
-from .values import ABSENT, Later, each, leaves
+from .values import ABSENT, RuntimeValue, each, leaves
 
-Known = dict[Any, Any]  # values of a run, by the name of a variable or by a Later
+HostSteps = Sequence[Check | HostCall]
+Known = dict[Any, Any]  # values of a run, by name of a variable or by RuntimeValue
 
 
 class _RunStage(NamedTuple):
-    """A run of the program for `fetch`, if that is anything, of `feed`. Then `checks` have to recur, and `call` is made."""
+    """One stage: run the program for `fetch`, if there is any, with `feed`; then compare the `checks` and make the `call`."""
 
     feed: tuple[str, ...]
     fetch: tuple[str, ...]
@@ -27,21 +28,21 @@ class _RunStage(NamedTuple):
 
 
 class StagedPlan:
-    """A program, and what the host does in a run of it. `given` are the names of variables that are fed."""
+    """A program with its host calls, for feeds of one kind. `given` names the variables that are fed."""
 
     def __init__(
-        self, executor: Executor, main: Program, scope: Scope, trail: Sequence[Check | HostCall], outputs: list[Any], given: Collection[str]
+        self, executor: Executor, main: Program, scope: Scope, host_steps: HostSteps, outputs: list[Any], given: Collection[str]
     ):
         self.main, self.scope, self.outputs = main, scope, outputs
         self._executor = executor
-        self.stages = tuple(_stages(main, trail, outputs, given))
+        self.stages = tuple(_stages(main, host_steps, outputs, given))
         self._runs = 0
         fetch = self.stages[0].fetch
-        self._whole = not trail and list(fetch) == [v.name if isinstance(v, Variable) else None for v in outputs]
+        self._whole = not host_steps and list(fetch) == [v.name if isinstance(v, Variable) else None for v in outputs]
 
     def run(self, known: Known) -> list[Any] | None:
-        """The outputs; None where a value that the program was written for is another one now."""
-        if self._whole:  # one run gives the outputs as they are
+        """The outputs, or None if a value that the program was written for differs now."""
+        if self._whole:  # one run gives all outputs
             (stage,) = self.stages
             return self._executor.run(self.main, {name: known[name] for name in stage.feed}, stage.fetch, scope=self.scope)
         step, self._runs = self._runs, self._runs + 1
@@ -50,16 +51,16 @@ class StagedPlan:
                 self.scope.steps[self.main] = step  # what is drawn at random is that of one run in all stages
                 found = self._executor.run(self.main, {name: known[name] for name in feed}, fetch, scope=self.scope)
                 known.update(zip(fetch, found, strict=True))
-            if not all(_same(_now(of, known), was) for of, was in checks):
+            if not all(_same(_filled(of, known), expected) for of, expected in checks):
                 return None
-            if call is not None and not _entered(call, known):
+            if call is not None and not _made(call, known):
                 return None
-        return [each(_now(v, known), _handed_out) for v in self.outputs]
+        return [each(_filled(v, known), _copied) for v in self.outputs]
 
 
-def _entered(call: HostCall, known: Known) -> bool:
-    """Make a call, and enter its results among what is known; False where one has another shape than the program was written for."""
-    for result, value in zip(call.results, call.work([_now(v, known) for v in call.operands])):
+def _made(call: HostCall, known: Known) -> bool:
+    """Make a call and store its results in `known`. False if a result has a shape that the program was not written for."""
+    for result, value in zip(call.results, call.work([_filled(v, known) for v in call.operands])):
         if not isinstance(result, Variable):
             known[result] = value
         elif value.shape == result.shape:
@@ -69,11 +70,11 @@ def _entered(call: HostCall, known: Known) -> bool:
     return True
 
 
-def _now(value: Any, known: Known) -> Any:
-    return each(value, lambda v: known[v.name] if isinstance(v, Variable) else known[v] if isinstance(v, Later) else v)
+def _filled(value: Any, known: Known) -> Any:
+    return each(value, lambda v: known[v.name] if isinstance(v, Variable) else known[v] if isinstance(v, RuntimeValue) else v)
 
 
-def _handed_out(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     return None if value is ABSENT else np.array(value) if isinstance(value, np.ndarray) else value
 
 
@@ -88,9 +89,9 @@ def _same(a: Any, b: Any) -> bool:
 # -- stages -------------------------------------------------------------------------------------------------------------------------
 
 
-def _stages(main: Program, trail: Sequence[Check | HostCall], outputs: list[Any], given: Collection[str]) -> Iterator[_RunStage]:
-    """What a stage computes, and a later one reads, is computed once: it is fetched, and fed there."""
-    groups: list[tuple[list[Check], HostCall | None]] = [*_groups(trail), ([], None)]
+def _stages(main: Program, host_steps: HostSteps, outputs: list[Any], given: Collection[str]) -> Iterator[_RunStage]:
+    """A value that one stage computes and a later one reads is computed once: the stage fetches it, and the later one is fed with it."""
+    groups: list[tuple[list[Check], HostCall | None]] = [*_groups(host_steps), ([], None)]
     wanted = [_names([c.of for c in checks] if call is None else call.operands) for checks, call in groups[:-1]] + [_names(outputs)]
     known = set(given)
     for k, (checks, call) in enumerate(groups):
@@ -99,20 +100,20 @@ def _stages(main: Program, trail: Sequence[Check | HostCall], outputs: list[Any]
         if fetch:
             ops = live_ops(main, known, fetch)
             after = [n for names in wanted[k + 1 :] for n in names]
-            fetch += [n for n in _handed_on(main, ops, known, after) if n not in fetch]
+            fetch += [n for n in _needed_later(main, ops, known, after) if n not in fetch]
             feed = tuple(sorted(known.intersection(n for op in ops for n in flow.reads(main, op))))
         yield _RunStage(feed, tuple(fetch), checks, call)
         known.update(fetch, () if call is None else _names(call.results))
 
 
-def read_by_host(trail: Sequence[Check | HostCall], outputs: list[Any]) -> set[str]:
-    """The names of variables of which the host has to have the values."""
-    return set(_names([outputs, *(one.of if isinstance(one, Check) else one.operands for one in trail)]))
+def read_by_host(host_steps: HostSteps, outputs: list[Any]) -> set[str]:
+    """Names of the variables whose values the host needs."""
+    return set(_names([outputs, *(one.of if isinstance(one, Check) else one.operands for one in host_steps)]))
 
 
-def _groups(trail: Sequence[Check | HostCall]) -> Iterator[tuple[list[Check], HostCall | None]]:
+def _groups(host_steps: HostSteps) -> Iterator[tuple[list[Check], HostCall | None]]:
     checks: list[Check] = []
-    for one in trail:
+    for one in host_steps:
         if isinstance(one, Check):
             checks.append(one)
             continue
@@ -124,8 +125,8 @@ def _groups(trail: Sequence[Check | HostCall]) -> Iterator[tuple[list[Check], Ho
         yield checks, None
 
 
-def _handed_on(main: Program, ops: Sequence[Any], known: Collection[str], after: Sequence[str]) -> list[str]:
-    """What `ops` make of other values that is needed for the names `after` as well."""
+def _needed_later(main: Program, ops: Sequence[Any], known: Collection[str], after: Sequence[str]) -> list[str]:
+    """Results of `ops` that later stages read too, to compute the names `after`. Results without inputs are cheap and are not listed."""
     made = dict.fromkeys(n for op in ops if op.input_arg_names for n in op.output_arg_names)
     ours = set(map(id, ops))
     read = {n for op in live_ops(main, known, after) if id(op) not in ours for n in flow.reads(main, op)}

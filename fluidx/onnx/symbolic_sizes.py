@@ -17,6 +17,7 @@ from ..ir import Variable
 from ..ir.errors import FluidxError
 from ..ir.types import ANY
 from .errors import OnnxError
+from .values import Outputs, as_outputs
 
 if TYPE_CHECKING:
     from .node import Node
@@ -82,7 +83,7 @@ def _shape(n: Node, v: Variable) -> Any:
     found = _sizes(n, v)
     for axis, number in enumerate(found):
         if is_open(number):
-            n.importer.opened.setdefault(number, (v, axis))
+            n.importer.open_axes.setdefault(number, (v, axis))
     axes = range(len(found))[slice(n.attr("start"), n.attr("end"))]
 
     def write() -> Variable:
@@ -100,7 +101,7 @@ def _shape(n: Node, v: Variable) -> Any:
 
 def _sizes(n: Node, v: Variable) -> list[int]:
     """The shape of a variable, numbers standing for its open sizes. What only long axes come to, as a slice up to 8, is open too."""
-    opened, found = n.importer.opened, list(n.b.sizes.shape(v.name))
+    opened, found = n.importer.open_axes, list(n.b.sizes.shape(v.name))
     for axis, (declared, size) in enumerate(zip(v.shape, found, strict=True)):
         if declared == ANY and not is_open(size):
             known = (number for number, (w, k) in opened.items() if (w.name, k) == (v.name, axis))
@@ -117,8 +118,6 @@ _INTEGER = (6, 7)  # the codes of int32 and int64
 
 
 def _carried(n: Node) -> Any:
-    from .importer import Outputs, several
-
     values = [n.importer.array(v) for v in n.operands]
     if any(isinstance(v, Variable) for v in values):
         raise _refused(n, "it takes a size that is open together with what the program computes")
@@ -141,7 +140,7 @@ def _carried(n: Node) -> Any:
     least = result([v.least if isinstance(v, Open) else w for v, w in zip(n.operands, values, strict=True)]) if exact else made
 
     def wrapped(k: int, value: Any, least: Any) -> Any:
-        return _wrapped(value, lambda: n.importer.variable(several(computed(n))[k]), exact, least)
+        return _wrapped(value, lambda: n.importer.variable(as_outputs(computed(n))[k]), exact, least)
 
     if isinstance(made, (tuple, Outputs)):
         return Outputs(wrapped(k, v, w) for k, (v, w) in enumerate(zip(made, least, strict=True)))
@@ -264,9 +263,9 @@ def _filled(n: Node) -> Variable:
 
 
 def _like(n: Node, number: int, shape: list[int], axis: int, dtype: str, value: float) -> Variable:
-    if number not in n.importer.opened:
+    if number not in n.importer.open_axes:
         raise _refused(n, f"axis {axis} of its result is computed of a size that is open")
-    v, source = n.importer.opened[number]
+    v, source = n.importer.open_axes[number]
     shape = [ANY if k == axis else d for k, d in enumerate(shape)]
     return n.b.fill_constant_batch_size_like(v, shape=tuple(shape), dtype=dtype, value=value, input_dim_idx=source, output_dim_idx=axis)
 

@@ -1,4 +1,4 @@
-"""Values of a model: tensors as arrays, and what only the host has, sequences, optionals and strings."""
+"""Values of a model: tensors as arrays, and what only the host can hold: sequences, maps, optionals and strings."""
 
 from __future__ import annotations
 
@@ -38,11 +38,20 @@ class Weight:
         self.name, self.array = name, array
 
 
-class Later:
+class RuntimeValue:
     """What another run may have another value of, and no program holds; `value` is that of the run for which the program is written."""
 
     def __init__(self, value: Host):
         self.value = value
+
+
+class Outputs(list):
+    """Several outputs of a node; a plain list is one output that is a sequence."""
+
+
+def as_outputs(result: Any) -> list[Any]:
+    """The outputs that an import function returned, as a list."""
+    return list(result) if isinstance(result, (tuple, Outputs)) else [result]
 
 
 def each(value: Any, f: Callable[[Any], Any]) -> Any:

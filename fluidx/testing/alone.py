@@ -52,11 +52,11 @@ def in_onnx(name: str) -> list[str]:
     """
     from ..onnx.errors import OnnxError
     from ..onnx.export import to_onnx
-    from ..onnx.nodes import NODES, load_all
-    from ..onnx.nodes.elementwise import has_expression
+    from ..onnx.exporters import EXPORTERS, load_all
+    from ..onnx.exporters.elementwise import has_expression
 
     load_all()
-    if name not in NODES and not has_expression(name):
+    if name not in EXPORTERS and not has_expression(name):
         return []
     found: set[str] = set()
     for sample in OPS[name].samples():

@@ -74,7 +74,7 @@ def gradients_of(
         importer.env.update({f"x{k}": inputs[k] for k in known})
         data = {n: importer.data(n, v.shape, str(v.dtype)) for n, v in given(inputs, known).items()}
         importer.run_nodes([node])
-        results = [importer.found(n) for n in node.output]
+        results = [importer.lookup(n) for n in node.output]
         weights = [np.random.default_rng(k).normal(size=r.shape) for k, r in enumerate(results)]
         b = importer.b
         total = b.sum([b.reduce_sum(b.elementwise_mul(r, importer.variable(w))) for r, w in zip(results, weights)])

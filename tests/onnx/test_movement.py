@@ -202,7 +202,7 @@ def test_the_batch_may_stay_open(op, rest, attrs):
     importer.run_nodes([node])
     for batch in (2, 5):
         values = noise(batch, 3, 4).astype("float32")
-        found = fx.Executor().run(main, feed={x.name: values}, fetch_list=[importer.found(f"y{k}") for k in range(outputs)])
+        found = fx.Executor().run(main, feed={x.name: values}, fetch_list=[importer.lookup(f"y{k}") for k in range(outputs)])
         expected = ran(op, [values, *rest], outputs, known=tuple(k for k, v in enumerate(rest, 1) if v is not None), **attrs)
         for y, z in zip(found, expected if outputs > 1 else [expected], strict=True):
             assert np.array_equal(y, z)

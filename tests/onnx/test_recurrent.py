@@ -89,7 +89,7 @@ def test_an_open_batch_is_trained_on_two_ranks_as_on_one(strategy):
         importer.take_weights(net)
         importer.data("x0", [-1, STEPS, SIZE], "float32")
         importer.run_nodes(net.node)
-        loss = fx.layers.mean(fx.layers.square(importer.found("y0")))
+        loss = fx.layers.mean(fx.layers.square(importer.lookup("y0")))
         fx.optimizer.SGD(learning_rate=0.1).minimize(loss)
     transpiler = fx.DistributeTranspiler(getattr(fx.strategies, strategy)())
     transpiler.transpile(program=main, startup_program=startup, trainers=2)

@@ -15,7 +15,7 @@ onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper  # noqa: E402
 
-from fluidx.onnx.faces import FACES, HOSTS  # noqa: E402
+from fluidx.onnx.import_tables import IMPORTERS, NUMPY_IMPORTERS  # noqa: E402
 from fluidx.onnx.read import NEWEST  # noqa: E402
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -25,7 +25,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 def own():
     """Operators of org.tests are there for one test."""
     yield
-    for table in (FACES, HOSTS):
+    for table in (IMPORTERS, NUMPY_IMPORTERS):
         for key in [k for k in table if k[0] == "org.tests"]:
             del table[key]
 

@@ -1,0 +1,41 @@
+"""Branches and loops: a sub-block is a graph, which reads values around it by their names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...ir import flow
+from . import exports
+
+if TYPE_CHECKING:
+    from ..export import Op
+
+
+@exports("cond")
+def cond(op: Op) -> Any:
+    graphs = {
+        f"{then}_branch": op.graph.sub_graph(op.attrs[f"{which}_block"].idx, [], op.attrs[f"{which}_out"])
+        for then, which in (("then", "true"), ("else", "false"))
+    }
+    return {"Out": op.several("If", len(op.op.output("Out")), op["Cond"], **graphs)}
+
+
+@exports("while")
+def while_(op: Op) -> Any:
+    """All that the loop writes is carried, its condition too: what follows may read it."""
+    from onnx import TensorProto, helper
+
+    if op.op.input("Left") and flow.draws(op.graph.program, op.op):
+        raise op.wrong("it runs iterations again that drew random numbers, and a Loop would draw different ones")
+    carried, (condition,) = op.op.output("Out"), op.op.input("Condition")
+    counters = [
+        helper.make_tensor_value_info(op.graph.fresh(f"{carried[0]}.round"), TensorProto.INT64, []),
+        helper.make_tensor_value_info(op.graph.fresh(f"{carried[0]}.more"), TensorProto.BOOL, None),  # of any rank that has one element
+    ]
+    most = op.attrs["max_rounds"]
+    limit = op.const(np.array(most, np.int64)) if most else ""
+    body = op.graph.sub_graph(op.attrs["sub_block"].idx, carried, [condition, *carried], counters)
+    start = [op.graph.now[n] for n in (condition, *carried)]
+    return {"Out": op.several("Loop", len(carried), limit, *start, body=body)}

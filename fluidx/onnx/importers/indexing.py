@@ -1,0 +1,222 @@
+"""Operators that read and write elements by their positions, which count from the end where they are negative."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from ...ir import Variable
+from ...ir.types import ANY
+from ...ops.shared.types import mul_sizes
+from ..import_tables import imports, on_numpy
+from ..node import Node
+from .shape import fixed, reshaped
+
+
+def _positions(n: Node, k: int, sizes: int | Sequence[int], axis: int | None = None) -> Variable:
+    """Operand k counted from the front: positions along an axis of some size, or along as many axes as its last axis is long. `axis` is
+    the one of operand 0, or the first, which they are positions along; sizes may be open then."""
+    known = n.importer.array(n.operands[k])
+    opened = axis is not None and ANY in np.ravel(sizes)
+    if isinstance(known, np.ndarray) and not (opened and (known < 0).any()):
+        if (known < 0).any():
+            fixed(n, np.ravel(sizes).tolist())
+        return n.const(np.where(known < 0, known + np.asarray(sizes, known.dtype), known))
+    if n.importer.from_front:
+        return n.x(k)
+    ids = n.x(k)
+    shape = (1,) * (len(ids.shape) - np.ndim(sizes)) + np.shape(sizes)
+    if opened:
+        own = n.b.slice(n.b.shape(n.x(), dtype=ids.dtype), axes=(0,), starts=(axis or 0,), ends=((axis or 0) + np.size(sizes),))
+        whole = reshaped(n, own, shape)
+    else:
+        whole = n.const(np.reshape(fixed(n, np.ravel(sizes).tolist()), shape), ids.dtype)
+    zero = n.const(np.zeros(shape), ids.dtype)
+    return n.b.where(n.b.less_than(ids, zero), n.b.elementwise_add(ids, whole), ids)
+
+
+def _flat(n: Node, ids: Variable, sizes: Sequence[int]) -> Variable:
+    """Positions along several axes, which the last axis of `ids` holds, as a vector of positions in those axes laid out flat."""
+    if len(sizes) == 1:
+        return reshaped(n, ids, (mul_sizes(ids.shape),))
+    strides = np.reshape([prod(sizes[k + 1 :]) for k in range(len(sizes))], (1,) * (len(ids.shape) - 1) + (len(sizes),))
+    flat = n.b.reduce_sum(n.b.elementwise_mul(ids, n.const(strides, ids.dtype)), dim=(-1,))
+    return reshaped(n, flat, (mul_sizes(ids.shape[:-1]),))
+
+
+# -- reading --------------------------------------------------------------------------------------------------------------------------
+
+
+@imports("Gather")
+def gather(n: Node) -> object:
+    axis, old, ids = n.attr("axis", 0) % n.rank(), n.shape(), n.shape(1)
+    known = n.importer.array(n.operands[1])
+    if isinstance(known, np.ndarray) and known.size == 1 and known.ndim < 2:
+        return _one(n, axis, int(known.flat[0]), known.ndim == 0)
+    places = _positions(n, 1, old[axis], axis)
+    if axis == 0 and len(old) == 2:
+        return n.b.lookup_table_v2(n.x(), places)
+    found = n.b.index_select(n.x(), reshaped(n, places, (mul_sizes(ids),)), dim=axis)
+    return found if len(ids) == 1 else reshaped(n, found, (*old[:axis], *ids, *old[axis + 1 :]))
+
+
+def _one(n: Node, axis: int, place: int, drop: bool) -> Variable:
+    """What stands at one place of an axis, however long it is."""
+    size = n.shape()[axis]
+    if size != ANY and not -size <= place < size:
+        raise n.wrong(f"it reads place {place} of axis {axis}, which has {size}")
+    end = np.iinfo(np.int32).max if place == -1 else place + 1
+    return n.b.slice(n.x(), axes=(axis,), starts=(place,), ends=(int(end),), decrease_axis=(axis,) if drop else ())
+
+
+@on_numpy("Gather", pure=True)
+def host_gather(n: Node) -> object:
+    x = n.value(0)
+    return np.asarray(np.take(x, n.value(1), axis=n.attr("axis", 0)), x.dtype)
+
+
+def _narrow(n: Node, axis: int) -> tuple[list[int], list[int]]:
+    """The axes of operand 0 that are longer than those of the ids of GatherElements, and what is read of them."""
+    long = [k for k, (d, size) in enumerate(zip(n.shape(), n.shape(1), strict=True)) if k != axis and ANY != size < d]
+    return long, [n.shape(1)[k] for k in long]
+
+
+@imports("GatherElements")
+def gather_elements(n: Node) -> object:
+    axis, x = n.attr("axis", 0) % n.rank(), n.x()
+    long, ends = _narrow(n, axis)
+    if long:
+        x = n.b.slice(x, axes=tuple(long), starts=(0,) * len(long), ends=tuple(ends))
+    return n.b.take_along_axis(x, _positions(n, 1, n.shape()[axis], axis), axis=axis)
+
+
+@on_numpy("GatherElements", pure=True)
+def host_gather_elements(n: Node) -> object:
+    axis, x = n.attr("axis", 0) % n.rank(), n.value(0)
+    long, ends = _narrow(n, axis)
+    window = [slice(ends[long.index(k)]) if k in long else slice(None) for k in range(x.ndim)]
+    return np.take_along_axis(x[tuple(window)], n.value(1), axis=axis)
+
+
+@imports("GatherND")
+def gather_nd(n: Node) -> object:
+    shared, old, ids = n.attr("batch_dims", 0), n.shape(), n.shape(1)
+    depth = ids[-1]
+    at = _positions(n, 1, old[shared : shared + depth], None if shared else 0)
+    if not shared and ANY in old[:depth]:
+        return n.b.gather_nd(n.x(), at)
+    fixed(n, old[: shared + depth])
+    if shared:  # where an entry stands in the shared axes comes before what it says
+        grid = np.moveaxis(np.indices(old[:shared]), 0, -1).reshape(*old[:shared], *(1,) * (len(ids) - 1 - shared), shared)
+        at = n.b.concat([n.const(np.broadcast_to(grid, (*fixed(n, ids[:-1]), shared)).copy(), at.dtype), at], axis=len(ids) - 1)
+    sizes, rest = old[: shared + depth], old[shared + depth :]
+    found = n.b.index_select(reshaped(n, n.x(), (prod(sizes), *rest)), _flat(n, at, sizes), dim=0)
+    return reshaped(n, found, (*ids[:-1], *rest))
+
+
+@on_numpy("GatherND", pure=True)
+def host_gather_nd(n: Node) -> object:
+    x, ids, shared = n.value(0), n.value(1), n.attr("batch_dims", 0)
+    grid = np.indices(x.shape[:shared]).reshape(shared, *x.shape[:shared], *(1,) * (ids.ndim - 1 - shared))
+    return np.asarray(x[(*grid, *np.moveaxis(ids, -1, 0))], x.dtype)
+
+
+# -- writing --------------------------------------------------------------------------------------------------------------------------
+
+_FOLDS = {"mul": "prod", "max": "max", "min": "min"}
+
+
+def _scattered(n: Node, table: Variable, ids: Variable, rows: Variable) -> Variable:
+    """The rows of a table replaced by others, or what `reduction` makes of both."""
+    how = n.attr("reduction", "none")
+    if how == "none":
+        return n.b.scatter(table, ids, rows)
+    if how == "add":
+        return n.b.scatter_nd_add(table, n.b.unsqueeze(ids, axes=(1,)), rows)
+    if how not in _FOLDS:
+        raise n.wrong(f"there is no reduction {how!r}; it has: none, add, {', '.join(_FOLDS)}")
+    return n.b.scatter_fold(table, ids, rows, op=_FOLDS[how])
+
+
+@imports("ScatterElements", "Scatter")
+def scatter_elements(n: Node) -> object:
+    axis, old, ids = n.attr("axis", 0) % n.rank(), fixed(n, n.shape()), fixed(n, n.shape(1))
+    if 0 in ids:
+        return n.x()
+    stride = prod(old[axis + 1 :])
+    base = sum(prod(old[k + 1 :]) * i for k, i in enumerate(np.indices(ids)) if k != axis)
+    along = n.b.elementwise_mul(at := _positions(n, 1, old[axis]), n.const(np.full((1,) * len(ids), stride), at.dtype))
+    flat = n.b.elementwise_add(along, n.const(np.broadcast_to(base, ids).copy(), at.dtype))
+    count = (prod(ids),)
+    made = _scattered(n, reshaped(n, n.x(), (prod(old),)), reshaped(n, flat, count), reshaped(n, n.x(2), count))
+    return reshaped(n, made, old)
+
+
+@imports("ScatterND")
+def scatter_nd(n: Node) -> object:
+    old, ids = n.shape(), n.shape(1)
+    sizes, rest = fixed(n, old[: ids[-1]]), old[ids[-1] :]
+    if 0 in ids or 0 in old:
+        return n.x()
+    flat = _flat(n, _positions(n, 1, sizes), sizes)
+    rows = reshaped(n, n.x(2), (mul_sizes(ids[:-1]), *rest))
+    return reshaped(n, _scattered(n, reshaped(n, n.x(), (prod(sizes), *rest)), flat, rows), old)
+
+
+_UFUNCS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _put(n: Node, where: tuple) -> object:
+    out, how = n.value(0).copy(), n.attr("reduction", "none")
+    if how == "none":
+        out[where] = n.value(2)
+    else:
+        _UFUNCS[how].at(out, where, n.value(2))
+    return out
+
+
+@on_numpy("ScatterElements", "Scatter", pure=True)
+def host_scatter_elements(n: Node) -> object:
+    where = list(np.indices(n.shape(1)))
+    where[n.attr("axis", 0)] = n.value(1)
+    return _put(n, tuple(where))
+
+
+@on_numpy("ScatterND", pure=True)
+def host_scatter_nd(n: Node) -> object:
+    return _put(n, tuple(np.moveaxis(n.value(1), -1, 0)))
+
+
+def _cache_order(n: Node) -> tuple[int, ...]:
+    """The axes of TensorScatter's cache: its samples, its steps, all others."""
+    axis = n.attr("axis", -2) % n.rank()
+    return (0, axis, *(k for k in range(1, n.rank()) if k != axis))
+
+
+@imports("TensorScatter")
+def tensor_scatter(n: Node) -> object:
+    order = _cache_order(n)
+    cache, update = (n.b.transpose(n.x(k), axis=order) for k in (0, 1))
+    (samples, room, *rest), steps = fixed(n, cache.shape), update.shape[1]
+    at = n.const(np.arange(steps)[None].repeat(samples, 0), np.int64)
+    if n.has(2):
+        at = n.b.elementwise_add(at, n.b.unsqueeze(n.x(2), axes=(1,)))
+    if n.attr("mode", "linear") == "circular":
+        at = n.b.elementwise_mod(at, n.const([[room]], np.int64))
+    flat = n.b.elementwise_add(at, n.const(np.arange(samples)[:, None] * room, np.int64))
+    rows = reshaped(n, update, (samples * steps, *rest))
+    made = n.b.scatter(reshaped(n, cache, (samples * room, *rest)), reshaped(n, flat, (samples * steps,)), rows)
+    return n.b.transpose(reshaped(n, made, cache.shape), axis=tuple(int(k) for k in np.argsort(order)))
+
+
+@on_numpy("TensorScatter")
+def host_tensor_scatter(n: Node) -> object:
+    order, out = _cache_order(n), n.value(0).copy()
+    cache, update = out.transpose(order), n.value(1).transpose(order)
+    at = np.arange(update.shape[1]) + (n.value(2)[:, None] if n.has(2) else np.zeros((len(cache), 1), np.int64))
+    if n.attr("mode", "linear") == "circular":
+        at = at % cache.shape[1]
+    cache[np.arange(len(cache))[:, None], at] = update
+    return out

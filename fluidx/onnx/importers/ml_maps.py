@@ -1,0 +1,158 @@
+"""Classical models: labels, and maps, which are dicts on the host."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...ir import Variable
+from ...ir.dtypes import as_dtype, np_dtype
+from ...ir.valuetypes import MapType, SequenceType
+from ...ops.shared.maps import maps_as_rows, rows_as_maps, values_in_order
+from ...ops.shared.tables import looked_up
+from ..import_tables import dynamic, on_numpy
+from ..limits import room
+from ..node import Node
+
+_ML = "ai.onnx.ml"
+_DEFAULTS = {"strings": ("default_string", "_Unused"), "int64s": ("default_int64", -1), "floats": ("default_float", -0.0)}
+_DTYPES: dict[str, Any] = {"strings": object, "int64s": np.int64, "floats": np.float32}
+
+
+class KeyedValues(NamedTuple):
+    """Values by key; `dtype` is theirs."""
+
+    keys: list[Any]
+    values: np.ndarray
+    default: Any
+
+    @property
+    def dtype(self) -> str:
+        return as_dtype(self.values.dtype)
+
+
+@on_numpy("LabelEncoder", domain=_ML, pure=True)
+def label_encoder(n: Node) -> object:
+    return looked_up(n.value(0), *_labels(n))
+
+
+@dynamic("LabelEncoder", 0, domain=_ML)
+def computed_encoder(n: Node) -> object:
+    return look_up(n, n.x(), _labels(n))
+
+
+def look_up(n: Node, x: Variable, table: KeyedValues) -> Variable:
+    """Values by key, in a program."""
+    default = np.asarray(table.default, table.values.dtype).item()
+    return n.b.look_up(x, keys=tuple(table.keys), values=tuple(table.values.tolist()), default=default, dtype=table.dtype)
+
+
+def _labels(n: Node) -> KeyedValues:
+    """The value that stands at the place of each key. In version 1 classes and their positions are key and value."""
+    classes = n.attr("classes_strings")
+    if classes is not None:
+        return _either_way(n, classes, list(range(len(classes))))
+    keys, values = _listed(n, "keys"), _listed(n, "values")
+    if keys is None or values is None or len(keys) != len(values):
+        raise n.wrong("it has to have keys_* and values_*, and as many of the one as of the other")
+    return KeyedValues(keys.tolist(), values, _default(n, values))
+
+
+def _either_way(n: Node, texts: list[str], numbers: list[int]) -> KeyedValues:
+    """Numbers by text where the operand is text, else texts by number."""
+    if n.dtype() == "string":
+        return KeyedValues(texts, np.array(numbers, np.int64), n.attr("default_int64", -1))
+    return KeyedValues(numbers, np.array(texts, object), n.attr("default_string", "_Unused"))
+
+
+def _listed(n: Node, what: str) -> np.ndarray | None:
+    tensor = n.attr(f"{what}_tensor")
+    if tensor is not None:
+        return tensor.ravel()
+    for kind, dtype in _DTYPES.items():
+        found = n.attr(f"{what}_{kind}")
+        if found is not None:
+            return np.array(found, dtype)
+    return None
+
+
+def _default(n: Node, values: np.ndarray) -> Any:
+    tensor = n.attr("default_tensor")
+    if tensor is not None:
+        return tensor.ravel()[0]
+    name, default = _DEFAULTS[{"O": "strings", "f": "floats"}.get(values.dtype.kind, "int64s")]
+    return n.attr(name, default)
+
+
+@on_numpy("CategoryMapper", domain=_ML, pure=True)
+def category_mapper(n: Node) -> object:
+    return looked_up(n.value(0), *_categories(n))
+
+
+@dynamic("CategoryMapper", 0, domain=_ML)
+def computed_mapper(n: Node) -> object:
+    return look_up(n, n.x(), _categories(n))
+
+
+def _categories(n: Node) -> KeyedValues:
+    return _either_way(n, n.attr("cats_strings"), n.attr("cats_int64s"))
+
+
+@on_numpy("DictVectorizer", domain=_ML, pure=True)
+def dict_vectorizer(n: Node) -> object:
+    """One row; a sequence of maps gives one each."""
+    given = n.value(0)
+    rows = given if isinstance(given, list) else [given]
+    first = next((v for row in rows for v in row.values()), 0.0)
+    if isinstance(first, str):
+        return maps_as_rows(rows, _vocabulary(n), object)
+    return maps_as_rows(rows, _vocabulary(n), np.int64 if isinstance(first, (int, np.integer)) else np.asarray(first, np.float32).dtype)
+
+
+@dynamic("DictVectorizer", 0, domain=_ML)
+def computed_vectorizer(n: Node) -> object:
+    t = n.x().desc.type
+    one = t.elem if isinstance(t, SequenceType) else t
+    dtype = one.value.dtype if isinstance(one, MapType) else "float32"
+    return n.b.dict_vectorizer(n.x(), keys=tuple(_vocabulary(n)), dtype=dtype)
+
+
+def _vocabulary(n: Node) -> list[Any]:
+    return n.attr("string_vocabulary") or n.attr("int64_vocabulary") or []
+
+
+_CASTS = {"TO_FLOAT": "float32", "TO_INT64": "int64", "TO_STRING": "string"}
+
+
+def _cast(n: Node) -> tuple[str, int]:
+    """The dtype that CastMap gives, and the size of its row, 0 where the values stand by rising key."""
+    size = n.attr("max_map", 1) if n.attr("map_form", "DENSE") == "SPARSE" else 0
+    return _CASTS[n.attr("cast_to", "TO_FLOAT")], room([1, size])[1]
+
+
+@on_numpy("CastMap", domain=_ML, pure=True)
+def cast_map(n: Node) -> object:
+    """The values by rising key; SPARSE puts each at its key, and 0 elsewhere."""
+    dtype, size = _cast(n)
+    return values_in_order(n.value(0), np_dtype(dtype), size)
+
+
+@dynamic("CastMap", 0, domain=_ML)
+def computed_cast_map(n: Node) -> object:
+    dtype, size = _cast(n)
+    return n.b.cast_map(n.x(), dtype=dtype, size=size)
+
+
+@on_numpy("ZipMap", domain=_ML, pure=True)
+def zip_map(n: Node) -> object:
+    return rows_as_maps(n.value(0), _class_labels(n))
+
+
+@dynamic("ZipMap", 0, domain=_ML)
+def computed_zip_map(n: Node) -> object:
+    return n.b.zip_map(n.x(), keys=tuple(_class_labels(n)))
+
+
+def _class_labels(n: Node) -> list[Any]:
+    return n.attr("classlabels_strings") or n.attr("classlabels_int64s") or []

@@ -1,0 +1,286 @@
+"""Operators that join, cut, repeat and border values."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...ir.dtypes import HALVES, np_dtype
+from ...ir.types import ANY
+from ...ops.data.slicing import INT_MAX
+from ..import_tables import imports, on_numpy
+from ..limits import room
+from ..node import Node
+from ..values import numpy_dtype
+from .shape import fixed, reshaped
+
+# -- joining and cutting --------------------------------------------------------------------------------------------------------------
+
+
+@imports("Concat")
+def concat(n: Node) -> object:
+    return n.b.concat(n.xs(), axis=n.attr("axis", 0))
+
+
+@on_numpy("Concat")
+def host_concat(n: Node) -> object:
+    return np.concatenate([n.value(k) for k in range(len(n.operands))], axis=n.attr("axis", 0))
+
+
+def _parts(n: Node) -> list[int]:
+    """The sizes that Split cuts its operand into: those given, or equal ones of which the last may be smaller."""
+    given = n.ints(1)
+    if given is not None:
+        return given
+    (whole,), count = fixed(n, n.shape()[n.attr("axis", 0) :][:1]), n.attr("num_outputs", len(n.outputs))
+    if not 0 < count <= len(n.outputs):
+        raise n.wrong(f"num_outputs is {count}, and it has {len(n.outputs)} outputs")
+    each = -(-whole // count)
+    return [min(each, whole - k * each) for k in range(count)]
+
+
+@imports("Split")
+def split(n: Node) -> object:
+    parts = _parts(n)
+    return tuple(n.b.split(n.x(), sections=tuple(parts), axis=n.attr("axis", 0), n_out=len(parts)))
+
+
+@on_numpy("Split")
+def host_split(n: Node) -> object:
+    return tuple(np.split(n.value(0), np.cumsum(_parts(n))[:-1], axis=n.attr("axis", 0)))
+
+
+_ALL = 10**9  # what converters write where they mean the end of an axis
+
+
+def _window(n: Node) -> tuple[list[int], list[int], list[int], list[int]]:
+    """(axes, starts, ends, steps) of Slice, which counts as Python does; only that backwards, too, a start before all is the first."""
+    starts, ends = n.ints(1) or [], n.ints(2) or []
+    axes, steps = n.ints(3), n.ints(4) or [1] * len(starts)
+    axes = list(range(len(starts))) if axes is None else [a % n.rank() for a in axes]
+    starts = [s if k > 0 or ANY == (d := n.shape()[a]) else max(s, -d) for a, s, k in zip(axes, starts, steps, strict=True)]
+    ends = [INT_MAX if e >= _ALL and n.shape()[a] == ANY else e for a, e in zip(axes, ends, strict=True)]
+    return axes, starts, ends, steps
+
+
+@imports("Slice")
+def slice_(n: Node) -> object:
+    axes, starts, ends, steps = _window(n)
+    if all(k == 1 for k in steps):
+        return n.b.slice(n.x(), axes=tuple(axes), starts=tuple(starts), ends=tuple(ends))
+    return n.b.strided_slice(n.x(), axes=tuple(axes), starts=tuple(starts), ends=tuple(ends), strides=tuple(steps))
+
+
+@on_numpy("Slice", pure=True)
+def host_slice(n: Node) -> object:
+    window = [slice(None)] * n.rank()
+    for axis, start, end, step in zip(*_window(n), strict=True):
+        window[axis] = slice(start, end, step)
+    return n.value(0)[tuple(window)]
+
+
+# -- repeating ------------------------------------------------------------------------------------------------------------------------
+
+
+def _repeated(n: Node, old: list[int], times: list[int]) -> object:
+    """Operand 0 in the shape `old`, repeated."""
+    if 0 in times or 0 in old:
+        return n.b.fill_constant(shape=tuple(d * t for d, t in zip(old, times, strict=True)), dtype=n.dtype(), value=0.0)
+    x = reshaped(n, n.x(), old)
+    return x if all(t == 1 for t in times) else n.b.expand(x, expand_times=tuple(times))
+
+
+@imports("Expand")
+def expand(n: Node) -> object:
+    old, new = list(n.shape()), n.ints(1) or []
+    old = [1] * (len(new) - len(old)) + old
+    new = [1] * (len(old) - len(new)) + new
+    return _repeated(n, old, [t if d == 1 else 1 for d, t in zip(old, new, strict=True)])
+
+
+@on_numpy("Expand", pure=True)
+def host_expand(n: Node) -> object:
+    x = n.value(0)
+    return np.broadcast_to(x, room(np.broadcast_shapes(x.shape, tuple(n.ints(1) or ())), x.itemsize)).copy()
+
+
+@imports("Tile")
+def tile(n: Node) -> object:
+    return _repeated(n, list(n.shape()), n.ints(1) or [])
+
+
+@on_numpy("Tile", pure=True)
+def host_tile(n: Node) -> object:
+    x, times = n.value(0), n.ints(1) or []
+    room([d * t for d, t in zip(x.shape, times, strict=True)], x.itemsize)
+    return np.tile(x, times)
+
+
+# -- borders --------------------------------------------------------------------------------------------------------------------------
+
+_MODES = ("constant", "reflect", "edge", "wrap")
+
+
+def _borders(n: Node) -> list[tuple[int, int]]:
+    """(before, after) of every axis of Pad; what is negative is cut off."""
+    mode = n.attr("mode", "constant")
+    if mode not in _MODES:
+        raise n.wrong(f"there is no mode {mode!r}; it has: {', '.join(_MODES)}")
+    pads, axes = n.ints(1) or [], n.ints(3)
+    axes = list(range(n.rank())) if axes is None else axes
+    found = [(0, 0)] * n.rank()
+    for k, axis in enumerate(axes):
+        found[axis] = pads[k], pads[k + len(axes)]
+    return found
+
+
+def _cropped(borders: list[tuple[int, int]]) -> tuple[list[int], list[int], list[int]]:
+    """(axes, starts, ends) of what negative borders leave."""
+    cut = [(k, -min(lo, 0), hi if hi < 0 else INT_MAX) for k, (lo, hi) in enumerate(borders) if min(lo, hi) < 0]
+    return [c[0] for c in cut], [c[1] for c in cut], [c[2] for c in cut]
+
+
+@imports("Pad")
+def pad(n: Node) -> object:
+    borders, x = _borders(n), n.x()
+    axes, starts, ends = _cropped(borders)
+    if axes:
+        x = n.b.slice(x, axes=tuple(axes), starts=tuple(starts), ends=tuple(ends))
+    borders = [(max(lo, 0), max(hi, 0)) for lo, hi in borders]
+    if n.attr("mode", "constant") == "constant":
+        value = float(np.ravel(n.value(2))[0]) if n.has(2) else 0.0
+        return n.b.pad(x, paddings=tuple(p for pair in borders for p in pair), pad_value=value) if any(map(any, borders)) else x
+    for axis, (lo, hi) in enumerate(borders):
+        if lo or hi:  # the border repeats elements: which ones is known
+            (size,) = fixed(n, x.shape[axis : axis + 1])
+            source = _repeating(n, size, lo, hi)
+            x = n.b.index_select(x, n.const(source), dim=axis)
+    return x
+
+
+def _repeating(n: Node, size: int, before: int, after: int) -> np.ndarray:
+    """The elements that an axis and its borders repeat."""
+    room([before + size + after])
+    return np.pad(np.arange(size), (before, after), mode=n.attr("mode"))
+
+
+@on_numpy("Pad")
+def host_pad(n: Node) -> object:
+    borders, x = _borders(n), n.value(0)
+    for axis, start, end in zip(*_cropped(borders), strict=True):
+        x = x[(slice(None),) * axis + (slice(start, end),)]
+    borders = [(max(lo, 0), max(hi, 0)) for lo, hi in borders]
+    if n.attr("mode", "constant") != "constant":
+        for axis, border in enumerate(borders):
+            x = np.take(x, _repeating(n, x.shape[axis], *border), axis=axis)
+        return x
+    value = np.ravel(n.value(2))[0] if n.has(2) else "" if x.dtype == object else 0
+    out = np.full(room([lo + d + hi for d, (lo, hi) in zip(x.shape, borders, strict=True)], x.itemsize), value, x.dtype)
+    out[tuple(slice(lo, lo + d) for d, (lo, _) in zip(x.shape, borders, strict=True))] = x
+    return out
+
+
+# -- blocks and depth -----------------------------------------------------------------------------------------------------------------
+
+
+def _spread(n: Node) -> tuple[list[int], list[int], list[int]]:
+    """DepthToSpace as a shape, an order of its axes, and the shape at last."""
+    (count, depth, *sizes), block = n.shape(), n.attr("blocksize")
+    rank = len(sizes)
+    blocks, left = [block] * rank, depth // block**rank
+    crd = n.attr("mode", "DCR") == "CRD"
+    first, place = (2, 1) if crd else (1, 1 + rank)  # of the axes within a block, and of what is left of the depth
+    pairs = [a for k in range(rank) for a in (2 + rank + k, first + k)]
+    cut = [left, *blocks] if crd else [*blocks, left]
+    return [count, *cut, *sizes], [0, place, *pairs], [count, left, *(d * block for d in sizes)]
+
+
+def _stacked(n: Node) -> tuple[list[int], list[int], list[int]]:
+    """SpaceToDepth in the same way."""
+    (count, depth, *sizes), block = n.shape(), n.attr("blocksize")
+    rank = len(sizes)
+    within, between = [3 + 2 * k for k in range(rank)], [2 + 2 * k for k in range(rank)]
+    order = [0, 1, *within, *between] if n.attr("mode", "DCR") == "CRD" else [0, *within, 1, *between]
+    cut = [d for size in sizes for d in (size // block, block)]
+    return [count, depth, *cut], order, [count, depth * block**rank, *(size // block for size in sizes)]
+
+
+_BLOCKS = {"DepthToSpace": _spread, "SpaceToDepth": _stacked}
+
+
+@imports(*_BLOCKS)
+def blocks(n: Node) -> object:
+    cut, order, shape = _BLOCKS[n.op_type](n)
+    return reshaped(n, n.b.transpose(reshaped(n, n.x(), cut), axis=tuple(order)), shape)
+
+
+@on_numpy(*_BLOCKS)
+def host_blocks(n: Node) -> object:
+    cut, order, shape = _BLOCKS[n.op_type](n)
+    return n.value(0).reshape(cut).transpose(order).reshape(shape)
+
+
+# -- triangles, diagonals and rows in reverse -------------------------------------------------------------------------------------------
+
+
+def _diagonal(n: Node) -> int:
+    return (n.ints(1) or [0])[0]
+
+
+@imports("Trilu")
+def trilu(n: Node) -> object:
+    return n.b.tril_triu(n.x(), diagonal=_diagonal(n), lower=not n.attr("upper", 1))
+
+
+@on_numpy("Trilu")
+def host_trilu(n: Node) -> object:
+    keep = (np.triu if n.attr("upper", 1) else np.tril)(np.ones(n.shape()[-2:], bool), _diagonal(n))
+    x = n.value(0)
+    return np.where(keep, x, "" if x.dtype == object else np.zeros((), x.dtype))
+
+
+@on_numpy("EyeLike")
+def eye_like(n: Node) -> object:
+    rows, columns = n.shape()
+    code = n.attr("dtype")
+    return np.eye(rows, columns, n.attr("k", 0)).astype(np_dtype(n.dtype()) if code is None else numpy_dtype(code))
+
+
+@on_numpy("Range")
+def range_(n: Node) -> object:
+    start, limit, delta = (np.ravel(n.value(k))[0] for k in range(3))
+    dtype = start.dtype
+    if dtype.name in HALVES and n.attr("stash_type", 1):
+        start, limit, delta = (np.float32(v) for v in (start, limit, delta))
+    if delta == 0:
+        raise n.wrong("its step is 0")
+    span = int(limit) - int(start) if dtype.kind == "i" else limit - start  # what lies between two int16 may be more than one holds
+    (count,) = room([max(int(np.ceil(span / delta)), 0)])
+    return (start + np.arange(count).astype(start.dtype) * delta).astype(dtype)
+
+
+@imports("ReverseSequence")
+def reverse_sequence(n: Node) -> object:
+    """Row t of a sequence of length m is its row m - 1 - t, as far as it reaches."""
+    time, batch = n.attr("time_axis", 0), n.attr("batch_axis", 1)
+    x = n.b.transpose(n.x(), axis=(time, batch, *range(2, n.rank())))
+    steps, count, *rest = fixed(n, x.shape)
+    lengths = n.b.unsqueeze(n.x(1), axes=(0,))
+    at = n.const(np.arange(steps)[:, None], np.int64)
+    one = n.const(np.ones((1, 1)), np.int64)
+    mirrored = n.b.elementwise_sub(n.b.elementwise_sub(lengths, one), at)
+    rows = n.b.where(n.b.less_than(at, lengths), mirrored, n.b.expand(at, expand_times=(1, count)))
+    ids = n.b.elementwise_add(n.b.elementwise_mul(rows, n.const([[count]], np.int64)), n.const(np.arange(count)[None], np.int64))
+    table = reshaped(n, x, (steps * count, *rest))
+    found = n.b.gather(table, reshaped(n, ids, (steps * count,)))
+    return n.b.transpose(reshaped(n, found, x.shape), axis=(time, batch, *range(2, n.rank())))
+
+
+@on_numpy("ReverseSequence")
+def host_reverse_sequence(n: Node) -> object:
+    time, batch = n.attr("time_axis", 0), n.attr("batch_axis", 1)
+    x, lengths = n.value(0), n.value(1)
+    out = x.copy()
+    source, made = np.moveaxis(x, (time, batch), (0, 1)), np.moveaxis(out, (time, batch), (0, 1))
+    for k, m in enumerate(lengths):
+        made[:m, k] = source[:m, k][::-1]
+    return out

@@ -1,0 +1,93 @@
+"""What is drawn at random: anew in every run. Without a seed, by the seed of the program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...ir import ANY, Variable
+from ...ir.dtypes import as_dtype, np_dtype
+from ..import_tables import on_numpy
+from ..node import Node
+from ..values import Outputs, in_programs, numpy_dtype
+
+_DRAWS = {"RandomNormal": "gaussian_random", "RandomUniform": "uniform_random"}
+
+
+@on_numpy("RandomNormal", "RandomUniform")
+def drawn(n: Node) -> object:
+    return _draw(n, _DRAWS[n.op_type], tuple(n.attr("shape")), _dtype(n, "float32"))
+
+
+@on_numpy("RandomNormalLike", "RandomUniformLike")
+def drawn_like(n: Node) -> object:
+    return _draw(n, _DRAWS[n.op_type.removesuffix("Like")], n.shape(0), _dtype(n, n.dtype(0)))
+
+
+def _draw(n: Node, op: str, shape: tuple[int, ...], dtype: str) -> Variable:
+    if op == "gaussian_random":
+        given = {"mean": n.attr("mean", 0.0), "std": n.attr("scale", 1.0)}
+    else:
+        given = {"min": n.attr("low", 0.0), "max": n.attr("high", 1.0)}
+    return n.b.emit(op, shape=shape, dtype=dtype, seed=_seed(n), per_run=True, **given)
+
+
+@on_numpy("Bernoulli")
+def bernoulli(n: Node) -> object:
+    return _cast(n, n.b.bernoulli(n.x(0), seed=_seed(n), per_run=True), _dtype(n, n.dtype(0)))
+
+
+@on_numpy("Multinomial")
+def multinomial(n: Node) -> object:
+    """Each row of unnormalized log-probabilities, as many times as samples are wanted, gives one class."""
+    count, (rows, classes) = n.attr("sample_size", 1), n.shape(0)
+    x = n.b.reshape(n.b.softmax(n.x(0)), shape=(rows, 1, classes))
+    x = n.b.reshape(n.b.expand(x, expand_times=(1, count, 1)), shape=(rows * count, classes))
+    drawn = n.b.reshape(n.b.sampling_id(x, seed=_seed(n), per_run=True), shape=(rows, count))
+    return _cast(n, drawn, _dtype(n, "int32"))
+
+
+@on_numpy("Dropout")
+def dropout(n: Node) -> object:
+    """A seed gives the mask that NumPy draws with it, in each run, as the standard's own code has it; training draws anew in each step."""
+    ratio = float(np.asarray(n.value(1)).item()) if n.has(1) else 0.5
+    training = n.has(2) and bool(np.asarray(n.value(2)).item())
+    x = n.operands[0]
+    if not training or ratio == 0:
+        if isinstance(x, Variable) and 0 < ratio < 1:  # it changes nothing, until set_training wakes it
+            x, _ = n.b.dropout(x, out={"Mask": None}, dropout_prob=ratio, is_test=True, dropout_implementation="upscale_in_train")
+        return Outputs([x, _everywhere(n) if n.wants(1) else None])
+    if not 0 <= ratio < 1:
+        raise n.wrong(f"its ratio has to be from 0 to 1, without 1, found {ratio}")
+    seed = n.attr("seed")
+    if seed is None or n.importer.evaluate is None:
+        out, mask = n.b.dropout(n.x(0), dropout_prob=ratio, seed=seed or 0, dropout_implementation="upscale_in_train")
+        return Outputs([out, n.b.cast(mask, dtype="bool") if n.wants(1) else None])
+    kept = np.random.RandomState(seed).uniform(0, 1, n.shape(0)) >= ratio
+    return Outputs([n.b.elementwise_mul(n.x(0), n.const(kept / (1 - ratio), np_dtype(n.dtype(0)))), kept])
+
+
+def _everywhere(n: Node) -> Any:
+    """True in the shape of the input, which may be open."""
+    return n.b.fill_any_like(n.x(0), value=1.0, dtype="bool") if ANY in n.shape(0) else np.ones(n.shape(0), bool)
+
+
+def _seed(n: Node) -> int:
+    """The seed of an attribute that is a float; 0 is that of the program."""
+    given = n.attr("seed")
+    return 0 if given is None else int(np.float32(given).view(np.uint32)) + 1
+
+
+def _dtype(n: Node, default: str) -> str:
+    code = n.attr("dtype", 0)
+    if not code:
+        return default
+    found = numpy_dtype(code)
+    if not in_programs(np.zeros(0, found)):
+        raise n.wrong(f"fluidx draws no numbers of {found}")
+    return as_dtype(found)
+
+
+def _cast(n: Node, x: Variable, dtype: str) -> Variable:
+    return x if x.desc.type.dtype == dtype else n.b.cast(x, dtype=dtype)

@@ -1,0 +1,124 @@
+"""Operators that say of a value what shape it has, or give it another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from ...ir import Variable
+from ...ir.types import ANY
+from ..import_tables import imports, on_numpy
+from ..node import Node
+
+
+@on_numpy("Shape")
+def shape(n: Node) -> object:
+    found = np.array(n.shape(), np.int64)
+    end = n.attr("end")
+    return found[n.attr("start", 0) : len(found) if end is None else end]
+
+
+@on_numpy("Size")
+def size(n: Node) -> object:
+    return np.array(np.prod(n.shape(), dtype=np.int64), np.int64)
+
+
+def reshaped(n: Node, x: Variable, shape: Sequence[int]) -> Variable:
+    """`x` in a shape, whose sizes are those of the result, one of which may be open; in `reshape` a size of 0 would say something else."""
+    if tuple(x.shape) == tuple(shape):
+        return x
+    return n.b.fill_constant(shape=tuple(shape), dtype=x.dtype, value=0.0) if 0 in shape else n.b.reshape(x, shape=tuple(shape))
+
+
+def fixed(n: Node, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Sizes that have to be known. Raises OnnxError where one of them is left open."""
+    if ANY in sizes:
+        raise n.wrong(f"fluidx has to know these sizes here, and some are open: {list(sizes)}; give the inputs of the model fixed sizes")
+    return tuple(sizes)
+
+
+def axes_of(axes: Sequence[int], ndim: int) -> list[int]:
+    """Axes counted from the front, in order."""
+    return sorted(a % ndim for a in axes)
+
+
+def _target(n: Node) -> list[int]:
+    """The sizes that Reshape gives: 0 is that of the operand, unless `allowzero`, and -1 is worked out."""
+    given, old = n.ints(1) or [], n.shape()
+    if not n.attr("allowzero", 0):
+        given = [old[k] if d == 0 and k < len(old) else d for k, d in enumerate(given)]
+    if -1 in given and ANY not in old:
+        at = given.index(-1)
+        rest = prod(d for k, d in enumerate(given) if k != at)
+        given[at] = prod(old) // rest if rest else 0
+    if ANY not in old and prod(given) != prod(old):
+        raise n.wrong(f"{prod(old)} elements, of shape {list(old)}, do not fill the shape {n.ints(1)}")
+    return given
+
+
+@imports("Reshape")
+def reshape(n: Node) -> object:
+    if ANY in n.shape():  # left to the operator, which knows of axes that are open
+        return n.b.reshape(n.x(0), shape=tuple(n.ints(1) or []))
+    return reshaped(n, n.x(0), _target(n))
+
+
+@on_numpy("Reshape", pure=True)
+def host_reshape(n: Node) -> object:
+    return n.value(0).reshape(_target(n))
+
+
+def _flat(n: Node) -> tuple[int, int]:
+    axis, old = n.attr("axis", 1), n.shape()
+    axis += n.rank() if axis < 0 else 0
+    return prod(old[:axis]), prod(old[axis:])
+
+
+@imports("Flatten")
+def flatten(n: Node) -> object:
+    axis = n.attr("axis", 1)
+    return n.b.flatten(n.x(0), axis=axis + n.rank() if axis < 0 else axis)
+
+
+@on_numpy("Flatten", pure=True)
+def host_flatten(n: Node) -> object:
+    return n.value(0).reshape(_flat(n))
+
+
+@imports("Squeeze")
+def squeeze(n: Node) -> object:
+    axes = n.ints(1)
+    return n.x() if axes == [] else n.b.squeeze(n.x(), axes=tuple(axes_of(axes or (), n.rank())))
+
+
+@on_numpy("Squeeze", pure=True)
+def host_squeeze(n: Node) -> object:
+    axes = n.ints(1)
+    return np.squeeze(n.value(0), None if axes is None else tuple(axes))
+
+
+@imports("Unsqueeze")
+def unsqueeze(n: Node) -> object:
+    axes = n.ints(1) or []
+    return n.b.unsqueeze(n.x(), axes=tuple(axes_of(axes, n.rank() + len(axes))))
+
+
+@on_numpy("Unsqueeze", pure=True)
+def host_unsqueeze(n: Node) -> object:
+    return np.expand_dims(n.value(0), tuple(n.ints(1) or ()))
+
+
+def _order(n: Node) -> tuple[int, ...]:
+    return tuple(n.attr("perm", range(n.rank())[::-1]))
+
+
+@imports("Transpose")
+def transpose(n: Node) -> object:
+    return n.b.transpose(n.x(0), axis=_order(n))
+
+
+@on_numpy("Transpose", pure=True)
+def host_transpose(n: Node) -> object:
+    return n.value(0).transpose(_order(n))

@@ -1,0 +1,66 @@
+"""Signals: Fourier transforms of a whole, and of windows. Complex numbers are pairs along the last axis."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...ir import Variable
+from ..import_tables import imports
+from ..limits import room
+from ..node import Node
+
+
+@imports("DFT")
+def dft(n: Node) -> object:
+    """The transform along an axis, of a signal cut or filled with zeros to `dft_length`."""
+    inverse, onesided = bool(n.attr("inverse", 0)), bool(n.attr("onesided", 0))
+    axis = (n.ints(2) or [-2])[0] % n.rank()
+    has = n.shape()[axis]
+    length = (n.ints(1) or [2 * (has - 1) if inverse and onesided else has])[0]
+    if length < 1:
+        raise n.wrong(f"expected a length of at least 1, found {length}; give dft_length, or a signal of known size")
+    room([length])
+    x = n.x()
+    if inverse and onesided:
+        return _of_half(n, x, axis, length)
+    y = n.b.fft(_of_length(n, x, axis, length), axis=axis, inverse=inverse)
+    return _of_length(n, y, axis, length // 2 + 1) if onesided else y
+
+
+@imports("STFT")
+def stft(n: Node) -> object:
+    """The transforms of windows of a signal [batch, length, 1 or 2]."""
+    b, (_, total, parts) = n.b, n.shape()
+    step = (n.ints(1) or [0])[0]
+    length = (n.ints(3) or [n.shape(2)[0] if n.has(2) else total])[0]
+    if not 0 < length <= total or step < 1:
+        raise n.wrong(f"expected frames of 1 to {total} samples, the length of the signal, and a step above 0; found {length} and {step}")
+    frames = (total - length) // step + 1
+    places = (step * np.arange(frames)[:, None] + np.arange(length)).ravel()
+    x = b.reshape(b.index_select(n.x(), n.const(places, np.int64), dim=1), shape=(0, frames, length, parts))
+    if n.has(2):
+        x = b.elementwise_mul(x, b.reshape(n.x(2), shape=(length, 1)))
+    y = b.fft(x, axis=2)
+    return _of_length(n, y, 2, length // 2 + 1) if n.attr("onesided", 1) else y
+
+
+def _of_length(n: Node, x: Variable, axis: int, length: int) -> Variable:
+    """The first `length` along an axis, zeros behind those that there are."""
+    has = x.shape[axis]
+    if has >= length:
+        return x if has == length else n.b.slice(x, axes=(axis,), starts=(0,), ends=(length,))
+    paddings = [0] * (2 * len(x.shape))
+    paddings[2 * axis + 1] = length - has
+    return n.b.pad(x, paddings=tuple(paddings))
+
+
+def _of_half(n: Node, x: Variable, axis: int, length: int) -> Variable:
+    """The real signal whose spectrum begins with x: all but the first, and the middle one of an even length, count twice."""
+    weight = np.full(length // 2 + 1, 2.0)
+    weight[0] = 1
+    if length % 2 == 0:
+        weight[-1] = 1
+    half = _of_length(n, x, axis, len(weight))
+    half = n.b.elementwise_mul(half, n.const(weight.reshape(-1, *[1] * (n.rank() - 1 - axis)), x.dtype))
+    y = n.b.fft(_of_length(n, half, axis, length), axis=axis, inverse=True)
+    return n.b.slice(y, axes=(n.rank() - 1,), starts=(0,), ends=(1,))
