@@ -61,23 +61,11 @@ def _var_out(d: Var) -> dict[str, Any]:
     else:
         out["type"] = str(d.type)
     if d.placement:
-        out["placement"] = [_entry_out(p) for p in d.placement]
+        out["placement"] = [e.to_json() for e in d.placement]
     out.update((flag, True) for flag in FLAGS if getattr(d, flag))
     if d.attrs:
         out["attrs"] = {k: _value_out(v) for k, v in d.attrs.items()}
     return out
-
-
-def _entry_out(p: Entry) -> dict[str, Any]:
-    if isinstance(p, Local):
-        return {"local": True}
-    if isinstance(p, Shard):
-        return {"shard": p.axis, "group": p.group} | ({"unit": p.unit} if p.unit != 1 else {})
-    if isinstance(p, Pieces):
-        return {"pieces": list(p.bounds), "group": p.group}
-    if isinstance(p, Own):
-        return {"own": True, "group": p.group}
-    return {"partial": p.op, "group": p.group} if isinstance(p, Partial) else {"at": p.root, "group": p.group}
 
 
 def op_to_json(op: Operator) -> dict[str, Any]:

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .entries import REDUCE, Entry, Placement, Shard, block_start, is_local
 from .errors import ProgramError
 from .time_axes import seats
-from .types import ANY, At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
+from .types import ANY, TensorType
 
 if TYPE_CHECKING:
     from .pattern import Pattern
 
 Coords = Mapping[str, tuple[int, int]]  # group -> (this rank's index in it, its size)
 Groups = Mapping[str, Sequence[Sequence[int]]]
-
-REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def bounds(size: int, n: int, unit: int = 1) -> list[int]:
@@ -29,11 +28,7 @@ def bounds(size: int, n: int, unit: int = 1) -> list[int]:
     >>> bounds(10, 4), bounds(12, 2, 4)
     ([0, 2, 5, 7, 10], [0, 4, 12])
     """
-    return [_bound(size, n, unit, k) for k in range(n + 1)]
-
-
-def _bound(size: int, n: int, unit: int, k: int) -> int:
-    return min(k * -(-size // unit) // n * unit, size)
+    return [block_start(size, n, unit, k) for k in range(n + 1)]
 
 
 def coords_of(groups: Groups, rank: int, turns: Mapping[str, int] | None = None) -> dict[str, tuple[int, int]]:
@@ -54,25 +49,22 @@ def intervals(shape: Sequence[int], placement: Placement, coords: Coords) -> lis
     """The range of every axis that a rank with these coordinates holds, for a placement without flat ranges; (0, -1) of an open one."""
     box = [(0, d) for d in shape]
     for e in placement:
-        if isinstance(e, Shard):
-            if not -1 < e.axis < len(box):
+        axis = e.axis
+        if axis is not None:
+            if not -1 < axis < len(box):
                 raise ProgramError(f"{e} names an axis that a value of shape {list(shape)} does not have")
-            start, stop = box[e.axis]
+            start, stop = box[axis]
             if stop != ANY:
-                k, n = coords[e.group]
-                size = stop - start
-                box[e.axis] = (start + _bound(size, n, e.unit, k), start + _bound(size, n, e.unit, k + 1))
+                a, b = e.range_of(*coords[e.group], stop - start)
+                box[axis] = (start + a, start + b)
     return box
 
 
 def flat_range(placement: Placement, coords: Coords) -> tuple[int, int] | None:
     """The flat range that a rank holds, or None for a placement without flat ranges."""
     for e in placement:
-        if isinstance(e, Pieces):
-            k, n = coords[e.group]
-            if len(e.bounds) != n + 1:
-                raise ProgramError(f"{e} has {len(e.bounds) - 1} ranges for the {n} ranks of {e.group}")
-            return e.bounds[k], e.bounds[k + 1]
+        if e.bounds is not None:
+            return e.range_of(*coords[e.group], e.bounds[-1])
     return None
 
 
@@ -82,7 +74,7 @@ def holds(placement: Placement, coords: Coords) -> bool:
     >>> holds((At(1, "dp"),), {"dp": (1, 2)}), holds((At(1, "dp"),), {"dp": (0, 2)}), holds((Shard(0, "dp"),), {"ps": (2, 3)})
     (True, False, False)
     """
-    return all(isinstance(e, Local) or (e.group in coords and (not isinstance(e, At) or coords[e.group][0] == e.root)) for e in placement)
+    return all(e.is_local or (e.group in coords and e.holds(coords[e.group][0])) for e in placement)
 
 
 def local_shape(shape: Sequence[int], placement: Placement, coords: Coords) -> tuple[int, ...]:
@@ -101,7 +93,7 @@ def local_shape(shape: Sequence[int], placement: Placement, coords: Coords) -> t
 
 def local_type(t: TensorType, placement: Placement, coords: Coords) -> TensorType:
     for e in placement:
-        if isinstance(e, (Shard, Pieces)):
+        if e.is_cut:
             return TensorType(t.dtype, local_shape(t.shape, placement, coords))
     return t
 
@@ -112,20 +104,20 @@ def cut(value: Any, placement: Placement, coords: Coords) -> Any:
     if flat is not None:
         return value.reshape(-1)[flat[0] : flat[1]]
     part = value[tuple(slice(a, b) for a, b in intervals(value.shape, placement, coords))]
-    if any(isinstance(e, Partial) and e.op == "sum" and coords[e.group][0] for e in placement):
+    if any(e.op == "sum" and coords[e.group][0] for e in placement):
         part = part * part.dtype.type(0)
     return part
 
 
 def dealt(placement: Placement) -> Placement:
     """How a feed is cut: what each rank has of its own are rows of it."""
-    return tuple([Shard(0, e.group) if isinstance(e, Own) else e for e in placement])
+    return tuple([Shard(0, e.group) if e.is_own else e for e in placement])
 
 
 def _replicas(parts: Sequence[Any], placement: Placement, groups: Groups, shape: Sequence[int]) -> list[Any]:
     """The values that ranks have of their own, each joined from the ranks that have a part of it."""
-    own = [e.group for e in placement if isinstance(e, Own)]
-    rest = tuple([e for e in placement if not isinstance(e, Own)])
+    own = [e.group for e in placement if e.is_own]
+    rest = tuple([e for e in placement if not e.is_own])
     sets: dict[tuple[int, ...], list[Any]] = {}
     for rank, part in enumerate(parts):
         if part is not None:
@@ -169,12 +161,13 @@ def join(parts: Sequence[Any], placement: Placement, groups: Groups, shape: Sequ
     >>> join([np.ones(2), np.zeros(2)], (Shard(0, "dp"),), {"dp": [[0, 1]]}, (4,)).tolist()
     [1.0, 1.0, 0.0, 0.0]
     """
-    if any(isinstance(e, Local) for e in placement):
+    if is_local(placement):
         raise ProgramError("a local value means something on its rank only; fetch it with return_merged=False")
-    if any(isinstance(e, Own) for e in placement):
+    if any(e.is_own for e in placement):
         return _one_of(_replicas(parts, placement, groups, shape), shape)
     mentioned = [e.group for e in placement]
-    partial = [e for e in placement if isinstance(e, Partial)]
+    partial = [e for e in placement if e.op]
+    rest = tuple([e for e in placement if not e.op])
     out: Any = None
     seen: set[tuple[int, ...]] = set()
     begun: dict[tuple, bool] = {}
@@ -186,12 +179,12 @@ def join(parts: Sequence[Any], placement: Placement, groups: Groups, shape: Sequ
         if here in seen:
             continue
         seen.add(here)
-        if len(placement) == 0 or (len(placement) == 1 and isinstance(placement[0], At)):
+        if len(placement) == 0 or (len(placement) == 1 and placement[0].root is not None):
             return part
         if out is None:
             out = np.empty(tuple(shape), part.dtype)
-        target = cut(out, tuple(e for e in placement if not isinstance(e, Partial)), coords)
-        where = tuple(coords[e.group][0] for e in placement if not isinstance(e, Partial))
+        target = cut(out, rest, coords)
+        where = tuple([coords[e.group][0] for e in rest])
         if partial and begun.get(where):
             REDUCE[partial[0].op](target, part, out=target, casting="unsafe")
         else:
@@ -206,7 +199,7 @@ def check_placement(t: TensorType, placement: Placement, groups: Groups, world: 
     """What is wrong with a placement for a value of this type; "" when nothing is."""
     taken: set[str] = set()
     for e in placement:
-        if isinstance(e, Local):
+        if e.is_local:
             if len(placement) > 1:
                 return "local stands alone"
             continue
@@ -216,19 +209,11 @@ def check_placement(t: TensorType, placement: Placement, groups: Groups, world: 
         if e.group in taken:
             return f"{e.group} is named twice"
         taken.add(e.group)
-        if isinstance(e, Shard) and not 0 <= e.axis < t.ndim:
-            return f"{e} names an axis that {t} does not have"
-        if isinstance(e, Shard) and e.unit < 1:
-            return f"{e} has no unit"
-        if isinstance(e, Partial) and e.op not in REDUCE:
-            return f"{e} is no reduction that a value can wait for"
-        if isinstance(e, At) and not 0 <= e.root < n:
-            return f"{e} names a rank outside of the group's {n}"
-        if isinstance(e, Pieces):
-            if len(placement) > 1:
-                return f"{e} stands beside other entries"
-            if ANY in t.shape or len(e.bounds) != n + 1 or not e.bounds.rising or e.bounds[-1] != prod(t.shape):
-                return f"{e} does not cut the elements of {t} among {n} ranks"
+        if e.bounds is not None and len(placement) > 1:
+            return f"{e} stands beside other entries"
+        wrong = e.check(t, n)
+        if wrong:
+            return wrong
     for e, f in combinations(placement, 2):
         set_of = {rank: k for k, members in enumerate(groups[e.group]) for rank in members}
         for members in groups[f.group]:

@@ -11,10 +11,11 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+from .entries import At, Entry, Own, Partial, Pieces, Shard, axis_of
 from .offsets import Offsets
 from .parts import bounds
 from .pattern import Pattern, Types
-from .types import ANY, At, Entry, Own, Partial, Pieces, Shard, TensorType
+from .types import ANY
 
 # In a row: the same root, or the same flat ranges, for all operands that have the entry.
 ROOT = At(-1, "")
@@ -39,7 +40,7 @@ class PlacementRow(NamedTuple):
     @property
     def owes(self) -> bool:
         """Does an output become partial?"""
-        return any(isinstance(e, Partial) for e in self.outs)
+        return any(e is not None and e.op for e in self.outs)
 
     @property
     def flat(self) -> bool:
@@ -147,13 +148,13 @@ def laid_out(ins: Sequence[Entry | None], types: Types, group: str) -> tuple[Pie
 
     Of operands that lie one behind the other, rank k has elements b[k] to b[k + 1]; of each result, those of them that fall into it.
     """
-    held = [e for e in ins if isinstance(e, Pieces)]
+    held = [e.bounds for e in ins if e is not None and e.bounds is not None]
     sizes = [ANY if t is None else t.numel for t in types]
-    if len(held) < len(ins) or ANY in sizes or len({len(e.bounds) for e in held}) != 1:
+    if len(held) < len(ins) or ANY in sizes or len(set(map(len, held))) != 1:
         return None
-    marks = Offsets.joined([e.bounds for e in held])
+    marks = Offsets.joined(held)
     before, after = sizes[: len(ins)], sizes[len(ins) :]
-    if any(e.bounds != part for e, part in zip(held, Offsets.within(marks, before), strict=True)):
+    if any(bounds != part for bounds, part in zip(held, Offsets.within(marks, before), strict=True)):
         return None
     return tuple(Pieces(part, group) for part in Offsets.within(marks, after))
 
@@ -167,9 +168,9 @@ def same_cut(a: Entry | None, b: Entry | None, shape: Sequence[int], n: int) -> 
     """Are two entries of one group, of n ranks, the same? Cuts are when their bounds are; those of an open axis when their units are."""
     if a == b:
         return True
-    if not (isinstance(a, Shard) and isinstance(b, Shard)) or a.axis != b.axis or a.group != b.group or a.axis >= len(shape):
+    if a is None or b is None or a.axis is None or a.axis != b.axis or a.group != b.group or a.axis >= len(shape):
         return False
-    return _rebound(shape[a.axis], n, a.unit) == _rebound(shape[b.axis], n, b.unit)
+    return _rebound(shape[a.axis], n, a.unit) == _rebound(shape[a.axis], n, b.unit)
 
 
 # -- a row for operands that lie somewhere ----------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ def fits(
     """
     if not row.among(n):
         return None
-    if any(isinstance(e, Own) for e in (*ins, *(outs or ()))) is not (row.kind in ("own", "meet")):
+    if any(e is not None and e.is_own for e in (*ins, *(outs or ()))) is not (row.kind in ("own", "meet")):
         return None
     if row.kind == "laid":
         laid = laid_out(ins, types, group)
@@ -193,37 +194,20 @@ def fits(
     for k, (want, have) in enumerate(zip(row.ins, ins, strict=True)):
         if k in p.shape_only or p.ins[k] is None:
             continue
-        if isinstance(want, Shard):
-            if not isinstance(have, Shard) or have.axis != want.axis:
-                return None
-            if have.unit % want.unit == 0:
-                scale = scale or have.unit // want.unit
-        elif want is ROOT:
-            if not (have is None or isinstance(have, At)):
-                return None
-        elif want is FLAT:
-            if not isinstance(have, Pieces):
-                return None
-        elif want is OWN:
-            if not (isinstance(have, Own) or (have is None and not _opened(types[k]))):
-                return None  # the rows of all are not as many as the rows of one
-        elif isinstance(want, Partial):
-            # what is the same everywhere is its own maximum; a sum would count it once a rank
-            if not (isinstance(have, Partial) and have.op == want.op) and not (have is None and want.op != "sum"):
-                return None
-        elif have is not None:
+        if not (have is None if want is None else want.admits(have, types[k])):
             return None
-    free = next((e for e in ins if isinstance(e, (At, Pieces))), None)
-    if row.kind == "flat" and free is None and not any(e is FLAT for e in row.ins):
-        free = next((e for e in outs or () if isinstance(e, Pieces)), None)
-    if row.kind == "root" and free is None:
-        free = next((e for e in outs or () if isinstance(e, At)), None)
+        if not scale and want is not None and have is not None and want.axis is not None and have.unit % want.unit == 0:
+            scale = have.unit // want.unit
+    free = next((e for e in ins if e is not None and (e.root is not None or e.bounds is not None)), None)
+    if free is None and outs is not None and (row.kind == "root" or row.kind == "flat" and not any(e is FLAT for e in row.ins)):
+        kind = ROOT if row.kind == "root" else FLAT
+        free = next((e for e in outs if e is not None and kind.admits(e, None)), None)
     if row.kind == "cut" and not scale:
-        cut_in = any(isinstance(e, Shard) for k, e in enumerate(row.ins) if k not in p.shape_only)
-        made = next((e for e, w in zip(outs or (), row.outs, strict=False) if isinstance(e, Shard) and isinstance(w, Shard)), None)
+        cut_in = any(axis_of(e) is not None for k, e in enumerate(row.ins) if k not in p.shape_only)
+        made = next((e for e, w in zip(outs or (), row.outs, strict=False) if axis_of(e) is not None and axis_of(w) is not None), None)
         if not cut_in and outs is not None and made is None:
             return None
-        wanted = next((w for w in row.outs if isinstance(w, Shard)), None)
+        wanted = next((w for w in row.outs if w is not None and w.axis is not None), None)
         scale = made.unit // wanted.unit if made is not None and wanted is not None and made.unit % wanted.unit == 0 else 1
     if row.kind in ("root", "flat") and free is None:
         return None
@@ -243,21 +227,12 @@ def fits(
     return made_at
 
 
-def _opened(t: TensorType | None) -> bool:
-    return t is not None and ANY in t.shape
-
-
 def _concrete(e: Entry | None, free: Entry | None, scale: int, group: str) -> Entry | None:
     if e is None:
         return None
     if e is ROOT or e is FLAT:
         return free
-    if isinstance(e, Shard):
-        return Shard(e.axis, group, e.unit * max(scale, 1))
-    if isinstance(e, Own):
-        return Own(group)
-    assert isinstance(e, Partial)
-    return Partial(e.op, group)
+    return e.over(group, max(scale, 1))
 
 
 def find_row(

@@ -29,7 +29,7 @@ from .errors import ProgramError
 from .opdef import OPS, OpDef, Required, Slot, fits
 from .operator import BlockRef, Operator, Role
 from .program import Block, Program
-from .types import WORD, At, Entry, Local, Own, Partial, Placement, Shard
+from .types import WORD, Entry, Placement
 from .valuetypes import ValueType
 from .var import PARAM_DEFAULTS, Var
 
@@ -205,19 +205,7 @@ def show_entries(placement: Placement) -> str:
 
 @cache
 def _entry_text(p: Entry) -> str:
-    if isinstance(p, Local):
-        return " local"
-    if isinstance(p, Shard):
-        what = f"shard({p.axis}, {p.unit})" if p.unit != 1 else f"shard({p.axis})"
-    elif isinstance(p, Partial):
-        what = f"partial({word(p.op)})"
-    elif isinstance(p, At):
-        what = f"at({p.root})"
-    elif isinstance(p, Own):
-        what = "own"
-    else:
-        what = f"pieces({', '.join(map(str, p.bounds))})"
-    return f" {what} over {word(p.group)}"
+    return f" {p.spelling} over {word(p.group)}" if p.group else f" {p.spelling}"
 
 
 def _record(d: Var, implied: frozenset[str]) -> str:

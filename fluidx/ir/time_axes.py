@@ -8,10 +8,9 @@ which every rank has index 2 of 4. `mb.0-2` are turns 0 to 2 together: so lies a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
-from .types import Entry, Placement
+from .types import Placement
 
 MAX_TURNS = 1024
 
@@ -70,9 +69,4 @@ def over_turns(placement: Placement, turns: Mapping[str, int]) -> str:
 
 def taken_in_turn(placement: Placement, axis: str, k: int) -> Placement:
     """How what a variable is in a turn lies, of a placement over all turns."""
-    return tuple([replaced(e, turn_group(axis, k)) if e.group == axis else e for e in placement])
-
-
-def replaced(e: Entry, group: str) -> Entry:
-    """The entry over another group."""
-    return replace(e, group=group)
+    return tuple([e.over(turn_group(axis, k)) if e.group == axis else e for e in placement])

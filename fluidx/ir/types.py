@@ -1,4 +1,4 @@
-"""What is known of a value before it exists: its dtype, its shape, and where its parts lie among the ranks."""
+"""Types of values: dtype and shape. The entries of placements, which say how ranks share a value, can be imported from here too."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from math import prod
 from typing import Any
 
 from .dtypes import FLOATS, SHORT, np_dtype
+from .entries import REPLICATE, At, Entry, Local, Own, Partial, Pieces, Placement, Shard, show_placement
 from .errors import ProgramError
-from .offsets import Offsets
+
+__all__ = [
+    "ANY", "REPLICATE", "WORD", "At", "Dim", "Entry", "Local", "Own", "Partial", "Pieces", "Placement", "Shard", "TensorType",
+    "common_size", "equal_size", "is_word", "show_placement", "size_names",
+]  # fmt: skip
 
 ANY = -1  # an axis whose size is known when the program is fed, usually the batch
 WORD = r"[A-Za-z_][A-Za-z0-9_.\-]*"  # a name that text writes without quotes
@@ -132,91 +137,3 @@ class TensorType:
 
     def __repr__(self) -> str:
         return f"{SHORT.get(self.dtype, self.dtype)}[{','.join(map(str, self.shape))}]"
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Each rank of `group` holds one slice along `axis`, in rank order.
-
-    The axis is cut between blocks of `unit` neighbours: of B blocks, rank k of n holds k*B//n to (k+1)*B//n. The unit is 1 unless
-    axes were folded (a reshape, attention heads, channel groups).
-    """
-
-    axis: int
-    group: str = "dp"
-    unit: int = 1
-
-    def __str__(self) -> str:
-        return f"shard({self.axis}{f', {self.unit}' if self.unit != 1 else ''}) over {self.group}"
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """Each rank of `group` holds one term; the value is their `op` (sum, max or min)."""
-
-    op: str
-    group: str = "dp"
-
-    def __str__(self) -> str:
-        return f"partial({self.op}) over {self.group}"
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """Only the rank with index `root` in `group` holds the value; elsewhere it is undefined."""
-
-    root: int
-    group: str = "dp"
-
-    def __str__(self) -> str:
-        return f"at({self.root}) over {self.group}"
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Rank k of `group` holds elements bounds[k] to bounds[k + 1] of the value laid out flat, as one axis."""
-
-    bounds: Offsets
-    group: str = "dp"
-
-    def __post_init__(self) -> None:
-        if self.bounds.__class__ is not Offsets:
-            object.__setattr__(self, "bounds", Offsets(self.bounds))
-
-    def __str__(self) -> str:
-        return f"pieces({', '.join(map(str, self.bounds))}) over {self.group}"
-
-
-@dataclass(frozen=True, slots=True)
-class Own:
-    """Each rank of `group` has a value of its own: the name stands for as many values as the group has ranks, its replicas.
-
-    What one device computes of a value, every rank computes of its own. Data that lies so is dealt to the ranks by rows.
-    """
-
-    group: str = "dp"
-
-    def __str__(self) -> str:
-        return f"own over {self.group}"
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """Each rank holds a value of its own, of the type that is written: a step of an algorithm that means nothing by itself."""
-
-    group: str = ""
-
-    def __str__(self) -> str:
-        return "local"
-
-
-Entry = Shard | Partial | At | Pieces | Own | Local
-# A variable's placement: one entry for each group over which it is not replicated; () is replicate. Of two entries that cut one axis
-# the first cuts the whole, the second what the first leaves.
-Placement = tuple[Entry, ...]
-REPLICATE: Placement = ()
-
-
-def show_placement(placement: Placement) -> str:
-    """`replicate`, or the entries as program text writes them."""
-    return " ".join(str(p) for p in placement) if placement else "replicate"

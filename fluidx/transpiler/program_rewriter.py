@@ -75,7 +75,7 @@ def result_places(program: Program, definition: type[OpDef], op: Operator, types
     ins = definition.flat_slots(op.inputs, definition.in_slots)
     descs = [None if n is None else block.desc(n) for n in ins]
     places = [() if d is None else d.placement for d in descs]
-    if any(isinstance(e, Local) for q in places for e in q):
+    if any(e.is_local for q in places for e in q):
         return [(Local(),)] * len(types)
     if definition.move is not None:
         group = op.attrs["group"]

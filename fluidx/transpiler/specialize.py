@@ -15,7 +15,7 @@ from ..ir.parts import Coords, coords_of, holds
 from ..ir.program import Block, Program
 from ..ir.sizes import StandInShapes
 from ..ir.sub_blocks import runs_bodies
-from ..ir.types import At, Local, Pieces, Placement
+from ..ir.types import Local, Placement
 from .cluster import SERVERS
 from .lowering.server_exchange import SERVED, ServerExchange
 from .lowering.transfers import TRANSFER, Transfers
@@ -73,7 +73,7 @@ class Specializer:
         """Runs of operators that every rank has, runs of operators that some ranks have, waves of messages and transfers, in order."""
         find = block.find if block.idx else block.descs.get
         different = {id(q): q for q in map(_PLACEMENT, block.descs.values())}  # most values lie at one of a few objects
-        roots_of: dict[int, Placement] = {k: roots for k, q in different.items() if (roots := tuple([e for e in q if isinstance(e, At)]))}
+        roots_of: dict[int, Placement] = {k: roots for k, q in different.items() if (roots := tuple([e for e in q if e.root is not None]))}
         if block.idx:  # a branch writes what enclosing blocks declare
             roots_of.update(self.roots_of[block.parent_idx])
         self.roots_of.append(roots_of)
@@ -96,7 +96,7 @@ class Specializer:
             d = find(op.output_arg_names[0]) if op.output_arg_names else None
             found = () if d is None else roots_of.get(id(d.placement), ())
             if found and OPS[op.type].move is not None:  # everyone that may hold the operand takes part
-                found = tuple(e for e in others(self.program, block, op) if isinstance(e, At))
+                found = tuple(e for e in others(self.program, block, op) if e.root is not None)
                 return same.setdefault(found, found)
             return found
 
@@ -238,7 +238,7 @@ def _not_served(op: Operator, what: str) -> TranspileError:
 def _empty(placement: Placement, coords: Coords) -> bool:
     """Has the rank no elements of what lies in flat ranges on servers?"""
     for e in placement:
-        if isinstance(e, Pieces) and e.group == SERVERS:
+        if e.bounds is not None and e.group == SERVERS:
             return coords[SERVERS][0] not in e.bounds.filled
     return False
 

@@ -6,7 +6,7 @@ from ..ir.opdef import Effect, opdef
 from ..ir.operator import Operator
 from ..ir.parts import Coords, coords_of, local_shape
 from ..ir.program import Block, Program
-from ..ir.types import ANY, Partial, TensorType
+from ..ir.types import ANY, TensorType
 from ..view.diff import show_bytes
 
 
@@ -62,5 +62,5 @@ def _local_type(op: Operator, block: Block, coords: Coords, batch: int) -> Tenso
     d = block.desc(op.input_arg_names[0])
     shape = [batch if s == ANY else s for s in d.type.shape]
     mine = () if opdef(op.type).effect is Effect.P2P else (op.attrs["group"],)
-    others = tuple(e for e in d.placement if e.group and e.group not in mine and not isinstance(e, Partial))
+    others = tuple(e for e in d.placement if e.group and e.group not in mine and not e.op)
     return TensorType(d.type.dtype, local_shape(shape, others, coords))

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from ..ir.opdef import opdef
 from ..ir.operator import Operator, Role
 from ..ir.program import Block, Program, ProgramPair
-from ..ir.types import Own
 from .cluster import Mesh
 from .pass_base import Job
 from .passes.place import Place
@@ -22,7 +21,7 @@ def unused(strategy: Strategy, source: Program, made: ProgramPair, job: Job) -> 
     meets = next((op for _, op in _ops(source) if opdef(op.type).replica_collective), None)
     updates = [(block, op) for block, op in _ops(made.main) if op.role is Role.OPTIMIZE and op.output("ParamOut")]
     several = job.mesh.axes.get("dp", 1) > 1
-    apart = any(isinstance(e, Own) for d in made.main.global_block().descs.values() for e in d.placement)
+    apart = any(e.is_own for d in made.main.global_block().descs.values() for e in d.placement)
     if several and meets is not None and not apart:
         found.append(
             f"{strategy!r} keeps the parameters of all ranks the same, so that {meets.type} changes nothing and saves nothing; "

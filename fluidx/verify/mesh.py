@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from ..ir.parts import Coords, bounds, check_placement, flat_range, intervals, local_shape
-from ..ir.time_axes import replaced, seats, turn_group, turn_groups
+from ..ir.time_axes import seats, turn_group, turn_groups
 from ..ir.types import ANY, At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType, show_placement
 from .refusal import Refusal
 
@@ -90,7 +90,7 @@ class RankGroups:
         """A placement over the axes of the turns that it names."""
         if not self.turns or not placement:
             return placement
-        return tuple([replaced(e, self.turns[e.group].axis) if e.group in self.turns else e for e in placement])
+        return tuple([e.over(self.turns[e.group].axis) if e.group in self.turns else e for e in placement])
 
     def holds(self, placement: Placement, rank: int) -> bool:
         for e in placement:

@@ -10,7 +10,7 @@ from ...ir.make_op import filled, make_op
 from ...ir.offsets import Offsets
 from ...ir.operator import Operator
 from ...ir.program import Var
-from ...ir.types import ANY, Local, Pieces, Placement, Shard, TensorType
+from ...ir.types import ANY, Pieces, Placement, TensorType
 from ...ir.unique_name import unused
 from ..program_rewriter import Writer
 
@@ -60,13 +60,13 @@ class Packed:
 def _together(places: Sequence[Placement]) -> Placement:
     """Where values lie that lie alike, one behind the other."""
     first = places[0]
-    if len(first) == 1 and isinstance(first[0], Pieces):
-        return (Pieces(Offsets.joined([e.bounds for q in places for e in q if isinstance(e, Pieces)]), first[0].group),)
+    if len(first) == 1 and first[0].bounds is not None:
+        return (Pieces(Offsets.joined([e.bounds for q in places for e in q if e.bounds is not None]), first[0].group),)
     return first
 
 
 def can_be_packed(writer: Writer, op: Operator) -> bool:
     """Has what the operator reads and writes a size that is known, and does it lie as values do that can be packed?"""
     descs = [writer.block.desc(n) for n in (op.input_arg_names[0], op.output_arg_names[0])]
-    cut = any(isinstance(e, (Shard, Local)) for d in descs for e in d.placement)
+    cut = any(e.axis is not None or e.is_local for d in descs for e in d.placement)
     return not cut and all(ANY not in d.type.shape and d.type.numel > 0 for d in descs)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from types import NoneType
 from typing import Any, NamedTuple
 
+from ...ir.entries import axis_of
 from ...ir.errors import TranspileError
 from ...ir.parts import entry_of
 from ...ir.types import At, Entry, Own, Partial, Pieces, Placement, Shard, show_placement
@@ -19,35 +21,47 @@ class RedistributionStep(NamedTuple):
     after: Placement
 
 
+# Which operator changes the entry of one group into another: by the classes of the two, NoneType being replicated. Other changes go by
+# way of the replicated value.
+_OPERATORS = {
+    (Partial, NoneType): "all_reduce",
+    (Partial, At): "reduce",
+    (Partial, Shard): "reduce_scatter",
+    (Partial, Pieces): "reduce_scatter",
+    (NoneType, Shard): "part",
+    (NoneType, Pieces): "part",
+    (NoneType, Partial): "own_term",
+    (NoneType, At): "assign",  # every rank has it, so the root has
+    (NoneType, Own): "assign",
+    (At, NoneType): "broadcast",
+    (At, At): "transfer",
+    (At, Partial): "own_term",
+    (Shard, NoneType): "all_gather",
+    (Shard, Shard): "all_to_all",
+    (Pieces, NoneType): "all_gather",
+}
+
+
 def collective(old: Entry | None, new: Entry | None, group: str) -> list[tuple[str, dict[str, Any], Entry | None]]:
     """(operator, attributes, entry behind it) for one group: one collective, or two where none does it alone."""
-    g: dict[str, Any] = {"group": group}
-    if isinstance(old, Partial):
-        if new is None:
-            return [("all_reduce", {**g, "op": old.op}, None)]
-        if isinstance(new, At):
-            return [("reduce", {**g, "op": old.op, "root": new.root}, new)]
-        if isinstance(new, (Shard, Pieces)):
-            return [("reduce_scatter", {**g, "op": old.op, **_cut(new)}, new)]
-    if old is None:
-        if isinstance(new, (Shard, Pieces)):
-            return [("part", {**g, **_cut(new)}, new)]
-        if isinstance(new, Partial) and new.op == "sum":
-            return [("own_term", {**g, "root": 0}, new)]
-        if isinstance(new, (At, Own)):
-            return [("assign", {}, new)]  # every rank has it, so the root has
-    if isinstance(old, At):
-        if isinstance(new, At):
-            return [("transfer", {**g, "root": old.root, "to": new.root}, new)]
-        if isinstance(new, Partial) and new.op == "sum":
-            return [("own_term", {**g, "root": old.root}, new)]
-        return _then(("broadcast", {**g, "root": old.root}, None), new, group)
-    if isinstance(old, Shard) and isinstance(new, Shard) and old.axis != new.axis:
-        attrs = {**g, "axis": old.axis, "unit": old.unit, "to_axis": new.axis, "to_unit": new.unit}
-        return [("all_to_all", attrs, new)]
-    if isinstance(old, (Shard, Pieces)):
-        return _then(("all_gather", {**g, **_cut(old)}, None), new, group)
-    raise TranspileError(f"there is no way from {old} to {new} over {group}")
+    type_ = _OPERATORS.get((type(old), type(new)))
+    had = old.attrs() if old is not None else {}
+    wanted = new.attrs() if new is not None else {}
+    if type_ == "own_term":  # a term that is the value on one rank and zero on the others
+        type_ = type_ if wanted["op"] == "sum" else None
+        had, wanted = had or {"root": 0}, {}
+    elif type_ == "assign":
+        return [(type_, {}, new)]
+    elif type_ == "transfer":
+        wanted = {"to": wanted["root"]}
+    elif type_ == "all_to_all":
+        type_ = type_ if had["axis"] != wanted["axis"] else None  # a cut between other blocks goes by way of the whole
+        wanted = {f"to_{name}": value for name, value in wanted.items()}
+    if type_ is not None:
+        return [(type_, {"group": group, **had, **wanted}, new)]
+    if old is None or new is None or (type(old), NoneType) not in _OPERATORS or old.op:
+        raise TranspileError(f"there is no way from {old} to {new} over {group}")
+    return [*collective(old, None, group), *collective(None, new, group)]
 
 
 def in_turns(old: Entry | None, new: Entry | None, group: str) -> list[tuple[str, dict[str, Any], Entry | None]]:
@@ -55,21 +69,12 @@ def in_turns(old: Entry | None, new: Entry | None, group: str) -> list[tuple[str
 
     What is cut is made whole as a sum of parts among zeros: it happens where a value is needed whole that is large, so hardly ever.
     """
-    g: dict[str, Any] = {"group": group}
-    if isinstance(old, Shard) and old != new:
+    if old is not None and old.axis is not None and old != new:
         owed = Partial("sum", group)
-        return [("pad_part", {**g, **_cut(old)}, owed), *in_turns(owed, new, group)]
-    if isinstance(old, Partial) and new is not None and old != new:
+        return [("pad_part", {"group": group, **old.attrs()}, owed), *in_turns(owed, new, group)]
+    if old is not None and old.op and new is not None and old != new:
         return [*in_turns(old, None, group), *in_turns(None, new, group)]
     return collective(old, new, group)
-
-
-def _then(first: tuple[str, dict[str, Any], Entry | None], new: Entry | None, group: str) -> list[tuple[str, dict[str, Any], Entry | None]]:
-    return [first] if new is None else [first, *collective(None, new, group)]
-
-
-def _cut(e: Shard | Pieces) -> dict[str, Any]:
-    return {"bounds": e.bounds} if isinstance(e, Pieces) else {"axis": e.axis, "unit": e.unit}
 
 
 def _served(old: Placement, new: Placement, axes: Mapping[str, int], turns: Container[str]) -> RedistributionStep | None:
@@ -78,16 +83,12 @@ def _served(old: Placement, new: Placement, axes: Mapping[str, int], turns: Cont
     attrs: dict[str, Any] = {"group": SERVERS, "trainers": trainers}
     match old, new:
         case (Partial("sum"),), (At() | Pieces() as e,) if old[0].group == trainers and e.group == SERVERS:
-            return RedistributionStep("push", attrs | _ends(e), new)
+            return RedistributionStep("push", attrs | e.attrs(), new)
         case (), (At() | Pieces() as e,) if e.group == SERVERS:  # made of what trainers pulled, it may be theirs alone
-            return RedistributionStep("push", attrs | _ends(e) | {"same": True}, new)
+            return RedistributionStep("push", attrs | e.attrs() | {"same": True}, new)
         case (At() | Pieces() as e,), () if e.group == SERVERS:
-            return RedistributionStep("pull", attrs | _ends(e), new)
+            return RedistributionStep("pull", attrs | e.attrs(), new)
     return None
-
-
-def _ends(e: At | Pieces) -> dict[str, Any]:
-    return {"bounds": e.bounds} if isinstance(e, Pieces) else {"root": e.root}
 
 
 def steps(old: Placement, new: Placement, axes: Mapping[str, int], turns: Container[str] = ()) -> list[RedistributionStep]:
@@ -120,16 +121,19 @@ def steps(old: Placement, new: Placement, axes: Mapping[str, int], turns: Contai
     def waits(group: str, axis: int) -> bool:
         """Is a cut of this axis outside of the group's still to change?"""
         outside = [o for o in order[: order.index(group)] if have.get(o) != want.get(o)]
-        return any(isinstance(e, Shard) and e.axis == axis for o in outside for e in (have.get(o), want.get(o)))
+        return any(axis_of(e) == axis for o in outside for e in (have.get(o), want.get(o)))
 
     def rank(group: str) -> int:
         """Flat ranges stand beside nothing else: they are joined first, and terms are reduced into them last."""
-        return isinstance(have.get(group), Partial) and isinstance(want.get(group), Pieces) or -isinstance(have.get(group), Pieces)
+        mine, target = have.get(group), want.get(group)
+        if mine is None:
+            return 0
+        return int(bool(mine.op) and _is_flat(target)) - _is_flat(mine)
 
     inward = order[::-1]
     for g in sorted(inward, key=rank):
         mine, target = have.get(g), want.get(g)
-        if isinstance(target, Shard) and waits(g, target.axis) or isinstance(target, Pieces) and not isinstance(mine, Partial):
+        if target is not None and target.axis is not None and waits(g, target.axis) or _is_flat(target) and not (mine and mine.op):
             target = None
         if mine is not None and mine != target:
             emit(g, target)
@@ -139,3 +143,7 @@ def steps(old: Placement, new: Placement, axes: Mapping[str, int], turns: Contai
     if tuple(have[g] for g in order if g in have) != new:
         raise TranspileError(f"there is no way from {show_placement(old)} to {show_placement(new)}")
     return out
+
+
+def _is_flat(e: Entry | None) -> bool:
+    return e is not None and e.bounds is not None

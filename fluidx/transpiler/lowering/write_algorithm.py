@@ -19,7 +19,7 @@ from ...ir.opdef import OPS, opdef
 from ...ir.operator import Operator
 from ...ir.parts import Coords, holds, local_type
 from ...ir.program import Block, Program
-from ...ir.types import ANY, Placement, Shard, TensorType
+from ...ir.types import ANY, Placement, TensorType
 from ..algorithms import RankRound, Refused, algorithm, parts, schedule
 from .adasum import AdasumOnRank
 from .rank_buffers import CollectiveOnRank, CollectivePlan
@@ -137,7 +137,7 @@ class MessageRounds:
                 found = CollectivePlan(t, n, marks, rounds, shapes, each, {}, {})
             except Refused as e:
                 raise TranspileError(f"{op.to_string()}: {e}") from None
-            if not any(isinstance(e, Shard) for e in self._others[k]):  # else other ranks have parts of other sizes
+            if not any(e.axis is not None for e in self._others[k]):  # else other ranks have parts of other sizes
                 self._plans[k] = found
         return found
 

@@ -11,7 +11,7 @@ from ...ir.offsets import Offsets
 from ...ir.operator import Operator, op_types
 from ...ir.parts import bounds
 from ...ir.program import Program, ProgramPair
-from ...ir.types import ANY, Partial, Pieces, Placement
+from ...ir.types import ANY, Pieces, Placement
 from ..lowering.pack_messages import Packed, can_be_packed
 from ..lowering.slices import growth
 from ..pass_base import Job, Pass
@@ -96,7 +96,7 @@ class _Kinds:
 
 def _alike(placement: Placement) -> Placement:
     """The placement, whatever its flat ranges are."""
-    return tuple(Pieces(Offsets(), e.group) if isinstance(e, Pieces) else e for e in placement)
+    return tuple(Pieces(Offsets(), e.group) if e.bounds is not None else e for e in placement)
 
 
 class _Filling(AdjacentOperators):
@@ -131,7 +131,7 @@ class _Filling(AdjacentOperators):
         """An operator is the first one."""
         self.packs = self.options.mb > 0 and can_be_packed(self.writer, op)
         self.ranks = max(0, len(op.attrs.get("bounds", ())) - 1)
-        terms = not self.ranks and any(isinstance(e, Partial) for e in self.writer.block.desc(op.input_arg_names[0]).placement)
+        terms = not self.ranks and any(e.op for e in self.writer.block.desc(op.input_arg_names[0]).placement)
         self.limit = (self.options.first_mb if terms and self.kind not in self.filled else self.options.mb) * 2**20
 
     def _beside(self, op: Operator) -> bool:

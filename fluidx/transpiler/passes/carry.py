@@ -10,7 +10,7 @@ from ...ir.opdef import opdef
 from ...ir.operator import Frozen, Operator, op_types
 from ...ir.parts import Coords, coords_of, local_type
 from ...ir.program import Block, Program, ProgramPair
-from ...ir.types import Partial, TensorType
+from ...ir.types import TensorType
 from ..algorithms import able, algorithm
 from ..algorithms.choice import cheapest
 from ..algorithms.selection import AlgorithmTable
@@ -93,7 +93,7 @@ class Carry(Pass):
             return op, ""
         if stays:
             return op, stays_whole(op, stays)
-        terms = next((e for e in block.desc(op.input_arg_names[0]).placement if isinstance(e, Partial)), None)
+        terms = next((e for e in block.desc(op.input_arg_names[0]).placement if e.op), None)
         # the proof does not follow parts of partial values through messages
         if terms is not None and opdef(op.type).algorithm_method in ("spread", "exchange"):
             return op, stays_whole(op, f"what ranks hold of it is {terms}")

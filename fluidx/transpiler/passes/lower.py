@@ -8,7 +8,6 @@ from ...ir.make_op import filled
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, op_types, unary
 from ...ir.program import Block, Program, ProgramPair, Var
-from ...ir.types import Own
 from ..lowering.redistribute import steps
 from ..pass_base import Job, Pass
 
@@ -43,7 +42,7 @@ class Lower(Pass):
     @staticmethod
     def _met(block: Block, op: Operator) -> list[Operator]:
         """What stands for an operator that makes one value of those that ranks have of their own: a collective over each group."""
-        own = [e.group for e in block.desc(op.input_arg_names[0]).placement if isinstance(e, Own)]
+        own = [e.group for e in block.desc(op.input_arg_names[0]).placement if e.is_own]
         if not own:
             return [op]
         collective = opdef(op.type).replica_collective

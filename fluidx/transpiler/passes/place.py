@@ -13,7 +13,7 @@ from ...ir.opdef import opdef
 from ...ir.operator import Operator, Role, unary
 from ...ir.parts import check_placement, entry_of
 from ...ir.program import Program, ProgramPair, Var
-from ...ir.types import ANY, REPLICATE, At, Entry, Local, Own, Partial, Placement, Shard, show_placement
+from ...ir.types import ANY, REPLICATE, At, Entry, Own, Placement, Shard, show_placement
 from ..cluster import SERVERS, several
 from ..pass_base import Job, Pass
 from ..placement.choose_row import PatternClasses, may_write
@@ -151,7 +151,7 @@ class Place(Pass):
             if key not in known:
                 q = base if e is None else _ordered((*base, e), axes)
                 what = check_placement(d.type, q, main.groups, job.mesh.world_size) if q else ""
-                if what or any(isinstance(e, (Partial, Local)) for e in q):
+                if what or any(e.op or e.is_local for e in q):
                     what = what or f"{show_placement(q)}; a parameter lies whole, cut, in pieces or at a root"
                     raise TranspileError(f"{choice!r} cannot have {n!r} there: {what}")
                 known[key] = one.setdefault(q, q)
@@ -161,7 +161,7 @@ class Place(Pass):
     def _lent(self, at_rest: Mapping[str, Placement], annotated: Mapping[str, Placement]) -> dict[str, Placement]:
         """Where parameters that do not rest so lie in use: as annotated."""
         lent = {n: annotated.get(n, REPLICATE) for n, q in at_rest.items() if q != annotated.get(n, REPLICATE)}
-        rooted = next((n for n in lent if any(isinstance(e, At) and e not in annotated.get(n, ()) for e in at_rest[n])), None)
+        rooted = next((n for n in lent if any(e.root is not None and e not in annotated.get(n, ()) for e in at_rest[n])), None)
         if rooted is not None and not self.kept:  # operators that read its shape would find nothing elsewhere
             raise TranspileError(
                 f"{self.rest!r} has {rooted!r} stored {show_placement(at_rest[rooted])}; all ranks must hold a "
@@ -219,9 +219,7 @@ def _folded(walk: Propagation) -> dict[str, Placement]:
 
 
 def _larger_blocks(old: Entry, new: Entry) -> bool:
-    if not isinstance(old, Shard) or not isinstance(new, Shard):
-        return False
-    return (old.axis, old.group) == (new.axis, new.group) and new.unit % old.unit == 0
+    return old.axis is not None and (old.axis, old.group) == (new.axis, new.group) and new.unit % old.unit == 0
 
 
 def owned(main: Program, data: Iterable[str]) -> set[str]:
@@ -239,7 +237,7 @@ def owned(main: Program, data: Iterable[str]) -> set[str]:
 
 
 def _rooted(place: Placement | None) -> bool:
-    return place is not None and any(isinstance(e, At) for e in place)
+    return place is not None and any(e.root is not None for e in place)
 
 
 def op_outputs(main: Program, role: Role) -> set[str]:

@@ -11,7 +11,6 @@ from ...ir.errors import TranspileError, nearest
 from ...ir.operator import Operator, Role
 from ...ir.program import Program, ProgramPair
 from ...ir.time_axes import turn_groups
-from ...ir.types import At
 from ..lowering.transfers import TRANSFER
 from ..pass_base import Job, Pass
 from ..placement.pipeline_stages import STAGES, stage_of
@@ -101,7 +100,7 @@ class _Ordering:
         turns = [self.turn[e.group] for q in places for e in q if e.group in self.turn]
         if not turns:
             return None
-        stages = [e.root for q in places for e in q if isinstance(e, At) and e.group == STAGES]
+        stages = [e.root for q in places for e in q if e.root is not None and e.group == STAGES]
         first = self.stages - 1 if backward else 0  # what all stages do, the first of them may need
         return 2 * self.slots[stages[0] if stages else first][Action(backward, max(turns))]
 

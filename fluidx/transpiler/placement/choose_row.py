@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from ...ir.entries import axis_of
 from ...ir.opdef import OpDef
 from ...ir.operator import attrs_key
 from ...ir.parts import entry_of
 from ...ir.pattern import Pattern
 from ...ir.rows import FLAT, ROOT, PlacementRow, cut_twice, find_row, laid_out, rows, same_cut
-from ...ir.types import At, Entry, Own, Partial, Pieces, Placement, Shard, TensorType
+from ...ir.types import At, Entry, Own, Partial, Placement, Shard, TensorType
 
 NOMINAL = 1024  # what an open axis counts for when bytes are compared; the choices do not depend on it
 NEVER = 1e30
@@ -41,13 +42,13 @@ def move_cost(old: Entry | None, new: Entry | None, nbytes: int) -> float:
     """Bytes that one rank moves over one group, roughly. What is free still costs more than nothing to do."""
     if old == new:
         return 0.0
-    if old is None or (new == Partial("sum", old.group) and isinstance(old, (At, Pieces))):
+    if old is None or (new == Partial("sum", old.group) and (old.root is not None or old.bounds is not None)):
         return _FREE
-    if isinstance(old, Own):
+    if old.is_own:
         return NEVER  # they are as many values as there are ranks
-    if isinstance(new, Partial):
+    if new is not None and new.op:
         return NEVER  # a cut value padded with zeros would have to be reduced again
-    if isinstance(old, Partial):
+    if old.op:
         return (2.0 if new is None else 1.0) * nbytes
     return float(nbytes)  # to cut it elsewhere sends less than to have it whole, which serves all who read it later
 
@@ -128,7 +129,7 @@ def choose(kind: PatternClass, have: Options, group: str, n: int, taken: Contain
     that are moved only where all rows move one."""
     best: tuple[float, PlacementRow, list[Entry | None], list[Entry | None]] | None = None
     p = kind.pattern
-    of_own = any(isinstance(e, Own) for options in have for e in options)
+    of_own = any(e is not None and e.is_own for options in have for e in options)
     for row in kind.table:
         if (row.kind in ("own", "meet")) is not of_own:
             continue
@@ -141,7 +142,7 @@ def choose(kind: PatternClass, have: Options, group: str, n: int, taken: Contain
                 continue
             cost = 0.0
             for k, (want, options) in enumerate(zip(ins, have, strict=True)):
-                if k in p.shape_only or not options or (isinstance(want, At) and None in options):
+                if k in p.shape_only or not options or (want is not None and want.root is not None and None in options):
                     continue
                 moved = min(move_cost(e, want, kind.sizes[k]) for e in options)
                 cost += moved * _STAYS if moved > _FREE and k in stays else moved
@@ -170,7 +171,7 @@ def cut_across(p: Pattern, have: Sequence[tuple[Placement, ...]], group: str) ->
         if axes is None or k in p.shape_only or not places:
             continue
         entries = [entry_of(q, group) for q in places]
-        if all(isinstance(e, Shard) and not p.whole.isdisjoint(axes[e.axis]) for e in entries):
+        if all(e is not None and e.axis is not None and not p.whole.isdisjoint(axes[e.axis]) for e in entries):
             return True
     return False
 
@@ -183,7 +184,7 @@ def at_root(kind: PatternClass, e: At) -> Chosen:
 
 def _any_cut(row: PlacementRow, have: Options) -> bool:
     for want, options in zip(row.ins, have, strict=True):
-        if isinstance(want, Shard) and any(isinstance(e, Shard) and e.axis == want.axis for e in options):
+        if axis_of(want) is not None and any(axis_of(e) == axis_of(want) for e in options):
             return True
     return False
 
@@ -193,7 +194,7 @@ def _carries_on(row: PlacementRow, have: Options, kind: PatternClass) -> bool:
     given = [
         size
         for want, options, size in zip(row.ins, have, kind.elements, strict=False)
-        if want is not None and any(isinstance(e, (Partial, At)) for e in options)
+        if want is not None and any(e is not None and (e.op or e.root is not None) for e in options)
     ]
     made = [size for e, size in zip(row.outs, kind.elements[len(row.ins) :], strict=True) if e is not None]
     return bool(given) and sum(made) <= sum(given)
@@ -202,7 +203,7 @@ def _carries_on(row: PlacementRow, have: Options, kind: PatternClass) -> bool:
 def _gathers(ins: Sequence[Entry | None], have: Options, p: Pattern) -> bool:
     """Would a whole operand be gathered only to go on with a sum?"""
     return any(
-        want is None and k not in p.shape_only and None not in options and any(isinstance(e, (Shard, Pieces)) for e in options)
+        want is None and k not in p.shape_only and None not in options and any(e is not None and e.is_cut for e in options)
         for k, (want, options) in enumerate(zip(ins, have, strict=True))
     )
 
@@ -216,34 +217,37 @@ def _forms(
         yield [own if own in options else None for options in have], [None if x is None else own for x in row.outs]
         return
     if row.kind == "laid":
-        ranges: list[Entry | None] = [next((e for e in options if isinstance(e, Pieces)), None) for options in have]
+        ranges: list[Entry | None] = [next((e for e in options if e is not None and FLAT.admits(e, None)), None) for options in have]
         made = laid_out(ranges, kind.types, group)
         if made is not None:
             yield ranges, list(made)
         return
     if row.kind in ("flat", "root"):
-        wanted = At if row.kind == "root" else Pieces
-        for held in dict.fromkeys(e for options in have for e in options if isinstance(e, wanted)):
+        wanted = ROOT if row.kind == "root" else FLAT
+        for held in dict.fromkeys(e for options in have for e in options if e is not None and wanted.admits(e, None)):
             yield [_filled(x, held, group) for x in row.ins], [_filled(x, held, group) for x in row.outs]
         return
     units: dict[int, None] = {}
     for want, options in zip(row.ins, have, strict=True):
-        if isinstance(want, Shard) and not row.runs:
+        if want is not None and want.axis is not None and not row.runs:
             for e in options:
-                if isinstance(e, Shard) and e.axis == want.axis and e.unit % want.unit == 0:
+                if e is not None and e.axis == want.axis and e.unit % want.unit == 0:
                     units[e.unit // want.unit] = None
     units[1] = None
     for u in units:
         ins = [_scaled(x, u, group) for x in row.ins]
         for k, (want, options) in enumerate(zip(ins, have, strict=True)):  # another unit may cut at the same places
             t = kind.types[k]
-            if isinstance(want, Shard) and want not in options and t is not None:
+            if axis_of(want) is not None and want not in options and t is not None:
                 ins[k] = next((e for e in options if same_cut(e, want, t.shape, n)), want)
         outs = [_scaled(x, u, group) for x in row.outs]
         for k, out in enumerate(outs):  # one name for one cut: units that change nothing are 1
             t = kind.types[len(ins) + k]
-            if isinstance(out, Shard) and out.unit != 1 and t is not None and same_cut(out, Shard(out.axis, group), t.shape, n):
-                outs[k] = Shard(out.axis, group)
+            if out is None or out.axis is None or out.unit == 1 or t is None:
+                continue
+            plain = Shard(out.axis, group)
+            if same_cut(out, plain, t.shape, n):
+                outs[k] = plain
         yield ins, outs
 
 
@@ -252,6 +256,4 @@ def _filled(x: Entry | None, e: Entry, group: str) -> Entry | None:
 
 
 def _scaled(x: Entry | None, unit: int, group: str) -> Entry | None:
-    if isinstance(x, Shard):
-        return Shard(x.axis, group, x.unit * unit)
-    return Partial(x.op, group) if isinstance(x, Partial) else None
+    return None if x is None else x.over(group, unit)

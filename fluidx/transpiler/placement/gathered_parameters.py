@@ -11,7 +11,7 @@ from ...ir.opdef import OpDef, opdef
 from ...ir.operator import Operator, Role
 from ...ir.program import Block
 from ...ir.sub_blocks import runs_bodies
-from ...ir.types import At, Placement
+from ...ir.types import Placement
 from .choose_row import Choice, Copies
 from .propagate import Names, Propagation, Slots, with_names
 
@@ -122,7 +122,7 @@ class GatherForUse(Propagation):
         return with_names(op, definition, ins if inputs is None else definition.flat_slots(inputs, definition.in_slots), lent)
 
     def _rooted(self, name: str | None) -> bool:
-        return any(isinstance(e, At) for place in self.lent[name][0].places for e in place)  # type: ignore[index]
+        return any(e.root is not None for place in self.lent[name][0].places for e in place)  # type: ignore[index]
 
     def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Sequence[tuple[Copies, Placement]]) -> None:
         super()._write(op, inputs, outs, results)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from ...ir import flow
+from ...ir.entries import Entry
 from ...ir.opdef import OpDef, opdef
 from ...ir.operator import Operator
 from ...ir.program import Block, Program
 from ...ir.sub_blocks import bodies, runs_bodies
-from ...ir.types import Partial
 from .choose_row import PatternClass
 
 KindOf = Callable[[Operator, type[OpDef], Sequence["str | None"], Sequence["str | None"]], PatternClass]
@@ -44,8 +44,12 @@ def _linear(op: Operator, definition: type[OpDef], made: Collection[str], kind_o
     ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
     kind = kind_of(op, definition, ins, outs)
     mine = [k for k, n in enumerate(ins) if n in made]
-    linear = [row for row in kind.table if row.kind == "linear" and all(isinstance(row.ins[k], Partial) for k in mine)]
-    return len(outs) == 1 and any(isinstance(row.outs[0], Partial) for row in linear)
+    linear = [row for row in kind.table if row.kind == "linear" and all(_is_term(row.ins[k]) for k in mine)]
+    return len(outs) == 1 and any(_is_term(row.outs[0]) for row in linear)
+
+
+def _is_term(e: Entry | None) -> bool:
+    return e is not None and bool(e.op)
 
 
 def begun(program: Program, ops: Sequence[Operator], name: str) -> int | None:

@@ -119,7 +119,7 @@ class Sharded:
 
     @staticmethod
     def _entry(d: Var, group: str, ranks: int) -> Entry | None:
-        taken = {e.axis for e in d.placement if isinstance(e, Shard)}
+        taken = {e.axis for e in d.placement if e.axis is not None}
         shape = d.type.shape
         free = [k for k in range(len(shape)) if shape[k] > 1 and k not in taken]
         if not free:

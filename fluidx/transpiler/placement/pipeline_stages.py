@@ -75,5 +75,5 @@ def rest_at_stages(main: Program, pinned: Mapping[str, At], floating: Container[
 
 def between_stages(old: Placement, new: Placement) -> bool:
     """Does a value go from one stage to another, and lie as before over everything else?"""
-    stages = [[e for e in q if isinstance(e, At) and e.group == STAGES] for q in (old, new)]
+    stages = [[e for e in q if e.root is not None and e.group == STAGES] for q in (old, new)]
     return all(stages) and [e for e in old if e not in stages[0]] == [e for e in new if e not in stages[1]]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
+from ...ir.entries import axis_of
 from ...ir.errors import TranspileError, nearest
 from ...ir.flow import listed, sub_reads, sub_writes
 from ...ir.make_op import filled
@@ -18,7 +19,7 @@ from ...ir.opdef import OPS, OpDef, opdef
 from ...ir.operator import Frozen, Operator, attrs_key, unary
 from ...ir.parts import entry_of
 from ...ir.program import Block, Program, Var
-from ...ir.types import REPLICATE, At, Entry, Own, Partial, Placement, Shard, TensorType, show_placement
+from ...ir.types import REPLICATE, At, Entry, Placement, TensorType, show_placement
 from ...ir.unique_name import unused
 from ..cluster import SERVERS, several
 from .choose_row import (
@@ -320,7 +321,7 @@ class Propagation:
         """Of operands at servers and with trainers, all come to the trainers where they cut one of them, and else to one server."""
         whole, root = (next(row for row in kind.table if row.kind == k) for k in ("whole", "root"))
         nothing: Chosen = (whole, list(whole.ins), list(whole.outs))
-        if any(isinstance(e, Shard) for _, entries, _ in over[1:] for e in entries):
+        if any(axis_of(e) is not None for _, entries, _ in over[1:] for e in entries):
             return [nothing, *over[1:]]
         held = next(e for qs in have for q in qs if (e := entry_of(q, SERVERS)) is not None)
         ins, outs = ([held if e is not None else None for e in entries] for entries in (root.ins, root.outs))
@@ -342,7 +343,8 @@ class Propagation:
             if group not in self.axes:
                 raise TranspileError(f"op {op.type}: {no_axis(group, self.axes, self.program.groups)}{where(op)}")
             t = self.types[ins[0]]
-            if isinstance(e, Shard) and self.axes[group] > 1 and t.shape[e.axis] == 1:  # one element is cut nowhere: it broadcasts
+            axis = axis_of(e)
+            if axis is not None and self.axes[group] > 1 and t.shape[axis] == 1:  # one element is cut nowhere: it broadcasts
                 what = f"{e} cuts an axis of {t} that is one element long"
                 raise TranspileError(f"op {op.type}: {what}; leave it whole over {group}{where(op)}")
         return said
@@ -372,7 +374,7 @@ class Propagation:
 
     def _move(self, name: str, held: Copies, route: Route, op: Operator, reason: str) -> str:
         """Write a redistribute; the name of the copy that it makes."""
-        if any(isinstance(e, Own) and e not in route.place for e in held.places[route.nearest]):
+        if any(e.is_own and e not in route.place for e in held.places[route.nearest]):
             raise TranspileError(
                 f"op {op.type} needs one global value of %{name}, but each rank has its own; use layers.replica_mean before it{where(op)}"
             )
@@ -520,7 +522,7 @@ class Propagation:
                     continue  # the first operator of the block that wants it says where it rests
                 self._moved(n, REPLICATE, op, "")
             home = self.home.get(n, REPLICATE)
-            if definition.repeats and not adds and any(isinstance(e, Partial) for e in home):
+            if definition.repeats and not adds and any(e.op for e in home):
                 raise TranspileError(
                     f"op {op.type} writes %{n} in a sub-block, which is stored {show_placement(home)}; make it whole before{where(op)}"
                 )
@@ -554,7 +556,7 @@ class Propagation:
         brought = {}
         for n in names:
             held = self.at.get(n)
-            away = [q for q in held.places if any(isinstance(e, At) and e.group == pin.group and e != pin for e in q)] if held else []
+            away = [q for q in held.places if any(e.root is not None and e.group == pin.group and e != pin for e in q)] if held else []
             if held is not None and away and len(away) == len(held.places):
                 place = tuple(pin if e.group == pin.group else e for e in away[0])
                 brought[n] = self._moved(n, place, op, f"{op.type}: at a root")
@@ -610,14 +612,14 @@ def _serves(held: Placement, wanted: Placement) -> bool:
     mine = {e.group: e for e in held}
     for e in wanted:
         have = mine.pop(e.group, None)
-        if have != e and not (have is None and isinstance(e, At)):
+        if have != e and not (have is None and e.root is not None):
             return False
     return not mine
 
 
 def _elsewhere(held: Placement, wanted: Placement) -> bool:
     """Is a value at a root, or on servers, where it is not wanted, so that not even its shape can be read there?"""
-    return any((isinstance(e, At) or e.group == SERVERS) and e not in wanted for e in held)
+    return any((e.root is not None or e.group == SERVERS) and e not in wanted for e in held)
 
 
 def no_axis(group: str, axes: Mapping[str, int], groups: Mapping[str, Sequence[Sequence[int]]]) -> str:
@@ -631,8 +633,8 @@ def no_axis(group: str, axes: Mapping[str, int], groups: Mapping[str, Sequence[S
 
 def suffix(old: Placement, new: Placement) -> str:
     """What the name of a moved copy ends in: sum, part, full or moved."""
-    owed = [e for e in old if isinstance(e, Partial)]
-    if owed and not any(isinstance(e, Partial) for e in new):
+    owed = [e for e in old if e.op]
+    if owed and not any(e.op for e in new):
         return owed[0].op
     if not old:
         return "part"

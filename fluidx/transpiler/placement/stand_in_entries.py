@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...ir.offsets import Offsets
-from ...ir.types import At, Entry, Pieces, Placement
+from ...ir.types import Entry, Placement
 
 AtHand = tuple[tuple[Placement, ...], ...]  # for each operand, the placements in which it is at hand
 
@@ -22,24 +21,15 @@ def with_stand_ins(have: Sequence[tuple[Placement, ...]]) -> tuple[AtHand, list[
     found: list[Entry] = []
 
     def stand_in(e: Entry) -> Entry:
-        if not isinstance(e, (At, Pieces)):
+        if e.root is None and e.bounds is None:
             return e
         if e not in found:
             found.append(e)
-        k = found.index(e)
-        return At(-2 - k, e.group) if isinstance(e, At) else Pieces(Offsets((k + 1,)), e.group)
+        return e.stand_in(found.index(e))
 
     return tuple([tuple([tuple([stand_in(e) for e in q]) for q in qs]) for qs in have]), found
 
 
 def filled_in(placement: Placement, found: Sequence[Entry]) -> Placement:
     """A placement with the entries for which there are stand-ins in it."""
-    return tuple([_entry(e, found) for e in placement])
-
-
-def _entry(e: Entry, found: Sequence[Entry]) -> Entry:
-    if isinstance(e, At) and e.root < -1:
-        return found[-2 - e.root]
-    if isinstance(e, Pieces) and len(e.bounds) == 1:
-        return found[e.bounds[0] - 1]
-    return e
+    return tuple([e if (k := e.stands_for) is None else found[k] for e in placement])
