@@ -24,6 +24,8 @@ ARROWS = {
     "verify": ("_collector", "ir", "ops"),
     "transpiler": ("_collector", "config", "fluid_names", "ir", "ops", "rewrite", "verify", "view"),
     "rewrite": ("ir", "ops", "backward"),
+    "mixed_precision": ("_checks", "config", "ir", "ops", "lr_scheduler", "optimizer", "rewrite"),
+    "contrib": ("fluid_names", "mixed_precision"),
     "executor": ("_collector", "_version", "config", "native", "ir", "ops", "comm", "rewrite"),
     "profiler": ("config", "fluid_names", "native", "ir", "ops", "comm", "executor"),
     "tuning": ("ir", "comm", "executor", "transpiler"),

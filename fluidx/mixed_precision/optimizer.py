@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf, isfinite
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -14,9 +15,9 @@ from ..lr_scheduler import persistable, unused_name
 from ..optimizer.base import GradientOptions, ParamsGrads
 from ..optimizer.skip import skip_updates
 from ..optimizer.wrapped import WrappedOptimizer
-from .casts import WIDE, as_it_was_on_errors, cast_forward
+from ..rewrite.amp import WIDE, cast_program
+from ..rewrite.amp_lists import AutoMixedPrecisionLists
 from .gradients import finish_in_16_bits
-from .lists import AutoMixedPrecisionLists
 
 _OWNER = "mixed_precision.decorate"
 _LARGEST = (2 - 2.0**-23) * 2.0**127  # of float32
@@ -115,8 +116,8 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         clipped = next((d.name for d in block.descs.values() if d.attrs.get("error_clip")), None)
         if clipped is not None and self.scales:
             raise wrong(f"{_OWNER}: {clipped!r} has an ErrorClipByValue, which would limit scaled gradients; use grad_clip=... instead")
-        with as_it_was_on_errors(block):
-            cast_forward(program, self.amp_lists, self.dtype)
+        with _as_it_was_on_errors(program):
+            cast_program(program, self.amp_lists, self.dtype)
             if self.scales:
                 self._loss_scaling = self._scale(program, asked.startup_program or default_startup_program())
                 loss = self._scaled_loss = self._scaled(block, loss, self._loss_scaling)
@@ -178,6 +179,21 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         out = {"LossScaling": scale, "OutGoodSteps": good, "OutBadSteps": bad}
         b.update_loss_scaling(overflow, scale, good, bad, **self._rule, out=out)
         return overflow
+
+
+@contextmanager
+def _as_it_was_on_errors(program: Program) -> Iterator[None]:
+    """Leave the blocks as they were found when an error is raised."""
+    found = [(block, list(block.oplist), dict(block.descs)) for block in program.blocks]
+    try:
+        yield
+    except BaseException:
+        program.drop_blocks(len(found))
+        for block, ops, descs in found:
+            block.oplist = ops
+            block.descs.clear()
+            block.descs.update(descs)
+        raise
 
 
 def _state(program: Program, startup: Program, key: str, dtype: str, value: float) -> Variable:

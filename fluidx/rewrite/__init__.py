@@ -1,5 +1,6 @@
 """Rewrites of programs for one device or one rank: constants, identities, common subexpressions, dead code, and some that are asked for."""
 
+from .amp import Amp
 from .attention import JoinAttention
 from .base import EXACT, DropDead, DropIdentities, FoldConstants, MergeEqual, Request, Rewrite, rewritten, simplified
 from .cross_entropy import JoinCrossEntropy
@@ -7,6 +8,6 @@ from .layer_norm import JoinLayerNorm
 from .layout import ChannelsLast
 
 __all__ = [
-    "EXACT", "ChannelsLast", "DropDead", "DropIdentities", "FoldConstants", "JoinAttention", "JoinCrossEntropy", "JoinLayerNorm",
+    "EXACT", "Amp", "ChannelsLast", "DropDead", "DropIdentities", "FoldConstants", "JoinAttention", "JoinCrossEntropy", "JoinLayerNorm",
     "MergeEqual", "Request", "Rewrite", "rewritten", "simplified",
 ]  # fmt: skip

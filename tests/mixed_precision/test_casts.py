@@ -6,7 +6,7 @@ import pytest
 import fluidx as fx
 from fluidx.ir import OPS, ProgramError, TensorType
 from fluidx.mixed_precision import AutoMixedPrecisionLists
-from fluidx.mixed_precision.casts import cast_forward
+from fluidx.rewrite.amp import cast_program
 
 L = fx.layers
 
@@ -20,7 +20,7 @@ def main():
 
 def forward(main, lists=None, dtype="float16"):
     """The forward operators after the rewrite: (type, what it reads, what it writes with its dtype)."""
-    cast_forward(main, lists or AutoMixedPrecisionLists(), dtype)
+    cast_program(main, lists or AutoMixedPrecisionLists(), dtype)
     descs = main.global_block().descs
     return [(op.type, op.input_arg_names, tuple(f"{n} {descs[n].type.dtype}" for n in op.output_arg_names)) for op in main.ops]
 
@@ -108,21 +108,25 @@ def test_rewriting_again_changes_nothing(main):
 
 
 def test_names_that_have_to_stay_float32_are_cast_back(main):
-    """What a branch reads, and what is written twice."""
+    """What a loop carries, and what is written twice."""
     x, w = fx.data("x", [-1, 4], "float32"), weight("w", 4, 4)
-    flag = fx.data("flag", [1], "float32")
-    h = L.matmul(x, w)
-    read = L.matmul(h, w)
-    twice = L.matmul(h, w)
+    carried, twice = L.matmul(x, w), L.matmul(x, w)
     L.assign(L.softmax(twice), twice)
-    L.cond(L.greater_than(flag, L.fill_constant([1], "float32", 0.0)), lambda: L.scale(read, 2.0), lambda: L.tanh(read))
+    k = L.fill_constant([1], "int64", 0)
+    rounds = L.fill_constant([1], "int64", 2)
+    go = L.less_than(k, rounds)
+    loop = L.While(go)
+    with loop.block():
+        L.assign(L.matmul(carried, w), carried)
+        L.increment(k)
+        L.less_than(k, rounds, cond=go)
     ops = forward(main)
-    assert (h.dtype, read.dtype, twice.dtype) == ("float16", "float32", "float32")
-    assert ("cast", (f"{read.name}.float16",), (f"{read.name} float32",)) in ops
+    assert (carried.dtype, twice.dtype) == ("float32", "float32")
+    assert ("cast", (f"{carried.name}.float16",), (f"{carried.name} float32",)) in ops
     assert ("softmax", (twice.name,), ("softmax_0.tmp_0 float32",)) in ops
     exe, x = fx.Executor(), np.ones((2, 4), "float32")
     exe.run(fx.default_startup_program())
-    exe.run(main, feed={"x": x, "flag": np.ones(1, "float32")}, fetch_list=[read, twice])
+    exe.run(main, feed={"x": x}, fetch_list=[carried, twice])
 
 
 def test_integers_and_float64_are_left_alone(main):
@@ -188,7 +192,7 @@ class _OnlyFloat32(OPS["matmul"]):
         ({"custom_white_list": ["matmull"]}, "custom_white_list: there is no op 'matmull'; did you mean 'matmul'?"),
         ({"custom_black_list": "exp"}, r"custom_black_list is a list of op types, got 'exp'; write \['exp'\]"),
         ({"custom_white_list": ["exp"], "custom_black_list": ["exp"]}, "'exp' in custom_white_list and in custom_black_list"),
-        ({"custom_white_list": ["cond"]}, "cond runs blocks, which are left in float32"),
+        ({"custom_white_list": ["cond"]}, "cond runs blocks, whose ops work as they say themselves"),
     ],
 )
 def test_lists_are_checked(lists, message):

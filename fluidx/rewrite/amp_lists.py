@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..ir import OPS, Operator, Variable
-from ..ir.opdef import instead_of, opdef
+from ..ir.opdef import OPS, instead_of, opdef
+from ..ir.operator import Operator
 from ..ir.source_location import wrong
+from ..ir.variable import Variable
 
 _OWNER = "AutoMixedPrecisionLists"
 
@@ -64,7 +65,7 @@ def _types(argument: str, given: Iterable[str] | None) -> set[str]:
         if name not in OPS:
             raise wrong(f"{_OWNER}: {argument}: there is no op {name!r}; {instead_of(str(name))}")
         if OPS[name].bodies:
-            raise wrong(f"{_OWNER}: {argument}: {name} runs blocks, which are left in float32; list the ops outside of it")
+            raise wrong(f"{_OWNER}: {argument}: {name} runs blocks, whose ops work as they say themselves; list those")
     return names
 
 

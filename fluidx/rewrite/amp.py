@@ -1,0 +1,164 @@
+"""Mixed precision: the operators of a program rewritten so that those which may work in 16 bits.
+
+An operator's declaration says what it works in, 16 bits, float32 or any, and each of its operands is read in that: from the copy at hand,
+or from a cast written in front of it, once for each value. An operator that takes any follows what was computed before it: float32 where
+one of its operands was worked out in float32, else 16 bits where one came in 16. Parameters, data and constants have no say.
+
+A value computed in 16 bits is a variable of 16 bits from then on. Where its name has to stay float32 (state, data, what is written twice,
+what a loop carries, what operators of other sections touch, finished gradients), the 16 bits get a name of their own and the old name is
+a cast back. Bodies of branches and loops are rewritten like everything else (ir/forms.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+from ..ir import flow
+from ..ir.dtypes import HALVES
+from ..ir.errors import ProgramError, nearest
+from ..ir.forms import FormChoice, FormWalk, Held, Names, ValueForm
+from ..ir.opdef import OpDef, opdef
+from ..ir.operator import Operator, Role
+from ..ir.program import Program
+from ..ir.source_location import wrong
+from ..ir.sub_blocks import runs_bodies
+from ..ir.types import TensorType
+from ..ir.var import Var
+from .amp_lists import AutoMixedPrecisionLists
+from .base import Request, Rewrite
+
+WIDE = "float32"
+FORWARD = (Role.FORWARD, Role.LOSS)
+TRAINING = (*FORWARD, Role.BACKWARD)
+
+
+@dataclass(frozen=True, repr=False)
+class Amp(Rewrite):
+    """Products in 16 bits, what needs range or digits in float32: forward and backward operators as their declarations say.
+
+    Parameters, the optimizer's state and finished gradients stay float32, and so do updates. `lists` are exceptions to the declarations.
+    A program that has gradients already can be rewritten for bfloat16, which has the range of float32; float16 needs a scaled loss, which
+    `mixed_precision.decorate` adds with the gradients. See docs/precision.md.
+    """
+
+    dtype: str = "bfloat16"
+    lists: AutoMixedPrecisionLists | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in HALVES:
+            raise wrong(f"amp: unknown dtype {self.dtype!r}; {nearest(str(self.dtype), HALVES, 'there are')}")
+
+    def run(self, program: Program, request: Request) -> Program:
+        if self.dtype == "float16" and any(op.role is Role.BACKWARD for op in program.global_block().oplist):
+            raise wrong(
+                f"amp: {program.label()} has gradients, which vanish in float16 without a scaled loss; take amp{{dtype=bfloat16}}, or "
+                "train with mixed_precision.decorate(optimizer), which scales the loss"
+            )
+        made = program.copy()
+        cast_program(made, self.lists or AutoMixedPrecisionLists(), self.dtype, TRAINING)
+        return made
+
+
+def cast_program(program: Program, lists: AutoMixedPrecisionLists, dtype: str, roles: Container[Role] = FORWARD) -> None:
+    """Rewrite operators of these roles in place. Raises ProgramError where one of them cannot work in `dtype`."""
+    unknown = next((n for n in lists.black_varnames if not program.declares(n)), None)
+    if unknown is not None:
+        has = nearest(unknown, program.global_block().descs, "it has")
+        raise ProgramError(f"custom_black_varnames: {program.label()} has no variable {unknown!r}; {has}")
+    program._touch()
+    FormWalk(program, _Dtypes(lists, dtype, roles, _fixed(program, roles))).run()
+
+
+class _Dtypes(ValueForm):
+    """Forms are float32, 16 bits that this rewrite made of it, and "" for everything else, which is left alone: what the rewrite did not
+    narrow, it does not widen. A value's mark is what it was worked out in, 16 bits or float32; none where nothing computed it."""
+
+    def __init__(self, lists: AutoMixedPrecisionLists, dtype: str, roles: Container[Role], fixed: Container[str]):
+        self.lists, self.dtype, self.roles, self.fixed = lists, dtype, roles, fixed
+
+    def stored(self, d: Var) -> str | None:
+        return self.given(d) if d.name in self.fixed else None
+
+    def given(self, d: Var) -> str:
+        return WIDE if d.type.__class__ is TensorType and d.type.dtype == WIDE else ""
+
+    def enters(self, op: Operator) -> bool:
+        return op.role in self.roles
+
+    def choose(self, walk: FormWalk, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> FormChoice | None:
+        if op.role not in self.roles:
+            return None
+        works_in = self._works_in(walk, op, definition)
+        wanted = [works_in if n is not None and works_in and walk.held(n).forms[0] else None for n in ins]
+        in_names = {n: form for n, form in zip(ins, wanted, strict=True) if n is not None}
+        types = {s: [self._read(walk, n, in_names[n]) for n in names] for s, names in op.inputs.items()}
+        try:
+            made = definition.infer_outputs(types, op.attrs)
+        except ProgramError as e:
+            at = f"\n  written at {op.site}" if op.site else ""
+            raise ProgramError(f"mixed precision in {self.dtype}: {e}; put {op.type!r} into custom_black_list{at}") from None
+        by_name: dict[str, Held] = {}
+        for slot, found in zip(definition.out_slots, made, strict=True):
+            for n, t in zip(op.outputs.get(slot.name, ()), found if isinstance(found, list) else [found]):
+                by_name[n] = self._made(walk.block.desc(n), t, works_in)
+        return FormChoice(wanted, [Held(("",)) if n is None else by_name[n] for n in outs])
+
+    def _works_in(self, walk: FormWalk, op: Operator, definition: type[OpDef]) -> str:
+        """What an operator works in; "" where it takes any and nothing that was computed."""
+        if definition.in_place:  # its result is its first operand, which stays as it is
+            first = walk.block.desc(op.input_arg_names[0])
+            return first.type.dtype if walk.held(first.name).forms[0] else ""
+        said = self.lists.of(op)
+        if said != "any":
+            return self.dtype if said == "half" else WIDE
+        found = {walk.held(n).mark for n in op.input_arg_names if walk.block.desc(n).type.is_float}
+        return next((d for d in (WIDE, self.dtype) if d in found), "")
+
+    def _read(self, walk: FormWalk, name: str, form: str | None) -> TensorType:
+        t = walk.block.desc(name).type
+        return t if form is None or t.dtype == form else t.with_dtype(form)
+
+    def _made(self, d: Var, made: TensorType, works_in: str) -> Held:
+        """How a result is made that is declared so, when the op's rule gives it a type."""
+        half = made.__class__ is TensorType and made.dtype == self.dtype
+        narrow = half and d.type.dtype != self.dtype
+        mark = (self.dtype if half else WIDE) if works_in else None
+        return Held((self.dtype if narrow else self.given(d),), mark)
+
+    def common(self, op: Operator, held: Sequence[Held]) -> Held:
+        """16 bits where all branches have worked a result out in these."""
+        half = all(h.forms[0] and h.mark == self.dtype for h in held)
+        return Held((self.dtype if half else WIDE if held[0].forms[0] else "",), held[0].mark if half else None)
+
+    def convert(self, walk: FormWalk, name: str, source: str, target: str, want: str, near: Operator) -> None:
+        role = Role.FORWARD if near.role in FORWARD else near.role
+        attrs = opdef("cast").complete_attrs({"dtype": want})
+        walk.out.append(
+            near.replace(type="cast", inputs={"X": (source,)}, outputs={"Out": (target,)}, attrs=attrs, role=role, role_var=())
+        )
+
+    def declared(self, d: Var, form: str) -> Var:
+        return d if form in ("", d.type.dtype) else d.changed(type=d.type.with_dtype(form))
+
+    def copy(self, d: Var, form: str) -> Var:
+        return Var(d.name, d.type.with_dtype(form), stop_gradient=d.stop_gradient)
+
+    def numbered(self, k: int) -> str:
+        return f"_{k}"
+
+
+def _fixed(program: Program, roles: Container[Role]) -> set[str]:
+    """Names whose variables keep their type."""
+    fixed = {d.name for block in program.blocks for d in block.descs.values() if d.persistable or d.is_data}
+    seen: set[str] = set()
+    for block in program.blocks:
+        for op in block.oplist:
+            reads, writes = flow.touches(program, op)
+            if op.role not in roles:
+                fixed.update(reads, writes)
+            if runs_bodies(op):
+                fixed.update(n for idx in op.sub_blocks() for n in flow.sub_writes(program, program.blocks[idx]))
+            fixed.update(op.role_var, (n for n in writes if n in seen))
+            seen.update(writes)
+    return fixed
