@@ -67,7 +67,7 @@ def _save(program: Program, folder: str, executor: Any, extra: Mapping[str, Any]
             "layout": to_json(layout),
             "extra": checked_extra(extra),
         }
-        if group.first:
+        if group.is_first:
             text = program.to_string().encode()
             files[_PROGRAM] = lambda stream: stream.write(text)
             if constants := program.constants():
@@ -80,10 +80,10 @@ def _save(program: Program, folder: str, executor: Any, extra: Mapping[str, Any]
 
 def _files_of_ranks(held: Mapping[int, Mapping[str, np.ndarray]], executor: Any, copies: bool) -> dict[str, Write | Elsewhere]:
     """The files of what ranks hold. Where the executor's ranks are processes each writes its own."""
-    asides = state.asides(executor, f"{__name__}:write_part", {r: list(of) for r, of in held.items()}, copies)
+    background_copies = state.background_copies(executor, f"{__name__}:write_part", {r: list(of) for r, of in held.items()}, copies)
     files: dict[str, Write | Elsewhere] = {}
     for r, of in held.items():
-        name, aside = _file_of(r), asides.get(r)
+        name, aside = _file_of(r), background_copies.get(r)
         if aside is None:
             files[name] = _content(name, {n: np.array(a) if copies else a for n, a in of.items()})
         else:
@@ -279,13 +279,13 @@ class CheckpointManager:
     def restore(self, program: Program | None = None, executor: Any = None, step: int | None = None) -> dict[str, Any] | None:
         """`load_shards` of the newest checkpoint, or of a step; None where there is no checkpoint yet."""
         self.wait()
-        found = state.told_by_first(executor, _LOADS, lambda: self._found(step))
+        found = state.from_first(executor, _LOADS, lambda: self._found(step))
         if found is None:
             return None
         try:
             return load_shards(program, self._path(found), executor)
         except CheckpointError as e:
-            there = state.told_by_first(executor, _LOADS, self.steps)
+            there = state.from_first(executor, _LOADS, self.steps)
             if step is None and found not in there:  # who saves here has removed it meanwhile, for a newer one
                 return self.restore(program, executor)
             older = [s for s in there if s < found]
@@ -325,7 +325,7 @@ class CheckpointManager:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if exc[0] is None or self._behind is None or not self._behind.group.apart:
+        if exc[0] is None or self._behind is None or not self._behind.group.spans_processes:
             self.close()
         # else the other ranks may not come here: what is written is put in place when all meet again, if they do
 

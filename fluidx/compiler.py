@@ -223,7 +223,7 @@ class CompiledProgram:
         known = self._ranks.get(scope)
         if known is None or known.version != self._program.version:
             if known is not None:
-                scope.settle()
+                scope.sync()
                 known.executor.close()
             n = len(places) if places is not None else _world_size()
             strategy = self._strategy or strategy_of(self._options, self._loss or None)
@@ -267,7 +267,7 @@ class _ScopedRanks:
 
     def run(self, scope: Scope, feed: Any, fetch_list: Any, return_numpy: bool, return_merged: bool) -> Any:
         """A step of the ranks."""
-        if self not in (scope.newer, scope.alike):
+        if self not in (scope.newer_on_ranks, scope.same_on_ranks):
             self._take_over(scope)
         if self.program.readers:
             feed = read_feed(self.program.readers, feed, 1 if self.local else self.n)
@@ -275,14 +275,14 @@ class _ScopedRanks:
         if self.local and isinstance(feed, Mapping):
             feed = self._among_all(feed)
         self.executor.step = scope.steps.get(self.program, 0)
-        scope.newer, scope.alike = self, None
+        scope.newer_on_ranks, scope.same_on_ranks = self, None
         values = self.executor.run(fetch_list, feed, return_numpy=return_numpy, return_merged=return_merged)
         scope.steps[self.program] = self.executor.step
         return values
 
     def _take_over(self, scope: Scope) -> None:
         """Give the ranks the values that the scope has."""
-        scope.settle()
+        scope.sync()
         missing = [p.name for p in self.program.all_parameters() if p.name not in scope.arrays]
         if missing:
             raise NotInitializedError(f"parameter {missing[0]!r} has no value in this scope; run the startup program first")
@@ -307,7 +307,7 @@ class _ScopedRanks:
                 whole[name][launched.rank * len(rows) :][: len(rows)] = rows
         return whole
 
-    def bring_back(self, scope: Scope) -> None:
+    def copy_to(self, scope: Scope) -> None:
         """Give the scope's variables the values that the ranks have."""
         for name in self._held():
             scope.set(name, self.executor.value_here(name))

@@ -35,7 +35,7 @@ from .files.program_text import (
     with_suffix,
 )  # fmt: skip
 from .files.safetensors import ArrayFile, CheckpointError, arrays_in, save_arrays
-from .files.state import check_state, get, made_by_all, persistables, program_or_default, put_all, set_step, step, told_by_first
+from .files.state import check_state, from_first, get, made_by_all, persistables, program_or_default, put_all, set_step, step
 from .fluid_names import module_getattr
 from .ir import Parameter, Program, TensorType, Var, Variable, as_dtype, flow
 from .ir.constants import is_digest
@@ -115,7 +115,7 @@ def save(
     values = {d.name: get(executor, d) for d in persistables(program)}
     if taken := [n for n in values if is_digest(n)]:
         raise CheckpointError(f"variable {taken[0]!r} cannot be saved under its name, which is that of a constant; rename it")
-    told_by_first(executor, _WRITES, lambda: save_program(model_path, program, values, step(program, executor), extra))
+    from_first(executor, _WRITES, lambda: save_program(model_path, program, values, step(program, executor), extra))
 
 
 def load(program: Program | None, model_path: Any, executor: Any = None, var_list: Sequence[Variable] | None = None) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def load(program: Program | None, model_path: Any, executor: Any = None, var_lis
     one is missing, damaged, or has another shape or dtype.
     """
     program = program_or_default(program)
-    if told_by_first(executor, _READS, lambda: _is_folder(path_of(model_path))):
+    if from_first(executor, _READS, lambda: _is_folder(path_of(model_path))):
         return load_shards(program, model_path, executor, None if var_list is None else [_record(program, v) for v in var_list])
     path = with_suffix(model_path)
     wanted = persistables(program) if var_list is None else [_record(program, v) for v in var_list]
@@ -230,7 +230,7 @@ def save_vars(
             files = {_file_of(n): arrays_in(_file_of(n), {n: value}) for n, value in values.items()}
             write_together(path_of(dirname), files)
 
-    told_by_first(executor, _WRITES, write)
+    from_first(executor, _WRITES, write)
 
 
 def load_vars(
@@ -378,7 +378,7 @@ def save_inference_model(
         files[model + CONSTANTS] = arrays_in(model, constants)
     if not program_only:
         files[params] = arrays_in(params, values)
-    told_by_first(executor, _WRITES, lambda: write_together(path_of(dirname), files))
+    from_first(executor, _WRITES, lambda: write_together(path_of(dirname), files))
     return names
 
 

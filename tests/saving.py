@@ -61,7 +61,7 @@ def on_ranks(save, path, places=None):
     t = fx.DistributeTranspiler("fsdp")
     t.transpile(program=main, startup_program=startup, trainers=fx.world_size() if places is None else len(places))
     with fx.ParallelExecutor(t, places=places) as exe:
-        for rank, pid in {fx.rank(): os.getpid()}.items() if places is None else enumerate(p.pid for p in exe.team.processes):
+        for rank, pid in {fx.rank(): os.getpid()}.items() if places is None else enumerate(p.pid for p in exe.pool.processes):
             with open(f"{path}.rank-{rank}", "w") as f:
                 print(pid, file=f)
         exe.run_startup()

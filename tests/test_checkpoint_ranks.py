@@ -135,7 +135,7 @@ def test_a_rank_that_cannot_write_its_file_says_so_and_the_old_one_is_left(tmp_p
     main, loss, exe = beside
     fx.io.save(main, tmp_path / "c", exe, sharded=True, extra={"next": 2})
     before, values = contents(tmp_path), script.train(exe, loss, 1)
-    resource.prlimit(exe.team.processes[1].pid, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    resource.prlimit(exe.pool.processes[1].pid, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
     with pytest.raises(CheckpointError, match=f"^cannot write {tmp_path / 'c'}: File too large$"):
         fx.io.save(main, tmp_path / "c", exe, sharded=True)
     assert contents(tmp_path) == before
@@ -148,7 +148,7 @@ def test_what_a_process_does_not_live_to_write_is_written_all_the_same(tmp_path,
     w, asked = exe.state("w"), SharedCopy.ask
 
     def ask(aside, *message):
-        if aside.process is exe.team.processes[1]:
+        if aside.process is exe.pool.processes[1]:
             os.kill(aside.process.pid, how)
             aside.timeout = 0.1
         return asked(aside, *message)

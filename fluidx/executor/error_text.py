@@ -16,7 +16,7 @@ def explain(op: Operator | None, error: Exception) -> NoReturn:
     """Raise `error` as one that names the operator and the user's line."""
     if op is None or (isinstance(error, ExecutionError) and error.operator is not None):
         raise error
-    text = told_as(error)
+    text = describe_error(error)
     what = text if isinstance(error, ExecutionError) and text.startswith(f"op {op.type}") else f"op {op.type} failed: {text}"
     told = ExecutionError(f"{what}{where(op)}")
     told.operator = op
@@ -35,7 +35,7 @@ def no_memory(program: Program, types: Mapping[str, Any]) -> ExecutionError:
     return error
 
 
-def told_as(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The error's text; with its type in front where the text was not written for fluidx's users."""
     if isinstance(error, (FluidxError, CommError)):
         return str(error)

@@ -14,13 +14,13 @@ from ..ir.errors import ExecutionError, FeedError, explains_arguments
 from ..ir.program import Program
 from . import launched_alone
 from .context import RunContext
-from .dynamic.segment_cache import Kept, Maker
-from .dynamic.segmented_run import Cut, to_numpy
+from .dynamic.segment_cache import RunBuilder, ScopedCache
+from .dynamic.segmented_run import SegmentedRun, to_numpy
 from .feeds import check_feed, check_fetch, check_rows, check_sizes, feed_types, fetch_names, one_feed, read_feed, sizes_of
 from .places import CPUPlace, Place, array_module, as_place, using
 from .plan.selection import Outline
-from .run.bound_plan import Bound
-from .run.observers import asked, listeners, look, tell
+from .run.bound_plan import BoundPlan
+from .run.observers import after_step, listeners, notify_listeners, settings
 from .scope import Scope, global_scope
 
 _MAX_PLANS = 32  # plans kept by one executor; a plan holds its buffers
@@ -53,8 +53,8 @@ class Executor:
             config.device()  # one that there is not is named, though ranks alone go by it
         self.place = CPUPlace() if place is None else as_place(place)
         self._xp = array_module(self.place)
-        self._ready: Kept[Bound | Cut] = Kept(_MAX_PLANS)
-        self._segments: Kept[Bound | Cut] = Kept(_MAX_SEGMENTS)
+        self._ready: ScopedCache[BoundPlan | SegmentedRun] = ScopedCache(_MAX_PLANS)
+        self._segments: ScopedCache[BoundPlan | SegmentedRun] = ScopedCache(_MAX_SEGMENTS)
         self._closed = False
         self._lock = threading.RLock()  # a plan's buffers serve one run at a time
 
@@ -95,30 +95,32 @@ class Executor:
                 "ParallelExecutor(transpiler, places=...)"
             )
         scope = scope or global_scope()
-        if scope.newer is not None or scope.parent is not None:
-            scope.settle()
-        if scope.alike is not None and _writes_state(program):
-            scope.alike = None
+        if scope.newer_on_ranks is not None or scope.parent is not None:
+            scope.sync()
+        if scope.same_on_ranks is not None and _writes_state(program):
+            scope.same_on_ranks = None
         if program.readers:
             feed = read_feed(program.readers, feed)
         arrays = check_feed(program, feed if feed.__class__ is dict else one_feed(feed))
         names = fetch_names(fetch_list, program.global_block().descs)
         with self._lock, using(self.place):
-            watched = asked()
-            ready = self._made_ready(program, arrays, names, scope, fuse=not watched.apart)
+            watched = settings()
+            ready = self._made_ready(program, arrays, names, scope, fuse=not watched.unfused)
             ready.ctx.step = scope.steps.get(program, 0)
-            values = ready.run(arrays, watched) if isinstance(ready, Cut) else ready.run(arrays, look(ready, watched))
+            values = ready.run(arrays, watched) if isinstance(ready, SegmentedRun) else ready.run(arrays, after_step(ready, watched))
             scope.steps[program] = ready.ctx.step + 1
             if listeners:
-                tell(program.name, ready.ctx.step, names, values)
+                notify_listeners(program.name, ready.ctx.step, names, values)
             return values if not return_numpy or self._xp is np else [to_numpy(self._xp, v) for v in values]
 
-    def _made_ready(self, program: Program, arrays: Mapping[str, Any], names: list[str], scope: Scope, fuse: bool) -> Bound | Cut:
+    def _made_ready(
+        self, program: Program, arrays: Mapping[str, Any], names: list[str], scope: Scope, fuse: bool
+    ) -> BoundPlan | SegmentedRun:
         key = (id(program), program.version, id(scope), tuple(names), sizes_of(arrays), fuse)
         found = self._ready.find(key, scope)
         if found is not None:
             return found
-        launched_alone.warn_of(program)
+        launched_alone.warn_if_alone(program)
         check_fetch(program, names)
         check_sizes(program.global_block().descs, arrays)
         check_rows(program, arrays)
@@ -129,7 +131,7 @@ class Executor:
             from ..comm.threads.world import ThreadWorld
 
             ctx.comm = ThreadWorld(1).communicator(0)
-        ready = Maker(scope, ctx, self._xp, fuse, self._segments).ready(outline, types)
+        ready = RunBuilder(scope, ctx, self._xp, fuse, self._segments).ready(outline, types)
         return self._ready.keep(key, ready, scope, program)
 
     def train_from_dataset(self, *args: Any, **kwargs: Any) -> Any:

@@ -41,19 +41,19 @@ def check_places(places: Sequence[Any]) -> None:
     )
 
 
-def joins() -> None:
+def note_joined() -> None:
     """This process runs a program over the launched ranks: what an Executor trains beside that is no mistake."""
     global _warned
     _warned = True
 
 
-def made_for(ranks: int) -> None:
+def note_executor(ranks: int) -> None:
     """This process made an executor for so many ranks."""
     global _most_ranks
     _most_ranks = max(_most_ranks, ranks)
 
 
-def ignored(ranks: int) -> str:
+def unused_ranks(ranks: int) -> str:
     """What to say of a script that was given so many ranks as threads, and trained on one device only; or ""."""
     if ranks < 2 or _most_ranks > 1 or not _on_one_device:
         return ""
@@ -61,7 +61,7 @@ def ignored(ranks: int) -> str:
     return f"{trained}: an Executor does not use the {ranks} ranks of -n. To use them, {_OVER_ALL}"
 
 
-def warn_of(program: Program) -> None:
+def warn_if_alone(program: Program) -> None:
     """Warn once, on rank 0, where an Executor of each launched rank trains a program by itself."""
     global _warned
     if _warned or not trains(program):

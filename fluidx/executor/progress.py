@@ -22,14 +22,14 @@ class Progress:
         """A run begins."""
         self._cells[_STEP] = step
 
-    def said(self, op: Operator) -> int:
+    def text_id(self, op: Operator) -> int:
         """What stands for an operator."""
         return self._world.at(self._show(op))
 
-    def follow(self, calls: Iterable[Callable[[], Any]], said: Sequence[int]) -> None:
+    def run_calls(self, calls: Iterable[Callable[[], Any]], text_id: Sequence[int]) -> None:
         """Make the calls, each behind what stands for its operator, or behind 0."""
         cells = self._cells
-        for call, text in zip(calls, said, strict=True):
+        for call, text in zip(calls, text_id, strict=True):
             cells[_TEXT] = text
             call()
         cells[_TEXT] = 0

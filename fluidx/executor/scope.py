@@ -21,7 +21,7 @@ class ScopeTensor:
         self._scope, self._name = scope, name
 
     def _array(self) -> Any:
-        self._scope.settle()
+        self._scope.sync()
         return self._scope.arrays[self._name]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -48,10 +48,10 @@ class ScopeVariable:
         return self._tensor
 
 
-class Newer(Protocol):
+class RankValues(Protocol):
     """Ranks that have newer values of the variables of a scope."""
 
-    def bring_back(self, scope: Scope) -> None:
+    def copy_to(self, scope: Scope) -> None:
         """Give the scope's variables the values that the ranks have."""
 
 
@@ -65,8 +65,8 @@ class Scope:
     def __init__(self, parent: Scope | None = None) -> None:
         self.arrays: MutableMapping[str, Any] = {} if parent is None else ChainMap({}, parent.arrays)
         self.steps: MutableMapping[Any, int] = WeakKeyDictionary()  # runs so far, by program
-        self.newer: Newer | None = None
-        self.alike: Newer | None = None  # ranks that have the values of this scope
+        self.newer_on_ranks: RankValues | None = None
+        self.same_on_ranks: RankValues | None = None  # ranks that have the values of this scope
         self.parent = parent
         self._replaced = 0
 
@@ -79,14 +79,14 @@ class Scope:
     def version(self, value: int) -> None:
         self._replaced = value
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Take the newest values from ranks that trained with the variables of this scope."""
-        if self.newer is not None:
-            newer, self.newer = self.newer, None
-            newer.bring_back(self)
-            self.alike = newer
+        if self.newer_on_ranks is not None:
+            ranks, self.newer_on_ranks = self.newer_on_ranks, None
+            ranks.copy_to(self)
+            self.same_on_ranks = ranks
         if self.parent is not None:
-            self.parent.settle()
+            self.parent.sync()
 
     def new_scope(self) -> Scope:
         """A scope that sees the variables of this one, and keeps those that it makes to itself.
@@ -104,7 +104,7 @@ class Scope:
 
     def find_var(self, name: str) -> ScopeVariable | None:
         """The variable of that name; None if it has no value."""
-        self.settle()
+        self.sync()
         return ScopeVariable(self, name) if name in self.arrays else None
 
     def local_var_names(self) -> list[str]:
@@ -115,12 +115,12 @@ class Scope:
         """Make `array` itself the storage of `name`."""
         self.arrays[name] = array
         self._replaced += 1
-        self.alike = None
+        self.same_on_ranks = None
 
     def set(self, name: str, value: Any) -> None:
         """Give `name` a value; an existing array must keep its shape and dtype (FeedError otherwise)."""
-        self.settle()
-        self.alike = None
+        self.sync()
+        self.same_on_ranks = None
         value = np.asarray(value)
         old = self.arrays.get(name)
         if old is None:
@@ -134,7 +134,7 @@ class Scope:
 
     def get(self, name: str) -> np.ndarray:
         """A copy of the value as a NumPy array."""
-        self.settle()
+        self.sync()
         if name not in self.arrays:
             raise FeedError(f"the scope holds no variable {name!r}; {nearest(name, self.arrays, 'it holds')}")
         return np.array(ScopeTensor(self, name))

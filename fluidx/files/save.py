@@ -30,27 +30,27 @@ class Save:
         self._entries: Entries = {}
         self._failed: Exception | None = None
         self._together(lambda: self._take(make()))
-        if group.apart:
+        if group.spans_processes:
             self._open_together()
 
     def run(self) -> None:
         """Write the files, and put all in place."""
         with self._open:
-            if not self.group.apart:
+            if not self.group.spans_processes:
                 self._open_folder()
             try:
                 new = {name: entry for one in self._together(self._own) for name, entry in one.items()}
             except BaseException:
                 remove_beside(self.folder, self._entries)
                 raise
-            self._together(lambda: self._put_in_place(new) if self.group.first else None)
+            self._together(lambda: self._put_in_place(new) if self.group.is_first else None)
 
     def start(self) -> None:
         """Have a thread write the files while the caller goes on."""
         self._started = True
         self._thread.start()
-        if self.group.apart:
-            self.group.behind(self)
+        if self.group.spans_processes:
+            self.group.finish_later(self)
 
     def written(self) -> bool:
         return not self._thread.is_alive()
@@ -64,8 +64,8 @@ class Save:
 
     def wait(self) -> None:
         """Until what was started is in place; raises what went wrong."""
-        if self.group.apart:
-            self.group.finish_behind()
+        if self.group.spans_processes:
+            self.group.finish_save()
         else:
             self._thread.join()
         if self._failed is not None:
@@ -74,7 +74,7 @@ class Save:
     # -- what a process does -----------------------------------------------------------------------------------------------------
 
     def _together(self, make: Callable[[], Any]) -> list[Any]:
-        return self.group.together(f"save in {self.folder}", make)
+        return self.group.gather_each(f"save in {self.folder}", make)
 
     def _take(self, made: Made) -> None:
         self.files, self.about = made
@@ -86,7 +86,7 @@ class Save:
         """The first opens the folder, and the others see that it is theirs too."""
 
         def begin() -> str | None:
-            if not self.group.first:
+            if not self.group.is_first:
                 return None
             self._open_folder()
             return mark(self.folder)
@@ -95,7 +95,7 @@ class Save:
             stack.push(self._open)
             path = self._together(begin)[0]
             found = self._together(lambda: [socket.gethostname(), os.path.exists(path), sorted(self.files)])
-            if self.group.first:
+            if self.group.is_first:
                 os.unlink(path)
             if missing := [(host, name) for host, there, names in found if not there for name in names]:
                 raise self._other_folder(found[0][0], missing)
@@ -110,7 +110,7 @@ class Save:
 
     def _go_on(self) -> None:
         """What the thread does: all, or what this process does before it meets the others."""
-        if not self.group.apart:
+        if not self.group.spans_processes:
             self.finish()
             return
         try:
@@ -120,7 +120,7 @@ class Save:
 
     def _own(self) -> Entries:
         """Have this process's files on the disk."""
-        if self._started and self.group.apart:
+        if self._started and self.group.spans_processes:
             self._thread.join()
             failed, self._failed = self._failed, None
             if failed is not None:

@@ -87,9 +87,9 @@ def parts(program: Program, executor: Any) -> Mapping[int, Mapping[str, np.ndarr
     return {0: {d.name: get(executor, d) for d in persistables(program)}}
 
 
-def asides(executor: Any, role: str, names: Mapping[int, Sequence[str]], copies: bool) -> Mapping[int, Any]:
+def background_copies(executor: Any, role: str, names: Mapping[int, Sequence[str]], copies: bool) -> Mapping[int, Any]:
     """For ranks that are processes beside this one, threads there that do `role` with values of variables; of others there are none."""
-    return executor.asides(role, names, copies) if hasattr(executor, "asides") else {}
+    return executor.background_copies(role, names, copies) if hasattr(executor, "background_copies") else {}
 
 
 def world_size(executor: Any) -> int:
@@ -107,8 +107,7 @@ def check_state(where: str, wanted: Sequence[Var], held: Collection[str], instea
     others = [name for name in held if name not in known and not is_digest(name)]
     with_ = f"with another optimizer: it holds {_some(others)}" if others else "without an optimizer's state: it holds parameters"
     raise CheckpointError(
-        f"{where} was written {with_}, and the program has {_some(state)}\n"
-        f"  load parameters only, the optimizer begins anew: {instead}"
+        f"{where} was written {with_}, and the program has {_some(state)}\n  load parameters only, the optimizer begins anew: {instead}"
     )
 
 
@@ -119,34 +118,34 @@ def _some(names: Sequence[str]) -> str:
 class OneProcess:
     """The processes that hold the values of an executor, where this is the only one. Executors of ranks are such groups themselves."""
 
-    apart = False  # are there others, which do the same?
-    first = True  # is this the one of rank 0?
+    spans_processes = False  # do other processes take part?
+    is_first = True  # is this the process of rank 0?
 
-    def together(self, what: str, make: Callable[[], Any]) -> list[Any]:
+    def gather_each(self, what: str, make: Callable[[], Any]) -> list[Any]:
         """What each of them makes, which JSON can say; the first error is raised on all."""
         return [make()]
 
 
 def group(executor: Any) -> Any:
-    return executor if hasattr(executor, "together") else OneProcess()
+    return executor if hasattr(executor, "gather_each") else OneProcess()
 
 
-def told_by_first(executor: Any, what: str, make: Callable[[], Any]) -> Any:
+def from_first(executor: Any, what: str, make: Callable[[], Any]) -> Any:
     """What the process of rank 0 makes, on all of them: others wait for it."""
     processes = group(executor)
-    return processes.together(what, lambda: make() if processes.first else None)[0]
+    return processes.gather_each(what, lambda: make() if processes.is_first else None)[0]
 
 
 def made_by_all(executor: Any, what: str, make: Callable[[], T]) -> T:
     """What this process makes, when all have; the first error is raised on all."""
     made: list[T] = []
-    group(executor).together(what, lambda: made.append(make()))
+    group(executor).gather_each(what, lambda: made.append(make()))
     return made[0]
 
 
 def settled(executor: Any) -> AbstractContextManager[None]:
     """A time in which many variables are given values."""
-    return executor.settled() if hasattr(executor, "settled") else nullcontext()
+    return executor.loading() if hasattr(executor, "loading") else nullcontext()
 
 
 def step(program: Program, executor: Any) -> int:

@@ -73,7 +73,7 @@ def run(
         use_threads(ranks)
         with heard(hear):
             run_script(script, args, module)
-        if ranks is not None and (why := launched_alone.ignored(ranks)):
+        if ranks is not None and (why := launched_alone.unused_ranks(ranks)):
             say(f"fluidx run: {why}")
     return 0
 

@@ -21,8 +21,8 @@ from ..comm.launch_environment import JOB, RANK, RESTART, WORLD_SIZE, Launched
 from ..comm.launched_rank import Member, enter
 from ..comm.process_spawner import Channel
 from ..comm.processes import ProcessWorld
-from ..executor.error_text import told_as, where
-from ..executor.ranks.thread_workers import root
+from ..executor.error_text import describe_error, where
+from ..executor.ranks.thread_workers import root_cause
 from ..executor.run import observers
 from ..native.shared import Memory
 from ..native.world import log
@@ -97,12 +97,18 @@ def _run(given: Mapping[str, Any], world: ProcessWorld, tell: Any) -> int:
 
 def failure_of(error: BaseException) -> dict[str, Any]:
     """What an error that a script does not catch is for the job: fields of `Failure`."""
-    how, first = "failed", root(error)
+    how, first = "failed", root_cause(error)
     if isinstance(error, KeyboardInterrupt):
         how = "interrupted"
     elif isinstance(first, (CommAborted, CommTimeout)):
         how = "stopped" if isinstance(first, CommAborted) else "waited"
-    return {"how": how, "text": told_as(error), "at": getattr(error, "rank", None), "trace": "".join(_trace(error)), "op": _waits(error)}
+    return {
+        "how": how,
+        "text": describe_error(error),
+        "at": getattr(error, "rank", None),
+        "trace": "".join(_trace(error)),
+        "op": _waits(error),
+    }
 
 
 def _waits(error: BaseException | None) -> str:

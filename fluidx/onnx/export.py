@@ -14,7 +14,7 @@ import numpy as np
 from .._version import __version__
 from ..executor import Scope, global_scope
 from ..files.atomic import write_atomically
-from ..files.state import told_by_first
+from ..files.state import from_first
 from ..io import prune
 from ..ir import Block, NotInitializedError, Operator, Program, TensorType, Variable, flow
 from ..ir.dtypes import np_dtype
@@ -83,7 +83,7 @@ def save(
     def write() -> None:
         write_atomically(os.fspath(path), lambda stream: stream.write(model.SerializeToString()))
 
-    told_by_first(executor, "write a model", write)
+    from_first(executor, "write a model", write)
 
 
 def to_onnx(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..executor.plan.cost import Cost
 from ..executor.plan.records import Plan
-from ..executor.run.call_descriptions import CallDescription, SeenPlan, Sight, calls_of
+from ..executor.run.call_descriptions import CallDescription, RemotePlan, RemotePlanValues, calls_of
 from ..executor.run.observers import After
 from ..ir.errors import ExecutionError, nearest
 from ..ir.program import Program
@@ -18,7 +18,7 @@ from .ceilings import Ceilings, ceilings
 from .rank_run import RankRun, rate
 
 if TYPE_CHECKING:
-    from ..executor.run.bound_plan import Bound
+    from ..executor.run.bound_plan import BoundPlan
 
 SORTED_BY = ("total", "calls", "ave", "max", "min", "default")
 _NEAR = 0.2  # of a ceiling: what stays below both is bound by neither
@@ -87,7 +87,7 @@ class Profile:
         self.limit = limit
         self._lock = threading.Lock()
         self._calls: dict[
-            int, tuple[Plan | SeenPlan, list[CallDescription]]
+            int, tuple[Plan | RemotePlanValues, list[CallDescription]]
         ] = {}  # of plans, by id; they are held, so that ids stay theirs
         self._seen: dict[tuple[int, int | None], int] = {}
 
@@ -95,7 +95,7 @@ class Profile:
         """Is a run of it to be seen? Executors ask."""
         return self.limit is None or self._seen.get((id(program), rank), 0) < self.limit
 
-    def look(self, bound: Bound | Sight, rank: int | None) -> After | None:
+    def observe(self, bound: BoundPlan | RemotePlan, rank: int | None) -> After | None:
         """What notes the steps of a run; executors ask."""
         program = bound.plan.program
         with self._lock:
@@ -120,13 +120,13 @@ class Profile:
         those that run beside it. Ranks that did not communicate are left out."""
         sums: dict[int, list[float]] = {}
         for run in self.runs:
-            if run.rank is None or not any(run.calls[i].talks for i, _, _ in run.times):
+            if run.rank is None or not any(run.calls[i].communicates for i, _, _ in run.times):
                 continue
             found = sums.setdefault(run.rank, [0, 0.0, 0.0, 0.0])
             for i, start, stop in run.times:
                 c, seconds = run.calls[i], 1e-9 * (stop - start)
-                found[1] += seconds * ((c.talks or c.beside) and not c.waits)
-                found[2] += seconds * (c.waits or c.talks and not c.beside)
+                found[1] += seconds * ((c.communicates or c.overlapped) and not c.waits)
+                found[2] += seconds * (c.waits or c.communicates and not c.overlapped)
             first, last = run.span
             found[0] += 1
             found[3] += 1e-9 * (last - first)
@@ -191,7 +191,7 @@ class Profile:
             f"{n} run{'s' if n > 1 else ''} of {name} on " + (f"{ranks} rank{'s' if ranks > 1 else ''}" if ranks else "one device")
             for (name, ranks), n in ran.items()
         ]
-        spent = sum(stop - start for run in self.runs for i, start, stop in run.times if not run.calls[i].beside)
+        spent = sum(stop - start for run in self.runs for i, start, stop in run.times if not run.calls[i].overlapped)
         apart = sum(last - first for first, last in (run.span for run in self.runs if run.times)) - spent
         return f"{', '.join(some)}: {spent / 1e6:.3f} ms in steps, {apart / 1e6:.3f} ms between them"
 
@@ -222,16 +222,16 @@ class _Sum:
 
     def row(self, whole: float, by: str) -> Row:
         total = self.total
-        near = max(self.least) / total if total and not self.call.talks else 0.0
+        near = max(self.least) / total if total and not self.call.communicates else 0.0
         bound = "compute" if self.least[0] >= self.least[1] else "memory"
-        bound = "communication" if self.call.talks else bound if near >= _NEAR and self.overhead < _MOSTLY * total else "overhead"
+        bound = "communication" if self.call.communicates else bound if near >= _NEAR and self.overhead < _MOSTLY * total else "overhead"
         op = self.call.op
         site = f"{op.site.filename}:{op.site.lineno}" if op.site and by == "operator" else ""
         return Row(self.name, self.call.kernel, len(self.times), total, min(self.times), max(self.times), total / whole,
                    self.cost.flops, self.cost.nbytes, near, bound, site)  # fmt: skip
 
 
-def _named(call: CallDescription, plan: Plan | SeenPlan) -> str:
+def _named(call: CallDescription, plan: Plan | RemotePlanValues) -> str:
     made = call.op.output_arg_names or call.op.input_arg_names
     shown = f" %{made[0]}" + (f" {plan.values[made[0]].type}" if made[0] in plan.values else "") if made else ""
     return call.ops + shown

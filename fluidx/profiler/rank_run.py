@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..executor.plan.records import Plan
-from ..executor.run.call_descriptions import CallDescription, SeenPlan
+from ..executor.run.call_descriptions import CallDescription, RemotePlanValues
 from .ceilings import threads_of
 
 
@@ -13,7 +13,7 @@ from .ceilings import threads_of
 class RankRun:
     """One run of a program on one rank. `times` are (number of the call, start and stop in ns)."""
 
-    plan: Plan | SeenPlan
+    plan: Plan | RemotePlanValues
     calls: list[CallDescription]
     rank: int | None  # None on one device
     ranks: int

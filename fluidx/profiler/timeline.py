@@ -32,7 +32,7 @@ def events(runs: Sequence[RankRun]) -> Iterator[dict[str, Any]]:
         yield _event(label, "run", rank, first - zero, last - first, {"program": run.plan.program.label(), "calls": len(run.times)})
         for i, start, stop in run.times:
             c = run.calls[i]
-            kind = 2 if c.waits else 1 if c.talks or c.beside else 0
+            kind = 2 if c.waits else 1 if c.communicates or c.overlapped else 0
             row = rank + _APART * kind
             rows.setdefault(row, name + _ROWS[kind])
             yield _event(c.ops, _category(c), row, start - zero, stop - start, _arguments(c, run, 1e-9 * (stop - start)))
@@ -45,7 +45,7 @@ def events(runs: Sequence[RankRun]) -> Iterator[dict[str, Any]]:
 
 def _category(call: CallDescription) -> str:
     """What the viewers filter by: the kind of event, and what Horovod's timeline calls it."""
-    kind = "wait" if call.waits else "communication" if call.talks or call.beside else "operator"
+    kind = "wait" if call.waits else "communication" if call.communicates or call.overlapped else "operator"
     return ",".join(filter(None, (kind, _activity(call))))
 
 

@@ -13,7 +13,7 @@ from ..comm.threads.communicator import ThreadCommunicator
 from ..comm.threads.world import ThreadWorld
 from ..executor.context import RunContext
 from ..executor.feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names
-from ..executor.ranks.split_and_join import Dealer
+from ..executor.ranks.split_and_join import FeedSplitter
 from ..executor.run.bind import prepare
 from ..executor.scope import Scope
 from ..ir import Program
@@ -71,11 +71,11 @@ def run_ranks(
     """
     names = fetch_names(fetch)
     if isinstance(feeds, Mapping):
-        dealer, descs, given = Dealer(programs), programs[0].global_block().descs, check_feed(programs[0], feeds)
+        splitter, descs, given = FeedSplitter(programs), programs[0].global_block().descs, check_feed(programs[0], feeds)
         check_sizes(descs, given)
-        dealt = dealer.recipe(descs, given, "weight")
-        parts: Sequence[Mapping[str, np.ndarray]] = dealer.deal(descs, given, dealt)
-        wholes: Sequence[Mapping[str, np.ndarray]] = [dealer.evened(given, dealt)] * len(programs)
+        dealt = splitter.plan_split(descs, given, "weight")
+        parts: Sequence[Mapping[str, np.ndarray]] = splitter.split(descs, given, dealt)
+        wholes: Sequence[Mapping[str, np.ndarray]] = [splitter.even_sizes(given, dealt)] * len(programs)
     else:
         wholes = parts = [check_feed(p, f) for p, f in zip(programs, feeds, strict=True)]
 

@@ -313,7 +313,7 @@ def test_a_training_step_of_a_rank_is_one_call_into_c(strategy, overlap, monkeyp
         exe.run_startup()
         exe.run(feed=m.feed(12), fetch_list=[m.loss])
         for bound in next(iter(exe._ready.values())).bounds:
-            assert [len(track._calls) for track in bound.tracks] == [1] * (1 + overlap), bound.plan
+            assert [len(track._calls) for track in bound.call_lists] == [1] * (1 + overlap), bound.plan
 
 
 def test_the_trace_of_such_a_step_has_a_line_for_each_collective(monkeypatch, capsys):

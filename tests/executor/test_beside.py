@@ -28,7 +28,7 @@ class LateTurns:
     def __init__(self, ctx, bound):
         self.compute, self.pending = bound.compute, []
 
-    def beside(self, k, step, call):
+    def start(self, k, step, call):
         self.compute.add(step.op, partial(self.pending.append, (k, call)), k)
 
     def wait(self, op, k):
@@ -60,8 +60,8 @@ def steps(m, t, count=3, rows=7, n=3):
         exe.run_startup()
         losses = [exe.run(feed=m.feed(rows, k), fetch_list=[m.loss])[0] for k in range(count)]
         ready = next(reversed(exe._ready.values()))
-        tracks = [len(b.tracks) for b in ready.bounds]
-        return [*losses, *(exe.state(p) for p, _ in m.gradients)], tracks, ready.launch is not None
+        call_lists = [len(b.call_lists) for b in ready.bounds]
+        return [*losses, *(exe.state(p) for p, _ in m.gradients)], call_lists, ready.launch is not None
 
 
 def same(a, b):
@@ -75,11 +75,11 @@ def test_a_second_thread_changes_no_bit(strategy, kernels, monkeypatch):
     m = model("norm", fx.optimizer.Adam(0.01))
     t = transpiled(m, strategy)
     monkeypatch.setenv("FLUIDX_OVERLAP", "0")
-    want, tracks, launched = steps(m, t)
-    assert tracks == [1, 1, 1]
+    want, call_lists, launched = steps(m, t)
+    assert call_lists == [1, 1, 1]
     on(monkeypatch)
-    found, tracks, as_before = steps(m, t)
-    assert tracks == [2, 2, 2] and as_before == launched
+    found, call_lists, as_before = steps(m, t)
+    assert call_lists == [2, 2, 2] and as_before == launched
     assert same(found, want)
 
 
@@ -102,15 +102,15 @@ def test_rank_programs_read_back_from_text_overlap_too(monkeypatch):
     on(monkeypatch)
     texts = [(t.get_trainer_program(r).to_string(), t.get_startup_program(r).to_string()) for r in range(3)]
     read = [ProgramPair(*map(fx.Program.parse_from_string, pair)) for pair in texts]
-    found, tracks, _ = steps(m, read)
-    assert tracks == [2, 2, 2] and same(found, want)
+    found, call_lists, _ = steps(m, read)
+    assert call_lists == [2, 2, 2] and same(found, want)
 
 
 def test_one_rank_has_one_thread(monkeypatch):
     on(monkeypatch)
     m = model()
-    _, tracks, _ = steps(m, transpiled(m, "data_parallel", 1), n=1)
-    assert tracks == [1]
+    _, call_lists, _ = steps(m, transpiled(m, "data_parallel", 1), n=1)
+    assert call_lists == [1]
 
 
 # -- when it is used ---------------------------------------------------------------------------------------------------------
@@ -119,11 +119,11 @@ def test_one_rank_has_one_thread(monkeypatch):
 def test_auto_takes_second_threads_where_each_rank_has_two_cores(monkeypatch):
     monkeypatch.delenv("FLUIDX_OVERLAP", raising=False)
     monkeypatch.setattr(overlap.native, "cores", lambda: 8)
-    assert [overlap.worth(n) is not None for n in (1, 2, 4, 5, 8)] == [False, True, True, False, False]
+    assert [overlap.least_hidden(n) is not None for n in (1, 2, 4, 5, 8)] == [False, True, True, False, False]
     monkeypatch.setenv("FLUIDX_OVERLAP", "1")
-    assert [overlap.worth(n) for n in (1, 2, 64)] == [None, 0, 0]
+    assert [overlap.least_hidden(n) for n in (1, 2, 64)] == [None, 0, 0]
     monkeypatch.setenv("FLUIDX_OVERLAP", "0")
-    assert [overlap.worth(n) for n in (1, 2)] == [None, None]
+    assert [overlap.least_hidden(n) for n in (1, 2)] == [None, None]
 
 
 def rank_plan(strategy="data_parallel", kind="mlp", least=0, rows=4):
@@ -133,8 +133,8 @@ def rank_plan(strategy="data_parallel", kind="mlp", least=0, rows=4):
 
 def test_a_plan_overlaps_only_what_is_worth_it():
     small = rank_plan(least=1 << 20)
-    assert not any(s.beside for s in small.steps) and small.waits_at_end is None
-    assert any(s.beside for s in rank_plan(least=0).steps)
+    assert not any(s.overlapped for s in small.steps) and small.waits_at_end is None
+    assert any(s.overlapped for s in rank_plan(least=0).steps)
 
 
 def test_compute_behind_the_first_reduction_runs_before_the_update_waits():
@@ -142,7 +142,7 @@ def test_compute_behind_the_first_reduction_runs_before_the_update_waits():
     which it reads."""
     p = rank_plan(fx.strategies.data_parallel(bucket_mb=0))
     talks = [k for k, s in enumerate(p.steps) if s.op.type == "all_reduce"]
-    assert [k for k, s in enumerate(p.steps) if s.beside] == talks
+    assert [k for k, s in enumerate(p.steps) if s.overlapped] == talks
     waits = {k: s.waits_for for k, s in enumerate(p.steps) if s.waits_for is not None}
     first = next(k for k, s in enumerate(p.steps) if s.op.type == "momentum")
     assert min(waits) == first and "matmul" in [s.op.type for s in p.steps[talks[0] : first]]
@@ -151,7 +151,7 @@ def test_compute_behind_the_first_reduction_runs_before_the_update_waits():
 def test_what_a_transpiler_puts_behind_a_message_follows_it():
     """Sums of a ring run behind the receive that they wait for; packing, which waits for none, is computed."""
     p = rank_plan("ring_optimizer")
-    at = {s.op.type: s.beside for s in p.steps if s.kernel != "view"}
+    at = {s.op.type: s.overlapped for s in p.steps if s.kernel != "view"}
     assert at["sum"] and not at["pack"] and not at["momentum"]
 
 
@@ -161,7 +161,7 @@ def test_a_ring_written_out_of_messages_runs_beside_compute_as_a_whole():
     talks = [k for k, s in enumerate(p.steps) if s.kernel == "exchange"]
     first = next(k for k, s in enumerate(p.steps) if s.op.type == "momentum")
     assert min(k for k, s in enumerate(p.steps) if s.waits_for is not None) >= first
-    assert {s.op.type for s in p.steps[talks[0] : first] if not s.beside} >= {"matmul"}
+    assert {s.op.type for s in p.steps[talks[0] : first] if not s.overlapped} >= {"matmul"}
 
 
 # -- the proof ---------------------------------------------------------------------------------------------------------------
@@ -183,8 +183,8 @@ def mutants(p):
             yield from (changed(p, k, waits_for=j) for j in earlier[-1:])
         if s.marked:
             yield changed(p, k, marked=False)
-        if s.beside:
-            yield changed(p, k, beside=False)
+        if s.overlapped:
+            yield changed(p, k, overlapped=False)
     yield p._replace(waits_at_end=None)
 
 
@@ -207,7 +207,7 @@ def test_plans_that_wait_too_little_are_refused(strategy, monkeypatch):
     plans, real = [], SharedPlans.plan
     monkeypatch.setattr(SharedPlans, "plan", lambda *args, **options: plans.append(real(*args, **options)) or plans[-1])
     steps(m, t, 1, n=2)
-    one = next(p for p in plans if p.program.rank == 0 and any(s.beside for s in p.steps))
+    one = next(p for p in plans if p.program.rank == 0 and any(s.overlapped for s in p.steps))
     check_storage(one)
     found = [refused(p) for p in mutants(one)]
     assert sum(found) > len(found) // 2

@@ -39,7 +39,7 @@ def test_gradients_are_made_in_their_bucket_and_read_out_of_it(kind):
     # one behind the other, and what comes back lies where it was sent from
     ends = 0
     for g in next(step.op for step in p.steps if step.op.type == "pack").input_arg_names:
-        assert (p.values[g].buffer, p.values[g].lies.offset) == (whole.buffer, ends)
+        assert (p.values[g].buffer, p.values[g].strided.offset) == (whole.buffer, ends)
         ends += p.values[g].type.nbytes
     assert ends == whole.type.nbytes
     assert {p.values[n].buffer for n in (*sent.output_arg_names, *[f"{g}.sum" for g in gradients])} == {whole.buffer}
@@ -122,10 +122,10 @@ def test_a_plan_whose_bucket_has_an_operand_elsewhere_is_refused(names):
     scope.set("w", np.zeros(3, "float32"))
     p = plan(Program.parse_from_string(text), {"x": TensorType("float32", (4, 4))}, ["more"], scope.arrays, RunContext())
     check_storage(p)
-    inside = {n: v for n, v in p.values.items() if v.lies is not None and n in names}
+    inside = {n: v for n, v in p.values.items() if v.strided is not None and n in names}
     assert inside
     for n, v in inside.items():
-        moved = v._replace(lies=v.lies._replace(offset=v.lies.offset + (4 if n != names[-1] else -4)))
+        moved = v._replace(strided=v.strided._replace(offset=v.strided.offset + (4 if n != names[-1] else -4)))
         with pytest.raises(fx.ExecutionError, match="this is a fault of fluidx"):
             check_storage(p._replace(values={**p.values, n: moved}))
 
@@ -137,10 +137,10 @@ def test_a_bucket_is_not_filled_while_it_is_on_its_way():
     p = dry_plan(t.get_trainer_program(0), batch=16, overlap=0)
     check_storage(p)
     first, *_ = sent = [k for k, step in enumerate(p.steps) if step.op.type == "all_reduce"]
-    assert len(sent) > 1 and p.steps[first].beside
+    assert len(sent) > 1 and p.steps[first].overlapped
     # gradients of the next bucket are made meanwhile, and none of them where the first one lies
     there = p.values[p.steps[first].op.input_arg_names[0]]
     late = next(g for _, g in model.gradients if p.values[g].buffer != there.buffer)
-    moved = p.values[late]._replace(buffer=there.buffer, lies=p.values[late].lies and p.values[late].lies._replace(offset=0))
+    moved = p.values[late]._replace(buffer=there.buffer, strided=p.values[late].strided and p.values[late].strided._replace(offset=0))
     with pytest.raises(fx.ExecutionError, match="this is a fault of fluidx"):
         check_storage(p._replace(values={**p.values, late: moved}))

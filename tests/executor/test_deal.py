@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx.executor.ranks.split_and_join import Dealer
+from fluidx.executor.ranks.split_and_join import FeedSplitter
 from fluidx.ir import Partial, Shard
 from fluidx.ir.parts import cut
 from fluidx.ir.types import At
@@ -12,10 +12,10 @@ from fluidx.ir.types import At
 MESH = {"dp": ((0, 1), (2, 3)), "tp": ((0, 2), (1, 3))}
 
 
-def dealer():
+def splitter():
     p = fx.Program()
     p.groups = MESH
-    return Dealer([p] * 4)
+    return FeedSplitter([p] * 4)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def dealer():
     ids=str,
 )
 def test_what_is_cut_and_joined_is_the_whole_again(placement):
-    d = dealer()
+    d = splitter()
     for seed in range(3):
         whole = np.random.default_rng(seed).integers(-9, 9, (5, 3)).astype("float32")
         for ranks in (range(4), d.holders(placement)):  # whether every rank shows its part, or one for each part
@@ -45,7 +45,7 @@ def test_what_is_cut_and_joined_is_the_whole_again(placement):
 
 @pytest.mark.parametrize(("op", "want"), [("sum", [6, 60]), ("max", [4, 40]), ("min", [2, 20])])
 def test_terms_are_reduced_as_their_placement_says(op, want):
-    d = dealer()
+    d = splitter()
     values = [np.array([2, 20], "float32"), np.array([4, 40], "float32"), None, None]
     placement = (Partial(op, "dp"),)
     assert (
@@ -56,13 +56,13 @@ def test_terms_are_reduced_as_their_placement_says(op, want):
 
 
 def test_a_scalar_is_joined_from_terms():
-    d = dealer()
+    d = splitter()
     placement = (Partial("sum", "dp"),)
     assert d.merge("x", [np.array(2.0), np.array(3.0), None, None], placement, (), d.terms(placement, (), [0, 1])) == 5
 
 
 def test_parts_that_do_not_fit_are_told_apart_by_rank():
-    d = dealer()
+    d = splitter()
     good = [np.zeros((3, 2)), np.zeros((3, 2)), None, None]
     with pytest.raises(fx.FeedError) as error:
         d.merge("x", [good[0], np.zeros((4, 5)), None, None], (Shard(0, "dp"),), (6, 2), d.terms((Shard(0, "dp"),), (6, 2), [0, 1]))
@@ -74,12 +74,12 @@ def test_parts_that_do_not_fit_are_told_apart_by_rank():
 
 def test_feeds_of_one_kind_are_dealt_by_one_recipe():
     p = fx.Program.parse_from_string("program p {\n group dp = [0, 1]\n data %x: f32[-1,2] shard(0) over dp\n data %whole: f32[3]\n}")
-    d, descs = Dealer([p, p]), p.global_block().descs
+    d, descs = FeedSplitter([p, p]), p.global_block().descs
     one = {"x": np.arange(10, dtype="float32").reshape(5, 2), "whole": np.arange(3, dtype="float32")}
-    recipe = d.recipe(descs, one, "pad")
+    recipe = d.plan_split(descs, one, "pad")
     for k in range(2):
         feed = {n: a + k for n, a in one.items()}
-        a, b = d.deal(descs, feed, recipe)
+        a, b = d.split(descs, feed, recipe)
         assert np.array_equal(np.concatenate([a["x"], b["x"]]), np.concatenate([feed["x"], feed["x"][-1:]]))
         assert np.array_equal(a["whole"], feed["whole"]) and np.array_equal(b["whole"], feed["whole"])
-        assert d.evened(feed, recipe)["x"].shape == (6, 2)
+        assert d.even_sizes(feed, recipe)["x"].shape == (6, 2)

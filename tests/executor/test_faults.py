@@ -276,7 +276,7 @@ def test_an_interrupt_of_the_caller_stops_the_ranks(monkeypatch):
     exe, loss = ranks(timeout=20)
     gate = threading.Event()
     HOOK["call"] = lambda ctx: gate.wait(0.1) if ctx.rank == 0 else None
-    real, calls = exe._crew.collect, []
+    real, calls = exe._threads.collect, []
 
     def collect(*args):
         calls.append(args)
@@ -285,7 +285,7 @@ def test_an_interrupt_of_the_caller_stops_the_ranks(monkeypatch):
         return real(*args)
 
     exe.run(feed=feed(), fetch_list=[loss])
-    monkeypatch.setattr(exe._crew, "collect", collect)
+    monkeypatch.setattr(exe._threads, "collect", collect)
     with pytest.raises(KeyboardInterrupt):
         exe.run(feed=feed(), fetch_list=[loss])
     with pytest.raises(fx.RankError, match="an earlier run was interrupted"):
@@ -296,7 +296,7 @@ def test_an_interrupt_of_the_caller_stops_the_ranks(monkeypatch):
 def test_an_executor_that_nobody_holds_ends_its_threads():
     exe, loss = ranks()
     exe.run(feed=feed(), fetch_list=[loss])
-    threads = [w.thread for w in exe._crew.workers]
+    threads = [w.thread for w in exe._threads.workers]
     del exe, loss
     gc.collect()
     for t in threads:

@@ -72,7 +72,7 @@ def test_attention_stands_between_products_without_a_copy(batch):
     assert set(kernels(p, "split", "reshape", "transpose")) == {"view"} and kernels(p, "concat") == ["joined"]
     close([y, g], p, fed(batch))
     concat = next(op for op in fx.default_main_program().global_block().ops if op.type == "concat")
-    lies = {n: v.lies for n, v in p.values.items() if v.lies is not None}
+    lies = {n: v.strided for n, v in p.values.items() if v.strided is not None}
     row = HEADS * WIDTH * 4
     parts = sorted(lies[n].offset for op in fx.default_main_program().global_block().ops for n in op.output_arg_names
                    if op.type.endswith("attention_grad"))  # fmt: skip
@@ -104,7 +104,7 @@ def test_a_result_that_something_else_reads_in_one_piece_is_made_in_one_piece():
     out = attention_of(source())
     y, other = side_by_side(out), L.softmax(out)
     p = planned([y, other])
-    assert p.values[out.name].lies is None
+    assert p.values[out.name].strided is None
     close([y, other], p)
 
 
@@ -112,7 +112,7 @@ def test_a_result_that_is_fetched_may_lie_in_strides():
     out = attention_of(source())
     y = side_by_side(out)
     p = planned([out, y])
-    assert p.values[out.name].lies is not None
+    assert p.values[out.name].strided is not None
     close([out, y], p)
     assert run(p)[0].flags.c_contiguous
 

@@ -7,7 +7,7 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.executor.run.thread_calls import Track
+from fluidx.executor.run.thread_calls import CallList
 
 L = fx.layers
 pytestmark = pytest.mark.skipif(bool(native.why_not()) or not hasattr(signal, "setitimer"), reason="the C kernels are not built")
@@ -28,7 +28,7 @@ def test_ctrl_c_leaves_a_step_between_its_kernels(monkeypatch):
     long_step(1000)
     exe, x = fx.Executor(), np.zeros((768, 768), "float32")
     exe.run(fx.default_startup_program())
-    real = Track.run
+    real = CallList.run
 
     def run(track):
         signal.setitimer(signal.ITIMER_REAL, 0.001)
@@ -36,7 +36,7 @@ def test_ctrl_c_leaves_a_step_between_its_kernels(monkeypatch):
 
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     with monkeypatch.context() as patched:
-        patched.setattr(Track, "run", run)
+        patched.setattr(CallList, "run", run)
         with pytest.raises(KeyboardInterrupt):
             exe.run(feed={"x": x})
     signal.signal(signal.SIGALRM, before)

@@ -199,23 +199,23 @@ def test_what_is_made_inside_another_value_is_where_that_has_it():
     (grad,) = [k for k, step in enumerate(p.steps) if step.op.type == "scaled_dot_product_attention_grad"]
     made, whole = p.steps[grad].writes, p.steps[join].writes[0]
     first, second, third = (p.values[n] for n in made)
-    lies = [v.lies for v in (first, second, third)]
+    lies = [v.strided for v in (first, second, third)]
     assert len({v.buffer for v in (first, second, third, p.values[whole])}) == 1
 
     def refuses(text, planned):
         with pytest.raises(fx.ExecutionError, match=text):
             check_storage(planned)
 
-    swapped = values(p, **{made[0]: first._replace(lies=lies[1]), made[1]: second._replace(lies=lies[0])})
+    swapped = values(p, **{made[0]: first._replace(strided=lies[1]), made[1]: second._replace(strided=lies[0])})
     refuses(rf"\(concat\) finds %.* elsewhere than where %{whole} has it", swapped)
-    refuses(f"writes %{made[0]} and %{made[1]} into the same bytes", values(p, **{made[1]: second._replace(lies=lies[0])}))
+    refuses(f"writes %{made[0]} and %{made[1]} into the same bytes", values(p, **{made[1]: second._replace(strided=lies[0])}))
     ahead = lies[1]._replace(offset=lies[1].offset - 4)
-    refuses(f"writes %{made[0]} and %{made[1]} into the same bytes", values(p, **{made[1]: second._replace(lies=ahead)}))
-    refuses("which are no rows", values(p, **{made[2]: third._replace(lies=lies[2]._replace(offset=lies[2].offset + 4))}))
+    refuses(f"writes %{made[0]} and %{made[1]} into the same bytes", values(p, **{made[1]: second._replace(strided=ahead)}))
+    refuses("which are no rows", values(p, **{made[2]: third._replace(strided=lies[2]._replace(offset=lies[2].offset + 4))}))
     a, b, c, d = lies[0].strides
     for strides in ((a, b, d, c), (a, b, c, 0), (a, b, c + 4, d), (a, c, c, d), (-a, b, c, d)):
-        refuses("which are no rows|into the same bytes", values(p, **{made[0]: first._replace(lies=lies[0]._replace(strides=strides))}))
-    refuses("into the same bytes", values(p, **{made[0]: first._replace(lies=None)}))
+        refuses("which are no rows|into the same bytes", values(p, **{made[0]: first._replace(strided=lies[0]._replace(strides=strides))}))
+    refuses("into the same bytes", values(p, **{made[0]: first._replace(strided=None)}))
     away = values(p, **{made[0]: first._replace(buffer=p.values[p.steps[0].writes[0]].buffer)})
     refuses("over its operand|another buffer", away)
     early = (*p.steps[:grad], p.steps[join], *p.steps[grad:join], *p.steps[join + 1 :])
@@ -230,7 +230,7 @@ def test_a_result_in_strides_must_let_its_views_be_views():
     p = Case("attention").plan
     out = next(step.writes[0] for step in p.steps if step.op.type == "scaled_dot_product_attention")
     with pytest.raises(fx.ExecutionError, match=r"\(reshape\) makes %.* a view of %.*, which cannot be as that lies"):
-        check_storage(values(p, **{out: p.values[out]._replace(lies=None)}))
+        check_storage(values(p, **{out: p.values[out]._replace(strided=None)}))
 
 
 def test_what_is_on_its_way_is_left_alone_until_it_is_waited_for():
@@ -239,7 +239,7 @@ def test_what_is_on_its_way_is_left_alone_until_it_is_waited_for():
     p = dry_plan(t.get_trainer_program(0), batch=4)
     talks = [k for k, step in enumerate(p.steps) if step.op.type == "all_reduce"]
     assert talks
-    steps = [step._replace(beside=k in talks, marked=k in talks) for k, step in enumerate(p.steps)]
+    steps = [step._replace(overlapped=k in talks, marked=k in talks) for k, step in enumerate(p.steps)]
     with pytest.raises(fx.ExecutionError, match=r"step \d+ .* before step \d+ \(all_reduce\) is waited for"):
         check_storage(p._replace(steps=tuple(steps)))
     waited = [step._replace(waits_for=max((t for t in talks if t < k), default=None)) for k, step in enumerate(steps)]

@@ -264,17 +264,17 @@ def test_an_interrupt_loses_no_job_and_no_time(when, monkeypatch):
         wanted = exe.run(feed=feed(6), fetch_list=["loss"])
         exe.run_startup()
         if when == "while jobs are handed out":
-            crew = exe._crew
+            crew = exe._threads
             monkeypatch.setattr(crew, "workers", Interrupting(crew.workers))
         else:
 
-            def collect(order, wait=None, real=exe._crew.collect):
+            def collect(order, wait=None, real=exe._threads.collect):
                 if wait is None:
                     order.news.get()
                     raise KeyboardInterrupt
                 real(order, wait)
 
-            monkeypatch.setattr(exe._crew, "collect", collect)
+            monkeypatch.setattr(exe._threads, "collect", collect)
         begin = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             exe.run(feed=feed(6), fetch_list=["loss"])

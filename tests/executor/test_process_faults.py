@@ -57,7 +57,7 @@ def gone(pids, limit=5.0):
 
 def fails(exe, loss, steps=5):
     """The report of the run that fails, and in which step it did."""
-    pids = [p.pid for p in exe.team.processes]
+    pids = [p.pid for p in exe.pool.processes]
     for step in range(steps):
         begin = time.monotonic()
         try:
@@ -133,7 +133,7 @@ def test_a_rank_that_is_stopped_ends_all(strategy):
 def test_a_rank_that_is_lost_between_two_steps_is_named(sign):
     exe, loss = started("raise", step=99)
     exe.run(feed=FEED, fetch_list=[loss])
-    os.kill(exe.team.processes[2].pid, sign)
+    os.kill(exe.pool.processes[2].pid, sign)
     e, _ = fails(exe, loss)
     assert e.rank == 2 and (sign.name in str(e)), str(e)
     works_again(exe, loss)
@@ -141,7 +141,7 @@ def test_a_rank_that_is_lost_between_two_steps_is_named(sign):
 
 def test_all_ranks_stopped_at_once_are_found_too():
     exe, loss = started("raise", step=99, ranks=2)
-    for p in exe.team.processes:
+    for p in exe.pool.processes:
         os.kill(p.pid, signal.SIGSTOP)
     e, _ = fails(exe, loss)
     assert "the process has been stopped for 0.5 s" in str(e)
@@ -155,7 +155,7 @@ def test_random_moments():
     for _ in range(examples(2, 50)):
         exe.run_startup()
         victim, sign = int(rng.integers(3)), (signal.SIGKILL, signal.SIGSTOP)[rng.integers(2)]
-        pid = exe.team.processes[victim].pid
+        pid = exe.pool.processes[victim].pid
         timer = threading.Timer(rng.uniform(0, 0.02), os.kill, [pid, sign])
         timer.start()
         e, _ = fails(exe, loss, steps=100_000)
@@ -166,7 +166,7 @@ def test_random_moments():
 
 def test_the_startup_program_may_fail():
     exe, loss = started("raise", step=99)
-    os.kill(exe.team.processes[0].pid, signal.SIGKILL)
+    os.kill(exe.pool.processes[0].pid, signal.SIGKILL)
     with pytest.raises(fx.RankError, match="rank 0: the process was killed by signal 9") as error:
         exe.run_startup()
     assert error.value.rank == 0 and says_how_far_all_came(str(error.value), 3, "the startup program")
@@ -191,7 +191,7 @@ from tests.executor import test_process_faults as faults
 
 exe, loss = faults.started({how!r}, step={step}, timeout=20)
 helper = __import__("fluidx.comm.process_spawner").comm.process_spawner._current.process.pid
-print(*[p.pid for p in exe.team.processes], helper, flush=True)
+print(*[p.pid for p in exe.pool.processes], helper, flush=True)
 while True:
     exe.run(feed=faults.FEED, fetch_list=[loss])
 """

@@ -173,7 +173,7 @@ def test_executors_that_have_variables_in_common_fail_and_begin_anew_together(pa
     with fx.ParallelExecutor(t, places=fx.process_places(2), scopes=exe.scopes) as judge:
         before = judge.run(feed=model.feed(4), fetch_list=[model.loss])[0]
         exe.run(feed=model.feed(8), fetch_list=[model.loss])
-        os.kill(exe.team.processes[1].pid, 9)
+        os.kill(exe.pool.processes[1].pid, 9)
         for one in (judge, exe):
             with pytest.raises(fx.RankError, match="^rank 1: the process was killed|^a rank failed in an earlier run"):
                 one.run(feed=model.feed(4), fetch_list=[model.loss])
@@ -217,7 +217,7 @@ def test_nothing_is_left_when_an_executor_is_dropped():
     for _ in range(3):
         exe = fx.ParallelExecutor(t, places=fx.process_places(2), timeout=10)
         exe.run_startup()
-        pids = [p.pid for p in exe.team.processes]
+        pids = [p.pid for p in exe.pool.processes]
         del exe
         assert not [p for p in pids if os.path.exists(f"/proc/{p}")]
     assert len(os.listdir("/proc/self/fd")) <= files + 1  # the helper that starts processes
@@ -248,7 +248,7 @@ def test_processes_take_no_more_than_they_need(pair):
     exe.run(feed=model.feed(8), fetch_list=[model.loss])
 
     def taken():
-        with open(f"/proc/{exe.team.processes[0].pid}/smaps_rollup") as f:
+        with open(f"/proc/{exe.pool.processes[0].pid}/smaps_rollup") as f:
             return sum(int(line.split()[1]) for line in f if line.startswith("Pss_Shmem")) / 1024
 
     before = taken()

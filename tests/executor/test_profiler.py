@@ -283,7 +283,7 @@ def seen_by(rank, *calls):
         "compute": CallDescription(op, "matmul", "native", False, Cost()),
         "talk": CallDescription(op, "all_reduce", "native", True, Cost()),
         "wait": CallDescription(op, "sgd", "wait", True, Cost()),
-        "beside": CallDescription(op, "all_reduce", "native", True, Cost(), beside=True),
+        "beside": CallDescription(op, "all_reduce", "native", True, Cost(), overlapped=True),
     }
     times = [(k, start, stop) for k, (_, start, stop) in enumerate(calls)]
     return RankRun(None, [made[kind] for kind, _, _ in calls], rank, 2, 0, times)
@@ -318,7 +318,7 @@ def test_two_threads_of_a_rank_have_rows_of_their_own(tmp_path, monkeypatch):
         assert names[2000 + r] == f"rank {r}: waits for communication"
     for run in profile.runs:  # steps of one thread follow each other
         for beside in (False, True):
-            times = [(start, stop) for i, start, stop in run.times if run.calls[i].beside is beside]
+            times = [(start, stop) for i, start, stop in run.times if run.calls[i].overlapped is beside]
             assert times == sorted(times) and all(a[1] <= b[0] for a, b in itertools.pairwise(times))
     assert [e.rank for e in profile.exposed()] == [0, 1] and "ms exposed (" in profile.table(at_best=at_best)
 

@@ -8,7 +8,7 @@ from fluidx import native
 from fluidx.executor.context import RunContext
 from fluidx.executor.plan.planner import plan
 from fluidx.executor.run.bind import bind
-from fluidx.executor.run.bound_plan import Bound
+from fluidx.executor.run.bound_plan import BoundPlan
 from fluidx.executor.scope import Scope
 from fluidx.ir import ExecutionError, Operator, TensorType
 from fluidx.ops.kernels import Native
@@ -109,7 +109,7 @@ def test_a_kernel_between_copies_is_its_own_operators():
     def between_copies():
         raise error
 
-    bound = Bound(None, RunContext(), np)
+    bound = BoundPlan(None, RunContext(), np)
     bound.compute.steps = [(first, between_copies), (second, Native([native.gemm(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 2)))]))]
     bound.compute.join()
     with pytest.raises(ExecutionError) as caught:

@@ -11,14 +11,14 @@ from ..plan.segments import segments
 from ..plan.selection import Outline
 from ..plan.sizes import SizesChange
 from ..run.bind import prepare
-from ..run.bound_plan import Bound
+from ..run.bound_plan import BoundPlan
 from ..scope import Scope
-from .segmented_run import Cut
+from .segmented_run import SegmentedRun
 
 T = TypeVar("T")
 
 
-class Kept(OrderedDict[tuple, tuple[T, int, tuple]]):
+class ScopedCache(OrderedDict[tuple, tuple[T, int, tuple]]):
     """What was made for runs, by what it was made for; what was not asked for longest goes."""
 
     def __init__(self, most: int):
@@ -40,13 +40,13 @@ class Kept(OrderedDict[tuple, tuple[T, int, tuple]]):
         return made
 
 
-class Maker:
+class RunBuilder:
     """Makes outlines ready to run in a scope. `kept` has what was made of parts of programs."""
 
-    def __init__(self, scope: Scope, ctx: RunContext, xp: Any, fuse: bool, kept: Kept[Bound | Cut]):
+    def __init__(self, scope: Scope, ctx: RunContext, xp: Any, fuse: bool, kept: ScopedCache[BoundPlan | SegmentedRun]):
         self.scope, self.ctx, self.xp, self.fuse, self.kept = scope, ctx, xp, fuse, kept
 
-    def ready(self, outline: Outline, types: Mapping[str, Any]) -> Bound | Cut:
+    def ready(self, outline: Outline, types: Mapping[str, Any]) -> BoundPlan | SegmentedRun:
         """An outline ready to run on feeds of these types: one plan if it can be."""
         cut = outline.fact(segments)
         if not cut:
@@ -54,9 +54,9 @@ class Maker:
                 return prepare(outline.program, types, outline.fetch, self.scope, self.ctx, self.xp, self.fuse, outline=outline)
             except SizesChange as e:
                 cut = outline.fact(segments, e.op)
-        return Cut(outline, cut, self)
+        return SegmentedRun(outline, cut, self)
 
-    def part(self, outline: Outline, types: Mapping[str, Any]) -> Bound | Cut:
+    def part(self, outline: Outline, types: Mapping[str, Any]) -> BoundPlan | SegmentedRun:
         """The same, kept for the next time."""
         key = (id(outline), id(self.scope), tuple(types.values()), self.fuse)
         found = self.kept.find(key, self.scope)

@@ -29,19 +29,19 @@ from ..plan.segments import Segment
 from ..plan.selection import Outline
 from ..plan.sizes import by_name, with_sizes
 from ..run import observers
-from ..run.bound_plan import Bound
+from ..run.bound_plan import BoundPlan
 from .sub_program import BodyProgram, body_program
 
 if TYPE_CHECKING:
-    from .segment_cache import Maker
+    from .segment_cache import RunBuilder
 
 
-class Cut:
+class SegmentedRun:
     """An outline in segments."""
 
-    def __init__(self, outline: Outline, segments: Sequence[Segment], maker: Maker):
-        self.program, self.fetch, self.segments, self.maker = outline.program, outline.fetch, segments, maker
-        self.scope, self.ctx, self.xp = maker.scope, maker.ctx, maker.xp
+    def __init__(self, outline: Outline, segments: Sequence[Segment], builder: RunBuilder):
+        self.program, self.fetch, self.segments, self.builder = outline.program, outline.fetch, segments, builder
+        self.scope, self.ctx, self.xp = builder.scope, builder.ctx, builder.xp
         self.bodies: dict[int, BodyProgram] = {}
 
     def run(self, feed: Mapping[str, Any], watched: observers.ObserverSettings) -> list[Any]:
@@ -60,8 +60,8 @@ class Cut:
         block = outline.program.global_block()
         feed = {n: self._rows(n, v, counted=True) for n, v in feed.items()}
         types = {n: type_of(v) if isinstance(v, np.ndarray) else block.desc(n).type for n, v in feed.items()}
-        ready = self.maker.part(outline, types)
-        made = ready.run(feed, watched) if isinstance(ready, Cut) else ready.run(feed, observers.look(ready, watched))
+        ready = self.builder.part(outline, types)
+        made = ready.run(feed, watched) if isinstance(ready, SegmentedRun) else ready.run(feed, observers.after_step(ready, watched))
         return dict(zip(outline.fetch, made if self.xp is np else [to_numpy(self.xp, v) for v in made], strict=True))
 
     # -- operators between plans ------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ class Cut:
         """What an operator makes of values, which are the host's; state that it makes goes into the scope."""
         definition = opdef(op.type)
         if definition.bodies:
-            return self._kept_apart(self._run_bodies(op, values, watched), fed)
+            return self._without_state(self._run_bodies(op, values, watched), fed)
         ins = {n: self._value(n, op, values) for n in op.input_arg_names}
         told = ({"ctx": self.ctx} if definition.takes_ctx else {}) | ({"part": None} if definition.takes_part else {})
         start = observers.clock()
@@ -79,16 +79,16 @@ class Cut:
             given = definition.arrange(op.inputs, value=ins.__getitem__)
             with np.errstate(all="ignore"):
                 results = self._results(definition, given, {**op.attrs, **told}, declared)
-            made = [(n, v if _none(declared[n]) else np.asarray(v)) for n, v in by_name(op, definition, results)]
+            made = [(n, v if _not_array(declared[n]) else np.asarray(v)) for n, v in by_name(op, definition, results)]
         except Exception as e:
             explain(op, e)
         for n, value in made:
             self._check(op, n, declared[n], value)
         outs = dict(made)
         self._look(op, ins, outs, watched, start, observers.clock())
-        return self._kept_apart(outs, fed)
+        return self._without_state(outs, fed)
 
-    def _kept_apart(self, made: dict[str, Any], fed: Collection[str]) -> dict[str, Any]:
+    def _without_state(self, made: dict[str, Any], fed: Collection[str]) -> dict[str, Any]:
         """Values without state, which goes into the scope."""
         state = [n for n in made if n not in fed and (d := self.program.global_block().find(n)) is not None and d.persistable]
         for n in state:
@@ -97,7 +97,7 @@ class Cut:
 
     def _run_bodies(self, op: Operator, values: Mapping[str, Any], watched: observers.ObserverSettings) -> dict[str, Any]:
         """What an operator makes that runs sub-blocks: each time what such a block comes to with the sizes that its values have then."""
-        now = _Now(lambda n: self._value(n, op, values))
+        now = _CurrentValues(lambda n: self._value(n, op, values))
         found = {body.idx: body for body in bodies(op)}
 
         def run_block(idx: int) -> None:
@@ -122,7 +122,7 @@ class Cut:
             return definition.view(given[0], **told)
         if not definition.takes_out:
             return definition.kernel(np, *given, **told)
-        if any(map(_none, declared.values())):  # no array that could be written over: the operand is handed on
+        if any(map(_not_array, declared.values())):  # no array that could be written over: the operand is handed on
             assert definition.identity_if is not None
             return given[0]
         outs = [np.empty(t.shape, np_dtype(t.dtype)) for t in declared.values()]
@@ -150,7 +150,7 @@ class Cut:
 
         def known(name: str) -> ValueType:
             declared = block.desc(name).type
-            return declared if _none(declared) else type_of(ins[name])
+            return declared if _not_array(declared) else type_of(ins[name])
 
         types = definition.arrange(op.inputs, value=known)
         try:
@@ -174,14 +174,14 @@ class Cut:
         self, op: Operator, ins: Mapping[str, Any], outs: Mapping[str, Any], watched: observers.ObserverSettings, start: int, stop: int
     ) -> None:
         """Let whoever looks on see the operator as a plan of one step."""
-        if not (observers.watchers or watched.apart):
+        if not (observers.watchers or watched.unfused):
             return
         ins, outs = ({n: a for n, a in side.items() if isinstance(a, np.ndarray) and a.dtype.kind != "O"} for side in (ins, outs))
         values = {n: Value(type_of(a), 0) for n, a in {**ins, **outs}.items()}
-        bound = Bound(Plan(self.program, (Step((op,), "host"),), {}, values, (), 0, (), (), ()), self.ctx, np)
+        bound = BoundPlan(Plan(self.program, (Step((op,), "host"),), {}, values, (), 0, (), (), ()), self.ctx, np)
         bound.arrays = dict(outs)
         bound.compute.add(op, _nothing, 0)
-        after = observers.look(bound, watched)
+        after = observers.after_step(bound, watched)
         if after is not None:
             try:
                 after(0, op, start, stop)
@@ -189,7 +189,7 @@ class Cut:
                 explain(op, e)
 
 
-class _Now(dict[str, Any]):
+class _CurrentValues(dict[str, Any]):
     """Values while sub-blocks run; one that none of them has written is what it was."""
 
     def __init__(self, before: Callable[[str], Any]):
@@ -201,7 +201,7 @@ class _Now(dict[str, Any]):
         return value
 
 
-def _none(t: ValueType) -> bool:
+def _not_array(t: ValueType) -> bool:
     """Is a value of a type no array?"""
     return not isinstance(t, (TensorType, AnyRankType))
 

@@ -17,7 +17,7 @@ from ...ir.operator import Operator
 from ...ir.pattern import Pattern, Types
 from ...ir.types import TensorType
 from ...ops.kernels import bodies
-from .rank_view import Here
+from .rank_view import LocalOp
 from .shadows import Shadows
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Cost(NamedTuple):
         return Cost(self.read + other.read, self.written + other.written, self.flops + other.flops)
 
 
-def talks(step: Step) -> bool:
+def communicates(step: Step) -> bool:
     """Does the step communicate?"""
     return step.kernel == "exchange" or opdef(step.op.type).effect in (Effect.COLLECTIVE, Effect.P2P)
 
@@ -107,7 +107,7 @@ def _op_cost(op: Operator, step: Step, values: Mapping[str, Value]) -> Cost:
     written = _nbytes(zip(out_names, outs, strict=True))
     if step.kernel == "fill":
         return Cost(0, written, 0)
-    if talks(step):
+    if communicates(step):
         return Cost(_nbytes(zip(in_names, ins, strict=True)), written, 0)
     p = definition.pattern_of(ins, outs, op.attrs if here is None else here.attrs)
     flops = op_flops(definition, p, ins, outs, op.attrs if here is None else here.attrs)
@@ -121,7 +121,7 @@ def _op_cost(op: Operator, step: Step, values: Mapping[str, Value]) -> Cost:
     return Cost(read, written, flops)
 
 
-def _types(names: Iterable[str | None], values: Mapping[str, Value], here: Here | None = None) -> list[TensorType | None]:
+def _types(names: Iterable[str | None], values: Mapping[str, Value], here: LocalOp | None = None) -> list[TensorType | None]:
     ghosts = {} if here is None else here.ghosts
     return [ghosts.get(k) or (values[n].type if n is not None and n in values else None) for k, n in enumerate(names)]
 

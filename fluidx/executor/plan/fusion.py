@@ -29,7 +29,7 @@ from .sizes import RankSizes
 _MOST = 16  # operators of one chain: more would not fit the registers of the vector machine
 
 
-def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, lies: Mapping[str, LayoutKeys]) -> list[tuple[Operator, ...]]:
+def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, layouts: Mapping[str, LayoutKeys]) -> list[tuple[Operator, ...]]:
     """All operators in their order, those of one chain together. `lies`: how each value lies in storage of its own."""
     types, here = sizes.types, sizes.here
     needed = _needed(outline, sizes.reads) if here else outline.fact(_needed)
@@ -45,9 +45,9 @@ def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, lies: Mapping[s
         # how many loops there are hangs on no size above 1; whether rows are long enough for a tail, on all but that of axis 0, which no
         # row has part in where there are several
         row = types[stored[0]].shape[1:] if opdef(chain[0].type).native_tail else ()
-        key = (id(chain[0]), len(chain), *stored, row, *[lies[n].rough for n in (*names, *stored)])
+        key = (id(chain[0]), len(chain), *stored, row, *[layouts[n].rough for n in (*names, *stored)])
         known = outline.chains.get(key)
-        if known is None and (known := outline.chains.get(alike := (row, *_wired(chain, stored, lies)))) is None:
+        if known is None and (known := outline.chains.get(alike := (row, *_wired(chain, stored, layouts)))) is None:
             known = covers(chain, stored, shadow)
             if not _any_size(chain, stored, shadow):
                 return known
@@ -118,13 +118,13 @@ def _calls(
         return None
     place = array(out if out in stored else rest[0])  # what the first makes lies there until the tail has read it
 
-    def lies(name: str) -> np.ndarray:
+    def layouts(name: str) -> np.ndarray:
         return place if name == out else array(name)
 
-    ins, outs = definition.operands(first, lies, lies)
+    ins, outs = definition.operands(first, layouts, layouts)
     made: Any = definition.native
     calls = made(ins, outs, first.attrs, dry=dry, **({"scratch": scratch} if scratch else {}))
-    tail = _elementwise(chain[1:], rest, lies, dry, tail=True)
+    tail = _elementwise(chain[1:], rest, layouts, dry, tail=True)
     if not calls or tail is None or not calls[-1].tail:
         return None
     return calls if dry else [*calls[:-1], native.then(calls[-1], tail)]
@@ -136,14 +136,14 @@ def _elementwise(
     return bind_native(*_operands(chain, stored, array), dry, tail)
 
 
-def _wired(chain: Sequence[Operator], stored: Sequence[str], lies: Mapping[str, LayoutKeys]) -> Iterator[Hashable]:
+def _wired(chain: Sequence[Operator], stored: Sequence[str], layouts: Mapping[str, LayoutKeys]) -> Iterator[Hashable]:
     """What is the same for two chains of a program that do the same with operands that lie alike, whatever these are called."""
     number: dict[str, int] = {}
     for op in chain:
         names = (*op.input_arg_names, *op.output_arg_names)
         yield (op.type, id(op.attrs), *op.inputs, *map(len, op.inputs.values()), *[number.setdefault(n, len(number)) for n in names])
     yield tuple([number[n] for n in stored])
-    yield tuple([lies[n].rough for n in number])
+    yield tuple([layouts[n].rough for n in number])
 
 
 def _any_size(chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray]) -> bool:

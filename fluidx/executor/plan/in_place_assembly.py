@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from ...ir import flow
 from ...ir.opdef import opdef
 from ...ir.operator import Operator
-from .records import Lies
+from .records import StridedView
 from .selection import Outline
 
 if TYPE_CHECKING:
     from .storage import Storage
 
 
-def settled(outline: Outline) -> Mapping[str, int]:
+def written_once(outline: Outline) -> Mapping[str, int]:
     """The variables of the scope to which one operator gives a value, with its place in the outline."""
     descs = outline.program.global_block().descs
     found: dict[str, list[int]] = {}
@@ -30,23 +30,23 @@ def settled(outline: Outline) -> Mapping[str, int]:
     return {n: at[0] for n, at in found.items() if len(at) == 1}
 
 
-def settles(storage: Storage, i: float, unit: Sequence[Operator], whole: str, name: str, lies: Lies) -> bool:
+def may_assemble(storage: Storage, i: float, unit: Sequence[Operator], whole: str, name: str, strided: StridedView) -> bool:
     """May a result of unit `i` be made over a part of a variable, its new value?
 
     An operator by itself may read there what it writes, element by element.
     """
     outline, spans = storage.outline, storage.spans
     at = outline.fact(_numbers)
-    start, stop = at.get(id(unit[0])), outline.fact(settled)[whole]
+    start, stop = at.get(id(unit[0])), outline.fact(written_once)[whole]
     if start is None or (name in storage.on_host) is not (whole in storage.on_host):
         return False
     start -= int(i) - spans[i][0] if i in spans else 0  # messages of a batch start together
     own = storage.pairs[id(unit[0])].get(name) if len(unit) == 1 else None
-    if own is not None and not (storage.types[own] == storage.types[name] and _lies_so(storage, own, lies)):
+    if own is not None and not (storage.types[own] == storage.types[name] and _is_at(storage, own, strided)):
         own = None
     old = [whole]
     for seen in old:
-        if seen != whole and _lies_apart(storage, seen, name, lies):
+        if seen != whole and _is_apart(storage, seen, name, strided):
             continue
         for op in storage.readers.of.get(seen, ()):
             if start <= at.get(id(op), start) <= stop and not (op is unit[0] and seen == own):
@@ -56,16 +56,16 @@ def settles(storage: Storage, i: float, unit: Sequence[Operator], whole: str, na
     return True
 
 
-def _lies_so(storage: Storage, name: str, lies: Lies) -> bool:
-    return storage.starts.get(name, 0) == lies.offset and storage.shadow[name].strides == lies.strides
+def _is_at(storage: Storage, name: str, strided: StridedView) -> bool:
+    return storage.starts.get(name, 0) == strided.offset and storage.shadow[name].strides == strided.strides
 
 
-def _lies_apart(storage: Storage, view: str, name: str, lies: Lies) -> bool:
+def _is_apart(storage: Storage, view: str, name: str, strided: StridedView) -> bool:
     """Is a value that an operator has made of a variable no view of it, or one that has no byte of where a result would lie?"""
     if view not in storage.view_of:  # who makes a view later reads the variable later
         return True
     start, stop = storage.starts[view], storage.starts[view] + storage.types[view].nbytes
-    return storage.shadow[view].flags.c_contiguous and (stop <= lies.offset or lies.offset + storage.types[name].nbytes <= start)
+    return storage.shadow[view].flags.c_contiguous and (stop <= strided.offset or strided.offset + storage.types[name].nbytes <= start)
 
 
 def _numbers(outline: Outline) -> dict[int, int]:

@@ -34,7 +34,7 @@ class _Kept(NamedTuple):
     scratch: dict[tuple, Sequence[TensorType]]
 
 
-class Answers:
+class KernelAnswers:
     """What bodies answered of the operands of a program's operators, on one device and by one choice of kernels.
 
     Keys are made of numbers, each of which stands for one thing as long as the program lives: an op with attributes and slots, or a way
@@ -49,11 +49,11 @@ class Answers:
         self.kept = _Kept({}, {})
 
     @staticmethod
-    def of(program: Program, device: str, natively: bool) -> Answers:
-        key = Answers, device, natively, native.chosen() if natively else ()
+    def of(program: Program, device: str, natively: bool) -> KernelAnswers:
+        key = KernelAnswers, device, natively, native.chosen() if natively else ()
         found, most = program.notes.get(key), _MOST + 8 * len(program.global_block().oplist)
         if found is None or sum(map(len, (found._ops, found._types, found._ways, *found.kept))) > most:
-            found = program.notes[key] = Answers()
+            found = program.notes[key] = KernelAnswers()
         return found
 
     def head(self, op: Operator, definition: type[OpDef]) -> tuple[int, bool]:
@@ -69,14 +69,14 @@ class Answers:
 
     def plain(self, types: Mapping[str, TensorType]) -> dict[str, LayoutKeys]:
         """How values of these types lie in storage of their own."""
-        lies, found = self._types, {}
+        layouts, found = self._types, {}
         for name, t in types.items():
-            known = lies.get(id(t))
+            known = layouts.get(id(t))
             if known is None or known[0] is not t:
                 exact = next(_NEXT)
                 # the strides of what has no elements say nothing
                 rough = exact if 0 in t.shape else self._way((t.dtype, tuple([d if d < 2 else 2 for d in t.shape])))
-                known = lies[id(t)] = t, LayoutKeys(exact, rough)
+                known = layouts[id(t)] = t, LayoutKeys(exact, rough)
             found[name] = known[1]
         return found
 
@@ -121,16 +121,16 @@ def _stand_in(layout: Any) -> Any:
 class Chooser:
     """Chooses a body for every operator of a plan."""
 
-    def __init__(self, storage: Storage, device: str, natively: bool, answers: Answers, lies: dict[str, LayoutKeys]):
+    def __init__(self, storage: Storage, device: str, natively: bool, answers: KernelAnswers, layouts: dict[str, LayoutKeys]):
         self.storage, self.device, self.natively = storage, device, natively
         self._answers = answers
         self._of_context = _Kept({}, {})  # answers that hang on the rank and its communicator
         self.of_parts: list[PartChoice] = []
-        for n in (*storage.view_of, *storage.lies):
+        for n in (*storage.view_of, *storage.strided):
             if (a := storage.shadow[n]) is not storage.shadows.of(storage.types[n]):  # not one that lies as if it were none
-                lies[n] = self._answers.view(a)
-        self._exact = {n: lie.exact for n, lie in lies.items()}
-        self._rough = {n: lie.rough for n, lie in lies.items()}
+                layouts[n] = self._answers.view(a)
+        self._exact = {n: lie.exact for n, lie in layouts.items()}
+        self._rough = {n: lie.rough for n, lie in layouts.items()}
 
     def kernel(self, node: PlanNode) -> str:
         """What is done for an operator; where a body of its op runs, the scratch that this body asks for gets a place."""
@@ -150,7 +150,7 @@ class Chooser:
             self.storage.widen(node, self.device)
         body, scratch = self._choose(node) if aside or node.here is not None else self._known(node)
         for t in scratch:
-            self.storage.aside(node, t)
+            self.storage.add_scratch(node, t)
         return body.name if len(node.ops) == 1 else "fused"
 
     def _straighten(self, node: PlanNode) -> None:
@@ -161,7 +161,7 @@ class Chooser:
         lying = [n for n in moved if not storage.shadow[n].flags.c_contiguous]
         if lying and not covers(node.ops, [n for n in made if n in storage.roots], storage.shadow.__getitem__):
             for n in dict.fromkeys(lying):
-                storage.aside(node, storage.types[n], n, reads=True)
+                storage.add_scratch(node, storage.types[n], n, reads=True)
 
     def _known(self, node: PlanNode) -> tuple[KernelBody, Sequence[TensorType]]:
         """What was chosen where operands lay like this, and the scratch that the body asks for where they had these sizes."""

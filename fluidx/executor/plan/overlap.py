@@ -9,25 +9,25 @@ from ... import config, native
 from ...ir import flow
 from ...ir.operator import Role
 from .overlap_rules import Access, hidden, overlap
-from .storage import TALKS, PlanNode, Root, Storage
+from .storage import COMMUNICATES, PlanNode, Root, Storage
 
 _WORTH = 1 << 20  # bytes: a tenth of a millisecond of copying, three times what waking a thread takes
 
 Span = tuple[int, int]  # the first, and the last + 1, of the nodes that become one step
 
 
-class Beside(NamedTuple):
+class OverlappedSteps(NamedTuple):
     """Steps that run beside the others, by number, and before which step to wait for which of them; the number of steps stands for the
     end."""
 
     steps: frozenset[int]
-    stops: Mapping[int, int]
+    waits: Mapping[int, int]
 
 
-NOTHING = Beside(frozenset(), {})
+NOTHING = OverlappedSteps(frozenset(), {})
 
 
-def worth(ranks: int) -> int | None:
+def least_hidden(ranks: int) -> int | None:
     """The bytes of communication that second threads of ranks must hide, at least, for them to be used; None: there are none.
 
     Where they would take turns with the threads that compute, nothing is hidden.
@@ -38,16 +38,16 @@ def worth(ranks: int) -> int | None:
     return 0 if asked else _WORTH
 
 
-def on_stream(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span]) -> Beside:
+def on_stream(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span]) -> OverlappedSteps:
     """Communication by itself: what else is done to messages is computed."""
-    return _settled(storage, nodes, order, [_access(storage, nodes[k:stop], False) for k, stop in order], 0)
+    return _extended(storage, nodes, order, [_access(storage, nodes[k:stop], False) for k, stop in order], 0)
 
 
-def on_thread(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span], least: int) -> Beside:
+def on_thread(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span], least: int) -> OverlappedSteps:
     """Communication, and what a transpiler put behind it, if at least so many bytes of it are hidden behind compute."""
-    if any(node.definition.effect in TALKS for some in storage.inner.values() for node in some):
+    if any(node.definition.effect in COMMUNICATES for some in storage.inner.values() for node in some):
         return NOTHING  # inside a loop or a branch it runs on the thread that computes, and two would not keep one order
-    return _settled(storage, nodes, order, [_access(storage, nodes[k:stop], True) for k, stop in order], least)
+    return _extended(storage, nodes, order, [_access(storage, nodes[k:stop], True) for k, stop in order], least)
 
 
 def _access(storage: Storage, some: Sequence[PlanNode], follows: bool) -> Access:
@@ -59,18 +59,20 @@ def _access(storage: Storage, some: Sequence[PlanNode], follows: bool) -> Access
     written = {id(roots[n]): roots[n] for op in ops for n in flow.writes(storage.program, op) if n in roots}
     follows = follows and all(op.role is Role.DIST for op in ops)
     nbytes = sum(r.nbytes for r in {**read, **written}.values())
-    return Access(frozenset(read), frozenset(written), some[0].definition.effect in TALKS, follows, nbytes)
+    return Access(frozenset(read), frozenset(written), some[0].definition.effect in COMMUNICATES, follows, nbytes)
 
 
-def _settled(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span], accesses: Sequence[Access], least: int) -> Beside:
+def _extended(
+    storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span], accesses: Sequence[Access], least: int
+) -> OverlappedSteps:
     """Storage that is being sent or received stays taken until the wait."""
     found = overlap(accesses)
     if hidden(accesses, found) < least:
         return NOTHING
-    roots: dict[Any, Root] = {id(r): r for r in storage.roots.values()} | {id(a.root): a.root for a in storage.asides}
+    roots: dict[Any, Root] = {id(r): r for r in storage.roots.values()} | {id(a.root): a.root for a in storage.all_scratch}
     for j, met in found.waits.items():
         at = order[j][0] if j < len(order) else len(nodes)
         for i in met:
             for r in accesses[i].reads | accesses[i].writes:
                 roots[r].stop = max(roots[r].stop, at)
-    return Beside(found.beside, {j: met[-1] for j, met in found.waits.items()})
+    return OverlappedSteps(found.overlapped, {j: met[-1] for j, met in found.waits.items()})

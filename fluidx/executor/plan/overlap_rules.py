@@ -26,7 +26,7 @@ class Overlap(NamedTuple):
     """The steps that run beside compute. For each step that must wait: those of them that are finished then, the last being the one that
     it waits for; key len(steps) stands for the end of the run."""
 
-    beside: frozenset[int]
+    overlapped: frozenset[int]
     waits: dict[int, list[int]]
 
 
@@ -35,18 +35,18 @@ def overlap(steps: Sequence[Access]) -> Overlap:
 
     >>> a, b = frozenset("a"), frozenset("b")
     >>> overlap([Access(a, b, True), Access(a, frozenset("c")), Access(b, a)])
-    Overlap(beside=frozenset({0}), waits={2: [0]})
+    Overlap(overlapped=frozenset({0}), waits={2: [0]})
     """
     readers: dict[Hashable, list[int]] = {}  # storage -> running communication that reads it
     writers: dict[Hashable, list[int]] = {}
     running: set[int] = set()
-    beside: list[int] = []
+    started: list[int] = []
     out: dict[int, list[int]] = {}
     for j, step in enumerate(steps):
         received = running & {i for s in step.reads | step.writes for i in writers.get(s, ())}
         if step.communicates or step.follows and received:  # what is beside compute follows in order, by its stream
             running.add(j)
-            beside.append(j)
+            started.append(j)
             for s in step.reads:
                 readers.setdefault(s, []).append(j)
             for s in step.writes:
@@ -59,7 +59,7 @@ def overlap(steps: Sequence[Access]) -> Overlap:
             running = {i for i in running if i > last}
     if running:
         out[len(steps)] = sorted(running)
-    return Overlap(frozenset(beside), out)
+    return Overlap(frozenset(started), out)
 
 
 def hidden(steps: Sequence[Access], found: Overlap) -> int:
@@ -74,7 +74,7 @@ def hidden(steps: Sequence[Access], found: Overlap) -> int:
     computed = communicated = 0
     for j, step in enumerate(steps):
         running.difference_update(found.waits.get(j, ()))
-        if j in found.beside:
+        if j in found.overlapped:
             running.add(j)
             communicated += step.nbytes
         elif running:

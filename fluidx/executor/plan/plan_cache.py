@@ -12,7 +12,7 @@ from ...ir.types import TensorType
 from ..context import RunContext
 from .kernel_selection import PartChoice
 from .liveness import nested
-from .rank_view import Here
+from .rank_view import LocalOp
 from .records import Plan, Step
 from .selection import Outline
 from .sizes import RankSizes
@@ -56,28 +56,26 @@ def keep(outline: Outline, key: Hashable, plan: Plan, sizes: RankSizes, of_parts
     outline.plans[key] = KeptPlan(plan, [*sizes.types.values()], of_parts)
 
 
-def plan_key(
-    sizes: RankSizes, outline: Outline, ctx: RunContext, device: str, natively: bool, fuse: bool, overlap: int | None
-) -> Hashable:
+def plan_key(sizes: RankSizes, outline: Outline, ctx: RunContext, device: str, natively: bool, fuse: bool, overlap: int | None) -> Hashable:
     """What the plan of an outline follows from. Of the rank: the types of its parts, what its operators do instead, which values other
     ranks hold, and its index in the groups whose parts are views. The offset of its part in the whole does not count."""
     types, local, comm = sizes.types, sizes.local, ctx.comm
     absent = frozenset(local.absent) if local is not None else frozenset()
-    elsewhere = [n for n, t in types.items() if (n in absent or 0 in t.shape) and sizes.elsewhere(n)]
+    only_on_others = [n for n, t in types.items() if (n in absent or 0 in t.shape) and sizes.only_on_others(n)]
     return (
         *types,
         *map(id, types.values()),
         *[(op, _instead(here)) for op, here in sizes.here.items()],
         *[(sizes.whole(n).dtype, str(sizes.whole(n))) for n in outline.fetch],
         absent,
-        *elsewhere,
+        *only_on_others,
         *map(ctx.seat, outline.fact(_groups)),
         *(type(comm), type(getattr(comm, "calls", None)), comm is not None and comm.asynchronous),
         *(device, natively, native.chosen() if natively or device != "cpu" and native.enabled() else (), fuse, overlap),
     )
 
 
-def _instead(here: Here) -> Hashable:
+def _instead(here: LocalOp) -> Hashable:
     fills = tuple([(k, type(value), value) for k, value in here.fills])
     return attrs_key(here.attrs), here.part is None, tuple(here.ghosts.items()), here.skip, fills
 

@@ -12,9 +12,9 @@ from ...ir.types import TensorType
 from ..context import RunContext
 from ..error_text import no_memory
 from .fusion import chains
-from .kernel_selection import Answers, Chooser, PartChoice
+from .kernel_selection import Chooser, KernelAnswers, PartChoice
 from .liveness import FOREVER, lifetimes
-from .overlap import NOTHING, Beside, Span, on_stream, on_thread
+from .overlap import NOTHING, OverlappedSteps, Span, on_stream, on_thread
 from .plan_cache import keep, kept, plan_key
 from .records import Plan, Step
 from .segments import check_whole
@@ -80,9 +80,9 @@ def _planned(
     """The plan of operators whose sizes are known, and the kernels that were chosen for parts of wholes."""
     program, fetch = outline.program, outline.fetch
     shadows = Shadows(sizes.types.values())
-    answers = Answers.of(program, device, natively)
-    lies = answers.plain(sizes.types)
-    units = chains(sizes, shadows, outline, lies) if natively and fuse else [(op,) for op in outline.ops]
+    answers = KernelAnswers.of(program, device, natively)
+    layouts = answers.plain(sizes.types)
+    units = chains(sizes, shadows, outline, layouts) if natively and fuse else [(op,) for op in outline.ops]
     counts = tuple(map(len, units))
     lives = lifetimes(outline, counts, sizes.reads) if sizes.here else outline.fact(lifetimes, counts)
     storage = Storage(sizes, shadows, ctx, outline, lives)
@@ -94,16 +94,14 @@ def _planned(
     nodes = [storage.place(i, unit) for i, unit in enumerate(units)]
     for n in fetch:
         storage.fetched(n)
-    chooser = here = Chooser(storage, device, natively, answers, lies)
+    chooser = here = Chooser(storage, device, natively, answers, layouts)
     if device != "cpu" and storage.on_host:
-        kinds = Answers.of(program, "cpu", native.enabled())
+        kinds = KernelAnswers.of(program, "cpu", native.enabled())
         here = Chooser(storage, "cpu", native.enabled(), kinds, kinds.plain(sizes.types))
-    kernels = {
-        id(node): (here if node.on_host else chooser).kernel(node) for some in (nodes, *storage.inner.values()) for node in some
-    }
+    kernels = {id(node): (here if node.on_host else chooser).kernel(node) for some in (nodes, *storage.inner.values()) for node in some}
     order = list(_order(nodes, spans))
-    beside = _beside(storage, nodes, order, overlap)
-    marked = set(beside.stops.values())
+    overlapped = _overlapped(storage, nodes, order, overlap)
+    marked = set(overlapped.waits.values())
     values, buffers, totals = storage.finish()
 
     def step(some: Sequence[PlanNode], k: int | None = None) -> Step:
@@ -114,7 +112,7 @@ def _planned(
             ops, scratch = ops + node.ops, scratch + storage.placed(node)
         if k is None:
             return Step(ops, kernel, first.here, scratch, on_host=first.on_host)
-        return Step(ops, kernel, first.here, scratch, k in beside.steps, beside.stops.get(k), k in marked, first.on_host)
+        return Step(ops, kernel, first.here, scratch, k in overlapped.steps, overlapped.waits.get(k), k in marked, first.on_host)
 
     planned = Plan(
         program,
@@ -127,7 +125,7 @@ def _planned(
         tuple(fetch),
         tuple([sizes.whole(n) for n in fetch]),
         absent,
-        beside.stops.get(len(order)),
+        overlapped.waits.get(len(order)),
         totals[1],
     )
     if config.verify_all():
@@ -155,7 +153,7 @@ def _order(nodes: Sequence[PlanNode], spans: Mapping[int, Span]) -> Iterator[Spa
         k = stop
 
 
-def _beside(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span], least: int | None) -> Beside:
+def _overlapped(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span], least: int | None) -> OverlappedSteps:
     comm = storage.ctx.comm
     if comm is not None and comm.asynchronous:
         return on_stream(storage, nodes, order)

@@ -21,10 +21,10 @@ from ...ir.program import Program, Var
 from ...ir.types import ANY, Local, Own, Partial, Pieces, Placement, Shard, TensorType
 from ..context import RunContext
 
-_TOLD = (Effect.PURE, Effect.RANDOM)  # only these are told anything; what communicates works out its parts itself
+_PART_OPS = (Effect.PURE, Effect.RANDOM)  # only these are told anything; what communicates works out its parts itself
 
 
-class Here(NamedTuple):
+class LocalOp(NamedTuple):
     """What one operator does on this rank, where that is not what it says for the whole."""
 
     attrs: Mapping[str, Any]  # with sizes made local
@@ -37,7 +37,6 @@ class Here(NamedTuple):
         """The inputs whose values are read."""
         return [n for k, n in enumerate(definition.flat_slots(op.inputs, definition.in_slots)) if n is not None and k not in self.ghosts]
 
-
     def inputs(self, op: Operator, definition: type[OpDef], read: Callable[[str], Any], ghost: Callable[[TensorType], Any]) -> list[Any]:
         """The inputs arranged as arguments: what `read` gives, and where only a shape is read and another one lies here, `ghost`."""
         k, given = 0, {}
@@ -48,7 +47,7 @@ class Here(NamedTuple):
         return definition.arrange(given, definition.in_slots)
 
 
-class Locals:
+class RankView:
     """The placements of a rank program seen from its rank. `types` hold what lies here, `wholes` what one device would have."""
 
     def __init__(self, program: Program, descs: Mapping[str, Var], places: Mapping[str, Placement], coords: Coords):
@@ -59,12 +58,12 @@ class Locals:
         self.absent = {n for n, p in places.items() if not holds(p, coords)}
 
     @staticmethod
-    def of(program: Program, ctx: RunContext) -> Locals | None:
+    def of(program: Program, ctx: RunContext) -> RankView | None:
         """None for a program without placements, and for one without groups of ranks: there they are annotations for a transpile."""
         places = {n: d.placement for b in program.blocks for n, d in b.descs.items() if d.placement}
         if not places or not program.groups:
             return None
-        return Locals(program, {n: d for b in program.blocks for n, d in b.descs.items()}, places, ctx.coords())
+        return RankView(program, {n: d for b in program.blocks for n, d in b.descs.items()}, places, ctx.coords())
 
     def _ranks(self, group: str) -> int:
         return self.coords[group][1] if group in self.coords else 0
@@ -81,7 +80,7 @@ class Locals:
         own = tuple([e for e in self.places.get(name, ()) if isinstance(e, Own)])
         return local_type(whole, dealt(own), self.coords) if own else whole
 
-    def nothing_of(self, name: str) -> bool:
+    def is_empty(self, name: str) -> bool:
         """Does this rank hold nothing of a value, whatever its open sizes? State exists even where it is empty."""
         if name in self.absent:
             return True
@@ -98,7 +97,7 @@ class Locals:
         cut = {e.axis for e in self.places[name] if isinstance(e, Shard)}
         return declared.with_shape(h if d == ANY and k not in cut else d for k, (d, h) in enumerate(zip(declared.shape, have.shape)))
 
-    def speaks_locally(self, op: Operator, definition: type[OpDef]) -> bool:
+    def is_local_rule(self, op: Operator, definition: type[OpDef]) -> bool:
         """Is the operator's type rule about what lies on the rank? So for messages, and where a value has no meaning beyond the rank."""
         if definition.effect is Effect.P2P:
             return True
@@ -111,11 +110,11 @@ class Locals:
 
     # -- one operator -------------------------------------------------------------------------------------------------------
 
-    def look(self, op: Operator, definition: type[OpDef], types: Mapping[str, TensorType]) -> Here | None:
+    def local_op(self, op: Operator, definition: type[OpDef], types: Mapping[str, TensorType]) -> LocalOp | None:
         """What the operator does here; None when it does what it says. `types` are those of what lies here, outputs included."""
         if self.cut.isdisjoint(op.input_arg_names) and self.cut.isdisjoint(op.output_arg_names):
             return None
-        if definition.effect not in _TOLD or definition.move is not None or self.speaks_locally(op, definition) or op.sub_blocks():
+        if definition.effect not in _PART_OPS or definition.move is not None or self.is_local_rule(op, definition) or op.sub_blocks():
             return None
         ins = definition.flat_slots(op.inputs, definition.in_slots)
         outs = definition.flat_slots(op.outputs, definition.out_slots)
@@ -133,11 +132,11 @@ class Locals:
             attrs = definition.local_attrs(attrs, [t and t.shape for t in in_types], [t and t.shape for t in out_types])
         made = [k for k, t in enumerate(out_types) if t is not None and 0 not in t.shape]
         if not made:
-            return Here(attrs, part, ghosts, skip=True)
+            return LocalOp(attrs, part, ghosts, skip=True)
         fills = self._fills(p, ins, in_types, outs, out_types, made)
         if part is None and not ghosts and attrs is op.attrs and not fills:
             return None
-        return Here(attrs, part, ghosts, False, fills)
+        return LocalOp(attrs, part, ghosts, False, fills)
 
     def _declared(self, names: Sequence[str | None]) -> tuple[TensorType | None, ...]:
         return tuple(None if n is None else self.descs[n].type for n in names)

@@ -12,7 +12,7 @@ from ...ir.operator import Operator
 from ...ir.program import Program
 from ...ir.types import TensorType
 from .cost import Cost, step_cost, thread_bytes
-from .rank_view import Here
+from .rank_view import LocalOp
 
 
 class Buffer(NamedTuple):
@@ -28,7 +28,7 @@ class Buffer(NamedTuple):
     on_host: bool = False
 
 
-class Lies(NamedTuple):
+class StridedView(NamedTuple):
     """Where in its buffer a value lies that is not in one piece: bytes from the start, and distances of neighbours along its axes."""
 
     offset: int
@@ -42,7 +42,7 @@ class Value(NamedTuple):
     type: TensorType
     buffer: int
     view_of: str = ""
-    lies: Lies | None = None
+    strided: StridedView | None = None
 
 
 class Scratch(NamedTuple):
@@ -69,9 +69,9 @@ class Step(NamedTuple):
 
     ops: tuple[Operator, ...]
     kernel: str
-    here: Here | None = None  # what it does on this rank, where that is not what it says
+    here: LocalOp | None = None  # what it does on this rank, where that is not what it says
     scratch: tuple[Scratch, ...] = ()
-    beside: bool = False  # it starts when the steps before it that are not are through, and runs beside those behind it
+    overlapped: bool = False  # it starts when the steps before it that are not are through, and runs beside those behind it
     waits_for: int | None = None  # the number of a step beside the others that has to be through before
     marked: bool = False  # a later step waits for it
     on_host: bool = False  # the host computes it, in its memory, whatever device the rank works on
@@ -173,7 +173,7 @@ class Plan(NamedTuple):
         notes = [f"scratch {s.of and s.of + ' '}{s.type} at {s.offset}" for s in step.scratch]
         if step.on_host:
             notes.append("on the host")
-        if step.beside:
+        if step.overlapped:
             notes.append("beside compute")
         if step.waits_for is not None:
             notes.append(f"waits for step {step.waits_for}")
@@ -184,6 +184,6 @@ class Plan(NamedTuple):
         v = self.values[name]
         b = self.buffers[v.buffer]
         said = f"%{name} {v.type} " + (f"at {b.offset}" if b.kind == "arena" else b.kind) + (" of the host" if b.on_host else "")
-        if v.lies is not None:
-            said += f"+{v.lies.offset} in steps of {','.join(map(str, v.lies.strides))}"
+        if v.strided is not None:
+            said += f"+{v.strided.offset} in steps of {','.join(map(str, v.strided.strides))}"
         return said + (f" as %{v.view_of}" if v.view_of else "")

@@ -38,7 +38,7 @@ class Outline:
         """The outline of what has to run. Raises FeedError for a feed that no variable takes, and for data that is read and not fed."""
         given, names = tuple(feed_types), tuple(fetch)
         found = program.notes.get((Outline, given, names))
-        if found is None or not found._stands():
+        if found is None or not found._is_current():
             ops = live_ops(program, given, names)
             check_feeds(program, ops, feed_types, names)
             if len(program.notes) >= _MOST:
@@ -46,7 +46,7 @@ class Outline:
             found = program.notes[Outline, given, names] = Outline(program, ops, given, names)
         return found
 
-    def _stands(self) -> bool:
+    def _is_current(self) -> bool:
         """Is the program as it was?"""
         (version, was), now = self._source, self.program.global_block().oplist
         return version == self.program.version and len(was) == len(now) and all(map(is_, was, now))

@@ -17,7 +17,7 @@ from ...ir.types import ANY, TensorType, show_placement
 from ..context import RunContext
 from ..error_text import site
 from ..open_axes import OpenAxes
-from .rank_view import Here, Locals
+from .rank_view import LocalOp, RankView
 from .selection import Outline
 
 
@@ -39,9 +39,9 @@ class RankSizes:
         self.program, self.held = program, held
         self.block = program.global_block()
         self.nested = len(program.blocks) > 1
-        self.local = Locals.of(program, ctx)
+        self.local = RankView.of(program, ctx)
         self.types: dict[str, TensorType] = {}
-        self.here: dict[int, Here] = {}
+        self.here: dict[int, LocalOp] = {}
         self.uninitialized: list[str] = []
         self.open_axes: OpenAxes
 
@@ -68,9 +68,9 @@ class RankSizes:
         t = self.local.wholes.get(name) if self.local is not None else None
         return t or self.types[name]
 
-    def elsewhere(self, name: str) -> bool:
+    def only_on_others(self, name: str) -> bool:
         """Do only other ranks hold anything of the value?"""
-        return self.local is not None and name not in self.held and self.local.nothing_of(name)
+        return self.local is not None and name not in self.held and self.local.is_empty(name)
 
     def _is_cut(self, name: str, axis: int) -> bool:
         return self.local is not None and self.local.is_cut(name, axis)
@@ -99,7 +99,7 @@ class RankSizes:
             if _type(found, d.type) is d.type:
                 t = self.types[name] = self.program.shared(d.type)
                 return t
-        if d is not None and self.elsewhere(name) and d.type.numel >= 0:
+        if d is not None and self.only_on_others(name) and d.type.numel >= 0:
             self.define(name, d.type)  # what a broadcast from another rank is given here, say: it is not looked at
             return self.types[name]
         if d is not None and d.persistable:
@@ -162,9 +162,9 @@ class RankSizes:
         for n in op.input_arg_names:
             self.known(n, op)
 
-    def _infer_placed(self, local: Locals, op: Operator, definition: type[OpDef], ins: list[Any]) -> None:
+    def _infer_placed(self, local: RankView, op: Operator, definition: type[OpDef], ins: list[Any]) -> None:
         """Types of results that lie somewhere. The rule is asked about whole values, or about what lies here where that is all there is."""
-        if local.speaks_locally(op, definition):
+        if local.is_local_rule(op, definition):
             if definition.open_axes is not None:
                 self._fill_open(local, op, definition)
                 return
@@ -175,11 +175,11 @@ class RankSizes:
                 if n in self.types and self.whole(n) != t:
                     raise ProgramError(f"op {op.type} writes {t} into {n!r}, which holds {self.whole(n)}")
                 self.define(n, t)
-        here = local.look(op, definition, self.types)
+        here = local.local_op(op, definition, self.types)
         if here is not None:
             self.here[id(op)] = here
 
-    def _fill_open(self, local: Locals, op: Operator, definition: type[OpDef]) -> None:
+    def _fill_open(self, local: RankView, op: Operator, definition: type[OpDef]) -> None:
         """Types of results whose open axes are as long as the operator says, of the whole value."""
         assert definition.open_axes is not None
         axes = definition.open_axes(op.attrs)
@@ -196,7 +196,7 @@ class RankSizes:
     def _results(self, op: Operator, definition: type[OpDef], ins: list[Any]) -> list[tuple[str, TensorType]]:
         return by_name(op, definition, self.program.infer(definition, ins, op.attrs))
 
-    def _define_part(self, local: Locals, op: Operator, name: str, t: TensorType) -> None:
+    def _define_part(self, local: RankView, op: Operator, name: str, t: TensorType) -> None:
         """Give a value its type from that of the part that lies here."""
         if name in local.own or name not in local.places:
             if self.types.get(name, t) != t:

@@ -22,21 +22,21 @@ from ...ir.types import TensorType
 from ...ops.kernels import KernelBody, wide_type
 from ..context import RunContext
 from .allocation import Interval, assign
-from .in_place_assembly import settles
+from .in_place_assembly import may_assemble
 from .liveness import FOREVER, Liveness, nested, times
-from .rank_view import Here
-from .records import Buffer, Lies, Scratch, Value
+from .rank_view import LocalOp
+from .records import Buffer, Scratch, StridedView, Value
 from .selection import Outline
 from .shadows import Shadows
 from .sizes import RankSizes
-from .strided_results import Home, Readers, start_of
+from .strided_results import Destination, Readers, start_of
 
-TALKS = (Effect.COLLECTIVE, Effect.P2P)
+COMMUNICATES = (Effect.COLLECTIVE, Effect.P2P)
 
 Unit = tuple[Operator, ...]  # one operator, or a chain
 
 
-class _Lies(dict[str, np.ndarray]):
+class _Shadows(dict[str, np.ndarray]):
     """Shadows by name; a value that is no view lies in one piece, and has one where somebody asks."""
 
     def __init__(self, shadows: Shadows, types: Mapping[str, TensorType]):
@@ -75,7 +75,7 @@ class PlanNode:
     ops: tuple[Operator, ...]
     definition: type[OpDef]
     index: float  # whole, of a unit
-    here: Here | None = None  # what it does on this rank, where that is not what it says
+    here: LocalOp | None = None  # what it does on this rank, where that is not what it says
     made: str = ""  # "view" or "joined" (of a Step): the results are there without it
     on_host: bool = False
     scratch: list[UnplacedScratch] = field(default_factory=list)
@@ -96,17 +96,17 @@ class Storage:
         self.last, self.writers = lives.last, dict(lives.writers)
         self.types, self.program = sizes.types, sizes.program
         self.roots: dict[str, Root] = {}
-        self.shadow = _Lies(shadows, sizes.types)
+        self.shadow = _Shadows(shadows, sizes.types)
         self.view_of: dict[str, str] = {}
-        self.lies: dict[str, Lies] = {}
+        self.strided: dict[str, StridedView] = {}
         self.starts: dict[str, int] = {}  # bytes of its storage before a value; none where it is not here
         self.inside: dict[int, set[int]] = {}  # operators, by id, some of whose operands, by number, are made inside their result
         self.nodes: list[PlanNode] = []
         self.inner: dict[int, list[PlanNode]] = {}
-        self.asides: list[UnplacedScratch] = []
+        self.all_scratch: list[UnplacedScratch] = []
         self.halves = any(t.dtype in HALVES for t in self.types.values())
         self.outline = outline
-        self.readers = Readers(sizes, shadows, ctx, outline, self._is_made_once, partial(settles, self))
+        self.readers = Readers(sizes, shadows, ctx, outline, self._is_made_once, partial(may_assemble, self))
 
     # -- roots --------------------------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Storage:
         r = self.roots.get(name)
         if r is not None:
             return r
-        if self.sizes.elsewhere(name):
+        if self.sizes.only_on_others(name):
             return self.new_root(name, "arena", i, self.last.get(name, i))
         return self.new_root(name, "state", -1, FOREVER)  # first touched here: persistable state
 
@@ -167,12 +167,12 @@ class Storage:
             return node
         if inside:  # the others are copied there
             return node
-        elsewhere = () if definition.bodies else self._made_elsewhere(self._homes(node), i)
+        elsewhere = () if definition.bodies else self._place_at_destinations(self._destinations(node), i)
         self._results(node, ins, [n for n in outs if n not in elsewhere])
-        if definition.effect in TALKS:  # what is sent lies in one piece
+        if definition.effect in COMMUNICATES:  # what is sent lies in one piece
             for n in read:
                 if not self.shadow[n].flags.c_contiguous:
-                    self.aside(node, self.types[n], n, reads=True)
+                    self.add_scratch(node, self.types[n], n, reads=True)
         return node
 
     def _results(self, node: PlanNode, ins: Mapping[str, Root], outs: Iterable[str]) -> None:
@@ -187,7 +187,7 @@ class Storage:
                 root = self._root(name, i)
                 # written where an input is read: fine only if the op says so for exactly this pair
                 if not definition.bodies and any(r is root and not source == n == name for n, r in ins.items()):
-                    self.aside(node, self.types[name], name)
+                    self.add_scratch(node, self.types[name], name)
                 root.stop = max(root.stop, self.last.get(name, i))
             else:
                 self._new(name, i, [source] if source is not None else [], ins)
@@ -203,7 +203,7 @@ class Storage:
             made.update(op.output_arg_names)
         self._results(node, ins, node.op.output_arg_names[1:])
         made_last = [op.output_arg_names[0] for op in node.ops if self.last[op.output_arg_names[0]] > i]
-        elsewhere = self._made_elsewhere(self.readers.early_homes(i, node.ops, made_last), i)
+        elsewhere = self._place_at_destinations(self.readers.early_destinations(i, node.ops, made_last), i)
         for op in node.ops:
             name = op.output_arg_names[0]
             if self.last[name] > i and name not in elsewhere:
@@ -214,37 +214,37 @@ class Storage:
     def _new(self, name: str, i: float, sources: Iterable[str], ins: Mapping[str, Root]) -> None:
         """Storage for a new result: that of the first of the operands `sources` that is free, or its own."""
         for source in sources:
-            if self._may_take(source, name, i, ins):
+            if self._may_reuse(source, name, i, ins):
                 root = self.roots[name] = self.roots[source]
                 root.aliases.append(name)
                 root.stop = self.last.get(name, i)
                 return
         self.new_root(name, "arena", i, max(self.last.get(name, i), i))
 
-    def _homes(self, node: PlanNode) -> Mapping[str, Home]:
+    def _destinations(self, node: PlanNode) -> Mapping[str, Destination]:
         """Where those results are made which later operators would only move: where these would put them."""
-        early = self.readers.early_homes(node.index, node.ops, node.op.output_arg_names)
-        return early if early or node.definition.strided is None else self.readers.homes(node.op)
+        early = self.readers.early_destinations(node.index, node.ops, node.op.output_arg_names)
+        return early if early or node.definition.strided is None else self.readers.destinations(node.op)
 
-    def _made_elsewhere(self, homes: Mapping[str, Home], i: float) -> Collection[str]:
+    def _place_at_destinations(self, destinations: Mapping[str, Destination], i: float) -> Collection[str]:
         """Places for results that have a home."""
-        for name, (shadow, lies, join, number) in homes.items():
+        for name, (shadow, strided, join, number) in destinations.items():
             if join is None:
                 self.new_root(name, "arena", i, self.last[name])
             else:
                 whole = join.output_arg_names[0]
                 root = self.roots[name] = self._root(whole, i) if whole in self.state else self._room(whole, join, i)
-                lies = lies._replace(offset=lies.offset + self.starts.get(whole, 0))
+                strided = strided._replace(offset=strided.offset + self.starts.get(whole, 0))
                 root.aliases.append(name)
                 root.stop = max(root.stop, self.last[name])
                 self.inside.setdefault(id(join), set()).add(number)
                 self.writers[whole] = []  # what is there already when `join` comes stays there
-            self.shadow[name], self.lies[name], self.starts[name] = shadow, lies, lies.offset
-        return homes
+            self.shadow[name], self.strided[name], self.starts[name] = shadow, strided, strided.offset
+        return destinations
 
     def _room(self, whole: str, join: Operator, i: float) -> Root:
         """Storage for what is joined later, as soon as one part of it is made: where a later operator would join that with more."""
-        if whole not in self.roots and not self._made_elsewhere(self.readers.early_homes(i, (join,), (whole,)), i):
+        if whole not in self.roots and not self._place_at_destinations(self.readers.early_destinations(i, (join,), (whole,)), i):
             return self.new_root(whole, "arena", i, self.last[whole])
         return self.roots[whole]
 
@@ -254,10 +254,10 @@ class Storage:
     def _is_made_once(self, name: str) -> bool:
         return self._is_new(name) and len(self.writers.get(name, ())) == 1
 
-    def aside(self, node: PlanNode, t: TensorType, of: str = "", reads: bool = False) -> None:
+    def add_scratch(self, node: PlanNode, t: TensorType, of: str = "", reads: bool = False) -> None:
         start, stop = self.spans.get(node.index, (node.index, node.index))
         node.scratch.append(UnplacedScratch(t, Root(t.nbytes, start, stop, "arena", on_host=node.on_host), of, reads))
-        self.asides.append(node.scratch[-1])
+        self.all_scratch.append(node.scratch[-1])
 
     def widen(self, node: PlanNode, device: str) -> None:
         """Where the bodies of the operator's op do not take 16-bit floats, put float32 aside in the place of each."""
@@ -274,19 +274,19 @@ class Storage:
             if t.dtype not in HALVES:
                 continue
             if (aside := have.get((n, reads))) is None:
-                self.aside(node, wide_type(t), n, reads)
+                self.add_scratch(node, wide_type(t), n, reads)
             else:
                 aside.type = wide_type(t)
                 aside.root.nbytes = aside.type.nbytes
 
-    def _of_shapes(self, op: Operator, definition: type[OpDef]) -> Here:
+    def _of_shapes(self, op: Operator, definition: type[OpDef]) -> LocalOp:
         """16-bit operands of which an operator reads no more than the shape, so that nothing is converted for them."""
         ins, outs = (
             [None if n is None else self.types[n] for n in definition.flat_slots(slots, which)]
             for slots, which in ((op.inputs, definition.in_slots), (op.outputs, definition.out_slots))
         )
         told = definition.pattern_of(ins, outs, op.attrs).shape_only
-        return Here(op.attrs, ghosts={k: t for k in told if (t := ins[k]) is not None and t.dtype in HALVES})
+        return LocalOp(op.attrs, ghosts={k: t for k in told if (t := ins[k]) is not None and t.dtype in HALVES})
 
     def operands(self, node: PlanNode) -> tuple[list[Any], list[Any]]:
         """The inputs and outputs of an operator as shadow arrays, as its body gets them: copies aside lie in one piece."""
@@ -313,25 +313,25 @@ class Storage:
             ins = here.inputs(op, definition, lambda n: aside.get((n, True), types[n]), lambda t: t)
         return body.scratch(ins, outs, here.attrs)
 
-    def _may_take(self, source: str, name: str, i: float, ins: Mapping[str, Root]) -> bool:
+    def _may_reuse(self, source: str, name: str, i: float, ins: Mapping[str, Root]) -> bool:
         """May a result lie where an operand lies that nothing reads any more?"""
         root = self.roots[source]
         return (
             root.kind == "arena"
             and root.stop <= i
             and self.types[source] == self.types[name]
-            and (not self.moved(source) or self._fills(source, root))
+            and (not self.moved(source) or self._covers_storage(source, root))
             and all(r is not root or n == source for n, r in ins.items())
         )
 
-    def _fills(self, name: str, root: Root) -> bool:
+    def _covers_storage(self, name: str, root: Root) -> bool:
         """Do a value's elements lie one behind the other from the start of its storage to the end?"""
         a = self.shadow[name]
         return a.nbytes == root.nbytes and a.flags.c_contiguous
 
     def moved(self, name: str) -> bool:
         """Does a value lie in another way than one does that has storage of its own?"""
-        return name in self.view_of or name in self.lies
+        return name in self.view_of or name in self.strided
 
     def _try_view(self, node: PlanNode) -> bool:
         op, i, outs = node.op, node.index, node.op.output_arg_names
@@ -344,14 +344,14 @@ class Storage:
         if found is None or [(a.shape, dtype_name(a.dtype)) for a in found] != [(self.types[n].shape, self.types[n].dtype) for n in outs]:
             return False
         # what is cut in many is copied where that serves its readers better
-        if node.definition.out_slots[0].many and not all(map(self.readers.take, outs, found)):
+        if node.definition.out_slots[0].many and not all(map(self.readers.accept, outs, found)):
             return False
         root.aliases += outs
         root.stop = max(root.stop, stop)
         for n, a in zip(outs, found, strict=True):
             self.starts[n] = self.starts.get(source, 0) + start_of(a) - start_of(self.shadow[source])
             if node.definition.view_ctx is not None and a.flags.c_contiguous:  # a plan does not say of which rank it is
-                self.lies[n] = Lies(self.starts[n], a.strides)
+                self.strided[n] = StridedView(self.starts[n], a.strides)
             self.roots[n], self.shadow[n], self.view_of[n] = root, self.shadows.like(a), source
         node.made = "view"
         return True
@@ -370,10 +370,10 @@ class Storage:
             if r.number < 0:
                 r.number = len(roots)
                 roots.append(r)
-        shared = [r for r in (*roots, *[a.root for a in self.asides]) if r.kind == "arena"]
+        shared = [r for r in (*roots, *[a.root for a in self.all_scratch]) if r.kind == "arena"]
         totals = _laid_out([r for r in shared if not r.on_host]), _laid_out([r for r in shared if r.on_host])
-        lies = self.lies.get
-        values = {n: Value(types[n], r.number, view_of[n] if n in view_of else "", lies(n)) for n, r in self.roots.items()}
+        strided = self.strided.get
+        values = {n: Value(types[n], r.number, view_of[n] if n in view_of else "", strided(n)) for n, r in self.roots.items()}
         buffers = tuple([Buffer(r.kind, r.aliases[0], r.nbytes, ceil(r.start), ceil(r.stop), r.offset, r.on_host) for r in roots])
         return values, buffers, totals
 

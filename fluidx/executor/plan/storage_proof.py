@@ -18,7 +18,7 @@ from ...ir.opdef import opdef
 from ...ir.operator import Operator
 from ...ir.sub_blocks import bodies
 from ..error_text import where
-from .cost import talks
+from .cost import communicates
 from .records import Plan, Step
 
 
@@ -32,7 +32,7 @@ class Span(NamedTuple):
     run: int = 0
     pitch: int = 0
 
-    def meets(self, other: Span) -> bool:
+    def overlaps(self, other: Span) -> bool:
         if self.space != other.space or max(self.start, other.start) >= min(self.stop, other.stop):
             return False
         if not self.pitch or self.pitch != other.pitch:
@@ -74,7 +74,7 @@ def check_storage(plan: Plan) -> None:
 class _StorageWalk:
     def __init__(self, plan: Plan):
         self.plan = plan
-        self.lying: dict[int, list[_Content]] = {}  # by space, what has not been overwritten
+        self.live: dict[int, list[_Content]] = {}  # by space, what has not been overwritten
         self.content: dict[str, tuple[_Content, ...]] = {}  # of each name, what was written last; of one that is joined, in parts
         self.ended: dict[int, tuple[_Content, str]] = {}  # content, by id, and what wrote over it
         self.strides: dict[str, np.ndarray] = {}  # what does not lie in one piece, as views of an array that nothing touches
@@ -83,7 +83,7 @@ class _StorageWalk:
         self.started: set[int] = set()  # what runs, or ran, beside compute
         self.dummy = np.empty(max(sizes, default=1) or 1, np.uint8)
         for name, v in plan.values.items():
-            if plan.buffers[v.buffer].kind != "arena" and not v.view_of and v.lies is None:
+            if plan.buffers[v.buffer].kind != "arena" and not v.view_of and v.strided is None:
                 self.write(name, "the start of the run")
 
     def refuse(self, text: str, op: Operator | None) -> None:
@@ -93,7 +93,7 @@ class _StorageWalk:
         buffer = self.plan.values[name].buffer
         b = self.plan.buffers[buffer]
         whole = Span(_arena(b.on_host), b.offset, b.offset + b.nbytes) if b.kind == "arena" else Span(buffer, 0, b.nbytes)
-        if self.plan.values[name].lies is not None:
+        if self.plan.values[name].strided is not None:
             return self.rows(name, whole)
         view = self.strides.get(name)
         if view is None or not view.flags.c_contiguous:
@@ -103,20 +103,22 @@ class _StorageWalk:
 
     def rows(self, name: str, whole: Span) -> Span:
         """The bytes of a value that was made in strides: rows of one length, at one distance."""
-        t, lies = self.plan.values[name].type, self.plan.values[name].lies
-        assert lies is not None
-        axes = sorted((s, n) for s, n in zip(lies.strides, t.shape, strict=True) if n > 1)
+        t, strided = self.plan.values[name].type, self.plan.values[name].strided
+        assert strided is not None
+        axes = sorted((s, n) for s, n in zip(strided.strides, t.shape, strict=True) if n > 1)
         run = np_dtype(t.dtype).itemsize
         while axes and axes[0][0] == run:
             run *= axes.pop(0)[1]
         pitch, count = (axes[0][0], 1) if axes else (run, 1)
         while axes and axes[0][0] == pitch * count:
             count *= axes.pop(0)[1]
-        start = whole.start + lies.offset
+        start = whole.start + strided.offset
         span = whole._replace(start=start, stop=start + pitch * (count - 1) + run, run=run, pitch=pitch)
-        if axes or run > pitch or lies.offset < 0 or span.stop > whole.stop:
+        if axes or run > pitch or strided.offset < 0 or span.stop > whole.stop:
             size = whole.stop - whole.start
-            self.refuse(f"%{name} lies in steps of {lies.strides} from byte {lies.offset} on, which are no rows in {size} bytes", None)
+            self.refuse(
+                f"%{name} lies in steps of {strided.strides} from byte {strided.offset} on, which are no rows in {size} bytes", None
+            )
         return span
 
     # -- contents -----------------------------------------------------------------------------------------------------------
@@ -126,14 +128,14 @@ class _StorageWalk:
         made = _Content(name, self.span(name), label)
         self.content[name] = (made,)
         self.end(made.span, f"{label} wrote %{name}")
-        self.lying.setdefault(made.span.space, []).append(made)
+        self.live.setdefault(made.span.space, []).append(made)
 
     def end(self, span: Span, why: str) -> None:
         """Whatever lies in these bytes is gone."""
-        there = self.lying.get(span.space, [])
-        gone = [c for c in there if c.span.meets(span)]
+        there = self.live.get(span.space, [])
+        gone = [c for c in there if c.span.overlaps(span)]
         if gone:
-            self.lying[span.space] = [c for c in there if not c.span.meets(span)]
+            self.live[span.space] = [c for c in there if not c.span.overlaps(span)]
             self.ended.update({id(c): (c, why) for c in gone})
 
     def read(self, name: str, label: str, op: Operator | None) -> None:
@@ -151,19 +153,19 @@ class _StorageWalk:
 
     def steps(self, steps: Iterable[Step], label: str) -> None:
         for k, step in enumerate(steps):
-            said = f"{label}{k} ({' + '.join(op.type for op in step.ops)})"
-            self.wait(step.waits_for, said, step.op)
+            label_of = f"{label}{k} ({' + '.join(op.type for op in step.ops)})"
+            self.wait(step.waits_for, label_of, step.op)
             if step.kernel == "view":
-                self.view(step, said)
+                self.view(step, label_of)
                 continue
             if step.kernel == "joined":
-                self.joined(step, said)
+                self.joined(step, label_of)
                 continue
-            self.step(step, said)
-            if step.beside:
+            self.step(step, label_of)
+            if step.overlapped:
                 written = [*(self.span(n) for n in self.writes(step)), *_scratch(step)]
                 self.started.add(k)
-                self.running.append((k, said, [self.span(n) for n in self.reads(step)], written))
+                self.running.append((k, label_of, [self.span(n) for n in self.reads(step)], written))
 
     def wait(self, number: int | None, label: str, op: Operator | None) -> None:
         """A step that runs beside the others is through, and those before it, which have been running."""
@@ -203,7 +205,7 @@ class _StorageWalk:
                 self.refuse(f"{label} makes %{name} a view of %{source}, which lies in another buffer", op)
         definition = opdef(op.type)
         if definition.view is not None:
-            views = definition.views_of(self.laid(source), None, op.attrs if step.here is None else step.here.attrs)
+            views = definition.views_of(self.shadow(source), None, op.attrs if step.here is None else step.here.attrs)
             if views is None:
                 self.refuse(f"{label} makes %{names[0]} a view of %{source}, which cannot be as that lies", op)
             self.strides.update(zip(names, views or (), strict=True))
@@ -211,60 +213,60 @@ class _StorageWalk:
             self.content[name] = self.content[source]
             if (span := self.span(name)) != self.span(source):
                 self.content[name] = (_Content(name, span, ", ".join(dict.fromkeys(c.step for c in self.content[source]))),)
-                self.lying.setdefault(span.space, []).extend(self.content[name])
+                self.live.setdefault(span.space, []).extend(self.content[name])
 
     def joined(self, step: Step, label: str) -> None:
         """The result has the contents of the operands, which must lie where it has them."""
         op = step.op
         names, whole = op.input_arg_names, op.output_arg_names[0]
-        for name, (_, there) in zip(names, self.places(step), strict=True):
+        for name, (_, there) in zip(names, self.part_places(step), strict=True):
             self.read(name, label, op)
             if not there:
                 self.refuse(f"{label} finds %{name} elsewhere than where %{whole} has it", op)
         self.content[whole] = tuple([c for n in names for c in self.content.get(n, ())])
 
-    def places(self, step: Step) -> list[tuple[Any, bool]]:
+    def part_places(self, step: Step) -> list[tuple[Any, bool]]:
         """Where the result of an operator that joins has each operand, and whether that lies there."""
         op, values, definition = step.op, self.plan.values, opdef(step.op.type)
         if definition.operand_views is None or not definition.in_slots[0].many or step.kernel == "nothing" or len(op.output_arg_names) != 1:
             return []
         whole = op.output_arg_names[0]
-        parts = definition.operand_views(self.laid(whole), [values[n].type.shape for n in op.input_arg_names], **op.attrs)
+        parts = definition.operand_views(self.shadow(whole), [values[n].type.shape for n in op.input_arg_names], **op.attrs)
         return [
-            (a, not a.size or values[n].buffer == values[whole].buffer and _place(self.laid(n)) == _place(a))
+            (a, not a.size or values[n].buffer == values[whole].buffer and _place(self.shadow(n)) == _place(a))
             for n, a in zip(op.input_arg_names, parts, strict=True)
         ]
 
-    def filled_up(self, step: Step, label: str, places: list[tuple[Any, bool]]) -> None:
+    def join_rest(self, step: Step, label: str, part_places: list[tuple[Any, bool]]) -> None:
         """Some operands lie where the result has them, and keep their contents; the others are copied there."""
         op, contents = step.op, list[_Content]()
         whole = self.span(op.output_arg_names[0])
-        for name, (a, there) in zip(op.input_arg_names, places, strict=True):
+        for name, (a, there) in zip(op.input_arg_names, part_places, strict=True):
             if there:
                 contents += self.content.get(name, ())
                 continue
-            start = whole.start + _place(a)[0] - _place(self.laid(op.output_arg_names[0]))[0]
+            start = whole.start + _place(a)[0] - _place(self.shadow(op.output_arg_names[0]))[0]
             target = whole._replace(start=start, stop=start + a.nbytes)
-            if not a.flags.c_contiguous or any(target.meets(self.span(n)) for n in self.reads(step)):
+            if not a.flags.c_contiguous or any(target.overlaps(self.span(n)) for n in self.reads(step)):
                 self.refuse(f"{label} copies %{name} over its operands", op)
             self.end(target, f"{label} wrote %{op.output_arg_names[0]}")
             contents.append(_Content(op.output_arg_names[0], target, label))
-            self.lying.setdefault(target.space, []).append(contents[-1])
+            self.live.setdefault(target.space, []).append(contents[-1])
         self.content[op.output_arg_names[0]] = tuple(contents)
 
-    def laid(self, name: str) -> np.ndarray:
+    def shadow(self, name: str) -> np.ndarray:
         """An array that lies in its buffer as the value does."""
         if name in self.strides:
             return self.strides[name]
-        t, lies = self.plan.values[name].type, self.plan.values[name].lies
-        if lies is not None:
+        t, strided = self.plan.values[name].type, self.plan.values[name].strided
+        if strided is not None:
             self.span(name)  # refuses what does not fit
-        offset, strides = (0, None) if lies is None else lies
+        offset, strides = (0, None) if strided is None else strided
         return np.ndarray(t.shape, np_dtype(t.dtype), buffer=self.dummy, offset=offset, strides=strides)
 
-    def lies_alike(self, name: str, other: str) -> bool:
+    def same_bytes(self, name: str, other: str) -> bool:
         """Do two values of one type lie in the same bytes, one element behind the other?"""
-        a, b = self.laid(name), self.laid(other)
+        a, b = self.shadow(name), self.shadow(other)
         return a.flags.c_contiguous and b.flags.c_contiguous and _place(a) == _place(b)
 
     def step(self, step: Step, label: str) -> None:
@@ -277,36 +279,36 @@ class _StorageWalk:
         scratch = _scratch(step)
         taken = [self.span(n) for n in (*reads, *writes)]
         for k, span in enumerate(scratch):
-            if any(span.meets(other) for other in (*taken, *scratch[:k])):
+            if any(span.overlaps(other) for other in (*taken, *scratch[:k])):
                 self.refuse(f"{label} has scratch at {span.start} where its operands, results or other scratch lie", op)
         for span in (*taken, *scratch):
             if span.space < 0 and not 0 <= span.start <= span.stop <= (size := self.plan.nbytes("arena", on_host=span.space == -2)):
                 self.refuse(f"{label} uses bytes {span.start} to {span.stop} of an arena of {size}", op)
-        if not step.beside:
-            if self.running and talks(step):
+        if not step.overlapped:
+            if self.running and communicates(step):
                 self.refuse(f"{label} communicates while {self.running[0][1]} does so beside it", op)
-            self.apart(label, op, [self.span(n) for n in reads], [*(self.span(n) for n in writes), *scratch])
-        places = self.places(step)
-        if any(there and a.size for a, there in places):
-            self.filled_up(step, label, places)
+            self.check_running(label, op, [self.span(n) for n in reads], [*(self.span(n) for n in writes), *scratch])
+        part_places = self.part_places(step)
+        if any(there and a.size for a, there in part_places):
+            self.join_rest(step, label, part_places)
             return
         for n in writes:
-            self.meeting(step, n, reads, writes, label)
+            self.check_overwrite(step, n, reads, writes, label)
         for span in scratch:
             self.end(span, f"{label} used scratch")
         for n in writes:
             self.write(n, label)
 
-    def meeting(self, step: Step, name: str, reads: list[str], writes: list[str], label: str) -> None:
+    def check_overwrite(self, step: Step, name: str, reads: list[str], writes: list[str], label: str) -> None:
         """A result may lie where an operand lies only if the kernel reads each element before it writes it."""
         span, values = self.span(name), self.plan.values
         for other in writes:
-            if other != name and span.meets(self.span(other)):
+            if other != name and span.overlaps(self.span(other)):
                 self.refuse(f"{label} writes %{name} and %{other} into the same bytes", step.op)
         for other in reads:
-            if not span.meets(self.span(other)) or any(s.of == name and not s.reads for s in step.scratch):
+            if not span.overlaps(self.span(other)) or any(s.of == name and not s.reads for s in step.scratch):
                 continue
-            same = values[name].type == values[other].type and self.lies_alike(name, other)
+            same = values[name].type == values[other].type and self.same_bytes(name, other)
             if not (same and (other, name) in self.inplace(step)):
                 self.refuse(f"{label} writes %{name} over its operand %{other}", step.op)
 
@@ -323,26 +325,26 @@ class _StorageWalk:
             for a, b in opdef(op.type).inplace:
                 yield from ((n, out) for n in op.inputs.get(a, ())[:1] for out in op.outputs.get(b, ())[:1])
 
-    def apart(self, label: str, op: Operator, reads: list[Span], writes: list[Span]) -> None:
+    def check_running(self, label: str, op: Operator, reads: list[Span], writes: list[Span]) -> None:
         """Nothing may touch what communication is still sending or receiving; what is beside compute itself follows in order."""
         for _, other, sent, received in self.running:
             for span in (*reads, *writes):
-                if any(span.meets(s) for s in received) or span in writes and any(span.meets(s) for s in sent):
+                if any(span.overlaps(s) for s in received) or span in writes and any(span.overlaps(s) for s in sent):
                     self.refuse(f"{label} uses bytes {span.start} to {span.stop} before {other} is waited for", op)
 
     def control(self, step: Step, label: str) -> None:
         """Every body may have run, or none; one that repeats finds what its last round left behind."""
-        lying, content, ended = self.lying, self.content, self.ended
+        live, content, ended = self.live, self.content, self.ended
         over: dict[int, tuple[_Content, str]] = {}
         for body in bodies(step.op):
-            self.lying = {space: list(found) for space, found in lying.items()}
+            self.live = {space: list(found) for space, found in live.items()}
             self.content, self.ended = dict(content), dict(ended)
             for _ in range(2 if opdef(step.op.type).repeats else 1):
                 self.steps(self.plan.bodies.get(body.idx, ()), f"{label}, block {body.idx}, step ")
             for n in body.results(step.op):
                 self.read(n, label, step.op)
             over.update(self.ended)
-        self.lying = {space: [c for c in found if id(c) not in over] for space, found in lying.items()}
+        self.live = {space: [c for c in found if id(c) not in over] for space, found in live.items()}
         self.content, self.ended = content, {**ended, **over}
         for n in flow.writes(self.plan.program, step.op):
             if n in self.plan.values and n not in step.writes:

@@ -19,20 +19,20 @@ from ...ir import flow
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, op_types
 from ..context import RunContext
-from .in_place_assembly import settled
+from .in_place_assembly import written_once
 from .liveness import nested
-from .records import Lies
+from .records import StridedView
 from .selection import Outline
 from .shadows import Shadows
 from .sizes import RankSizes
 
 
-class Home(NamedTuple):
+class Destination(NamedTuple):
     """Where a result lies: in a value that `join` makes of it and others, of which it is operand `number`, or in storage of its own, in
     another order of the axes."""
 
     shadow: np.ndarray
-    lies: Lies
+    strided: StridedView
     join: Operator | None = None
     number: int = 0
 
@@ -44,9 +44,9 @@ class Readers:
 
     def __init__(
         self, sizes: RankSizes, shadows: Shadows, ctx: RunContext, outline: Outline, fresh: Callable[[str], bool],
-        settles: Callable[[float, Sequence[Operator], str, str, Lies], bool],
+        may_assemble: Callable[[float, Sequence[Operator], str, str, StridedView], bool],
     ):  # fmt: skip
-        self.sizes, self.shadows, self.ctx, self.outline, self.fresh, self.settles = sizes, shadows, ctx, outline, fresh, settles
+        self.sizes, self.shadows, self.ctx, self.outline, self.fresh, self.may_assemble = sizes, shadows, ctx, outline, fresh, may_assemble
         self.begun: set[int] = set()  # operators, by id, that join what some operator has made in their result already
         self._joined_parts: dict[int, tuple[np.ndarray, dict[str, tuple[int, Any]]]] = {}  # by the id of the operator that joins them
         self.early = outline.fact(_early)
@@ -56,17 +56,17 @@ class Readers:
         """The operators that read each value."""
         return _readers(self.outline, self.sizes.reads) if self.sizes.here else self.outline.fact(_readers)
 
-    def take(self, name: str, a: np.ndarray, join: Operator | None = None) -> bool:
+    def accept(self, name: str, a: np.ndarray, join: Operator | None = None) -> bool:
         """Do all that read the value, and views of it, take such an array as well as one in one piece? `join` is not asked."""
         if a.flags.c_contiguous:
             return True
-        return self.fresh(name) and all(op is join or self._takes(op, name, a, join) for op in self.of.get(name, ()))
+        return self.fresh(name) and all(op is join or self._accepts(op, name, a, join) for op in self.of.get(name, ()))
 
-    def _takes(self, op: Operator, name: str, a: np.ndarray, join: Operator | None) -> bool:
+    def _accepts(self, op: Operator, name: str, a: np.ndarray, join: Operator | None) -> bool:
         definition = opdef(op.type)
         if definition.view is not None:
             views = definition.views_of(a, self.ctx, self._attrs(op))
-            return views is not None and all(self.take(n, v, join) for n, v in zip(op.output_arg_names, views, strict=True))
+            return views is not None and all(self.accept(n, v, join) for n, v in zip(op.output_arg_names, views, strict=True))
         slots = [slot for slot, names in op.inputs.items() if name in names]
         said = definition.strided
         return bool(slots) and said is not None and all(said(slot, a) for slot in slots)
@@ -77,10 +77,10 @@ class Readers:
 
     # -- results inside others ----------------------------------------------------------------------------------------------
 
-    def homes(self, op: Operator) -> dict[str, Home]:
+    def destinations(self, op: Operator) -> dict[str, Destination]:
         """Of the results of an operator, those that are better made elsewhere than in one piece."""
         paths = {slot.name: self._path(n) for slot in opdef(op.type).out_slots for n in op.outputs.get(slot.name, ()) if self.fresh(n)}
-        found: dict[str, Home] = {}
+        found: dict[str, Destination] = {}
         for slot, path in paths.items():
             name = op.outputs[slot][0]
             if name in found or not path:
@@ -91,9 +91,9 @@ class Readers:
                 found[name] = home
         return found
 
-    def early_homes(self, i: float, unit: Sequence[Operator], names: Iterable[str]) -> dict[str, Home]:
+    def early_destinations(self, i: float, unit: Sequence[Operator], names: Iterable[str]) -> dict[str, Destination]:
         """Of these results of a unit, those that are made where a later operator joins them with results of others."""
-        found: dict[str, Home] = {}
+        found: dict[str, Destination] = {}
         for name in names if self.early else ():
             path = self._path(name) if self.fresh(name) else []
             if not path or not _joins(join := path[-1]) or not opdef(join.type).assembled_by_many:
@@ -101,11 +101,11 @@ class Readers:
             whole, parts = self._parts(join)
             number, part = parts[path[-2].output_arg_names[0] if len(path) > 1 else name]
             a = self._back(part, path[:-1])
-            if a is None or not a.size or not a.flags.c_contiguous or not self.take(name, a, join):
+            if a is None or not a.size or not a.flags.c_contiguous or not self.accept(name, a, join):
                 continue
-            lies = Lies(start_of(a) - start_of(whole), a.strides)
-            if not self._kept(join) or self.settles(i, unit, join.output_arg_names[0], name, lies):
-                found[name] = Home(self.shadows.like(a), lies, join, number)
+            strided = StridedView(start_of(a) - start_of(whole), a.strides)
+            if not self._kept(join) or self.may_assemble(i, unit, join.output_arg_names[0], name, strided):
+                found[name] = Destination(self.shadows.like(a), strided, join, number)
                 self.begun.add(id(join))
         return found
 
@@ -135,7 +135,7 @@ class Readers:
 
     def _kept(self, op: Operator) -> bool:
         """Does an operator join what it gives to a variable of the scope, to which nothing else gives a value?"""
-        return opdef(op.type).assembled_by_many and op.output_arg_names[0] in self.outline.fact(settled)
+        return opdef(op.type).assembled_by_many and op.output_arg_names[0] in self.outline.fact(written_once)
 
     def _back(self, a: np.ndarray | None, path: Sequence[Operator]) -> np.ndarray | None:
         """Where the first operand of a path lies, if the result of the path is this array."""
@@ -144,7 +144,7 @@ class Readers:
                 a = _inside(op, a, self.sizes)[0]
         return a
 
-    def _reordered(self, op: Operator, slot: str, path: Sequence[Operator]) -> Home | None:
+    def _reordered(self, op: Operator, slot: str, path: Sequence[Operator]) -> Destination | None:
         """A home for a result that would be copied along the path: as that copy has it."""
         a = self.shadows.of(self.sizes.types[op.outputs[slot][0]])
         for k, mover in enumerate(path):
@@ -153,32 +153,34 @@ class Readers:
             views = opdef(mover.type).views_of(a, self.ctx, mover.attrs)
             if views is None:
                 whole = self.shadows.of(self.sizes.types[mover.output_arg_names[0]])
-                return self._home(op, slot, self._back(whole, path[: k + 1]), whole, None)
+                return self._destination_of(op, slot, self._back(whole, path[: k + 1]), whole, None)
             a = views[0]
         return None
 
-    def _joined(self, op: Operator, paths: Mapping[str, Sequence[Operator]], join: Operator) -> dict[str, Home]:
+    def _joined(self, op: Operator, paths: Mapping[str, Sequence[Operator]], join: Operator) -> dict[str, Destination]:
         """Homes for the results that an operator joins, if there is one for each of its operands."""
         whole = self.shadows.of(self.sizes.types[join.output_arg_names[0]])
         lying = dict(zip(join.input_arg_names, _inside(join, whole, self.sizes), strict=False))
-        found: dict[str, Home] = {}
+        found: dict[str, Destination] = {}
         for slot, path in paths.items():
             if not path or path[-1] is not join:
                 continue
             name, before = op.outputs[slot][0], path[:-1]
             end = before[-1].output_arg_names[0] if before else name
-            home = self._home(op, slot, self._back(lying.pop(end, None), before), whole, join)
+            home = self._destination_of(op, slot, self._back(lying.pop(end, None), before), whole, join)
             if home is None:
                 return {}
             found[name] = home._replace(number=join.input_arg_names.index(end))
         return found if not lying and len(found) == len(join.input_arg_names) else {}
 
-    def _home(self, op: Operator, slot: str, a: np.ndarray | None, whole: np.ndarray, join: Operator | None) -> Home | None:
+    def _destination_of(
+        self, op: Operator, slot: str, a: np.ndarray | None, whole: np.ndarray, join: Operator | None
+    ) -> Destination | None:
         """The home of a result that lies as this array does, if the operator and all readers take it there."""
         name, said = op.outputs[slot][0], opdef(op.type).strided
-        if a is None or not a.size or said is None or not said(slot, a) or not self.take(name, a, join):
+        if a is None or not a.size or said is None or not said(slot, a) or not self.accept(name, a, join):
             return None
-        return Home(self.shadows.like(a), Lies(start_of(a) - start_of(whole), a.strides), join)
+        return Destination(self.shadows.like(a), StridedView(start_of(a) - start_of(whole), a.strides), join)
 
 
 def _readers(outline: Outline, reads: Callable[[Operator], Iterable[str]] | None = None) -> dict[str, list[Operator]]:

@@ -21,7 +21,7 @@ def digest_of(what: tuple) -> int:
     return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=7).digest(), "big")
 
 
-def in_words(what: tuple) -> str:
+def describe_call(what: tuple) -> str:
     """What a rank is about to do, for an error."""
     if what[0] != "run":
         return str(what[0])
@@ -63,7 +63,7 @@ def _bytes_of(value: Any) -> Any:
     return repr(value.tolist() if isinstance(value, np.ndarray) else value).encode()
 
 
-def unlike_feeds(said: Sequence[Mapping[str, int]]) -> str:
+def feeds_differ(said: Sequence[Mapping[str, int]]) -> str:
     """Which feed the ranks give different values, by their `sums_of`, and what to do."""
     name = next(n for n in said[0] if len({sums[n] for sums in said}) > 1)
     who = [f"rank{'s' * (len(of) > 1)} {listed(of)}" for _, of in grouped([sums[name] for sums in said])]

@@ -13,17 +13,17 @@ from ...ir.parts import REDUCE, holds, local_shape
 from ...ir.program import Program, Var
 from ...ir.time_axes import in_turn, over_turns, turn_groups
 from ...ir.types import Entry, Own, Partial, Placement, Shard, TensorType, show_placement
-from .split_and_join import Dealer, Term, is_local
+from .split_and_join import FeedSplitter, Term, is_local
 
 
-class Wanted(NamedTuple):
+class FetchOwners(NamedTuple):
     """A fetch list, worked out: what each rank fetches, and where what is fetched lies."""
 
     ranks: list[list[str]]
     places: list[Placement]
 
 
-class Gathered(NamedTuple):
+class GlobalFetch(NamedTuple):
     """One fetch: its place among what each rank fetches, and how it is made of that."""
 
     name: str
@@ -44,22 +44,22 @@ class Gathered(NamedTuple):
         return reduce(REDUCE[self.turns.op], found)
 
 
-class Holders:
+class ValueOwners:
     """Which ranks have which values after a run of their programs."""
 
-    def __init__(self, mains: Sequence[Program], descs: Mapping[str, Var], dealer: Dealer):
-        self.mains, self.descs, self.dealer = mains, descs, dealer
+    def __init__(self, mains: Sequence[Program], descs: Mapping[str, Var], splitter: FeedSplitter):
+        self.mains, self.descs, self.splitter = mains, descs, splitter
         self._defined: dict[int, frozenset[str]] = {}
         self._turns = dict(turn_groups(mains[0].turns))
 
-    def wanted(self, names: Sequence[str], merged: bool) -> Wanted:
+    def owners(self, names: Sequence[str], merged: bool) -> FetchOwners:
         """For a global value one rank for each of its parts is asked. Raises FeedError for what cannot be had."""
         places = [self.descs[n].placement for n in names]
         ranks: list[list[str]] = [[] for _ in self.mains]
         for n, place in zip(names, places, strict=True):
             if not merged:
                 for r, asked in enumerate(ranks):
-                    if holds(place, self.dealer.coords[r]):
+                    if holds(place, self.splitter.coords[r]):
                         asked += [m for m in self._in_turns(n) if self._defines(r, m)]
                 continue
             if any(e.group in self._turns for e in place):
@@ -73,29 +73,29 @@ class Holders:
                     "return_merged=False gives each rank's"
                 )
             place = self._of_a_rank(place)
-            for r in self.dealer.holders(place):
+            for r in self.splitter.holders(place):
                 there = [m for m in self._in_turns(n) if self._defines(r, m)]
                 if not there:
-                    if 0 in local_shape(self.descs[n].type.shape, place, self.dealer.coords[r]):
+                    if 0 in local_shape(self.descs[n].type.shape, place, self.splitter.coords[r]):
                         continue  # there is nothing to compute
                     raise FeedError(
                         f"fetch_list names {n!r}, which no operator of rank {r} defines; return_merged=False gives what the ranks have"
                     )
                 ranks[r] += there
-        return Wanted(ranks, places)
+        return FetchOwners(ranks, places)
 
-    def gathered(self, names: Sequence[str], wanted: Wanted, types: Sequence[Sequence[TensorType]]) -> list[Gathered]:
+    def global_fetches(self, names: Sequence[str], owners: FetchOwners, types: Sequence[Sequence[TensorType]]) -> list[GlobalFetch]:
         """How every fetch is made of what the ranks fetch, which has these types."""
         found = []
-        for n, place in zip(names, wanted.places, strict=True):
-            at = [[asked.index(m) for m in self._in_turns(n) if m in asked] for asked in wanted.ranks]
+        for n, place in zip(names, owners.places, strict=True):
+            at = [[asked.index(m) for m in self._in_turns(n) if m in asked] for asked in owners.ranks]
             shape = next((t[k[0]].shape for t, k in zip(types, at, strict=True) if k), ())
             if any(isinstance(e, Own) for e in place):  # each rank has its own number of rows
                 shape = self.descs[n].type.shape
             of_rank = self._of_a_rank(place)
-            terms = None if is_local(place) else self.dealer.terms(of_rank, shape, [r for r, k in enumerate(at) if k])
+            terms = None if is_local(place) else self.splitter.terms(of_rank, shape, [r for r, k in enumerate(at) if k])
             turns = next((e for e in place if e.group in self.mains[0].turns), None)
-            found.append(Gathered(n, at, of_rank, shape, terms, turns))
+            found.append(GlobalFetch(n, at, of_rank, shape, terms, turns))
         return found
 
     def _in_turns(self, name: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...comm.launched_rank import Member
 from ...comm.nccl import MemberNcclWorld, library
 from ...ir.errors import ExecutionError
-from ..error_text import told_as
+from ..error_text import describe_error
 from ..places import CUDAPlace, RankGpu, array_module
 
 # by which NCCL is told that ranks may share a GPU, or that they are on different hosts, which comes to the same
@@ -101,7 +101,7 @@ def _seen() -> DeviceReport:
         library()
         gpus = [cuda.runtime.deviceGetPCIBusId(k) for k in range(cuda.runtime.getDeviceCount())]
     except Exception as e:  # also a driver's own: the other ranks wait for an answer
-        return DeviceReport(name, host, (), told_as(e))
+        return DeviceReport(name, host, (), describe_error(e))
     return DeviceReport(name, host, gpus, "")
 
 

@@ -28,41 +28,41 @@ from ...ir.parser import parse_pair
 from ...ir.program import ProgramPair
 from ...ir.types import TensorType
 from .. import launched_alone
-from ..error_text import told_as, where
+from ..error_text import describe_error, where
 from ..places import RankGpu, using
 from ..plan import allocation
 from ..plan.allocation import fetched
 from ..progress import Progress
 from ..run import observers
-from ..run.bound_plan import Bound
-from ..run.call_descriptions import Sight, described
+from ..run.bound_plan import BoundPlan
+from ..run.call_descriptions import RemotePlan, describe_plan
 from ..scope import Scope
 from .affinity import cores_of, keep_to
-from .agreement import difference, digest_of, grouped, in_words, listed, parts, sums_of, unlike_feeds
+from .agreement import describe_call, difference, digest_of, feeds_differ, grouped, listed, parts, sums_of
 from .parallel_executor import ParallelExecutor
-from .process_worker import both, lies_at
-from .remote_errors import Fault, rebuilt
-from .run_cache import Ready
-from .thread_workers import Job, root
+from .process_worker import address_of, both
+from .remote_errors import ErrorRecord, rebuilt
+from .run_cache import PreparedRun
+from .thread_workers import Job, root_cause
 
 _NO_SUMS: Mapping[str, int] = {}
 
 
-class _Elsewhere(NamedTuple):
+class _RemoteFetches(NamedTuple):
     """What another rank fetches, where it lies."""
 
     fetch_types: Sequence[TensorType]
     fetches: Sequence[np.ndarray]
 
 
-class _ScopeElsewhere(Scope):
+class _RemoteScope(Scope):
     """The variables of another rank, as it showed them last. Its own process gives them values."""
 
     def set(self, name: str, value: Any) -> None:
         pass
 
 
-class Behind(Protocol):
+class BackgroundSave(Protocol):
     """Files that threads of the ranks write."""
 
     def written(self) -> bool:
@@ -76,20 +76,20 @@ class LaunchedExecutor(ParallelExecutor):
     """A ParallelExecutor without places in a script that was launched as one of several ranks."""
 
     _member: Member
-    _copies: weakref.WeakKeyDictionary[Bound, list[np.ndarray]]  # what this rank fetches, where others see it
+    _copies: weakref.WeakKeyDictionary[BoundPlan, list[np.ndarray]]  # what this rank fetches, where others see it
     _lost: BaseException | None = None  # since a rank failed the ranks can meet no more
-    _timed = False  # somebody wants to see the run that begins
+    _profiled = False  # somebody wants to see the run that begins
     _runs = 0
-    _quiet = False  # variables are given values without a meeting
-    _behind: Behind | None = None  # what is written while the ranks go on
-    _owned = "are processes, one of which is"
-    apart = True
+    _loading = False  # variables are given values without a meeting
+    _save: BackgroundSave | None = None  # what is written while the ranks go on
+    _ranks_are = "are processes, one of which is"
+    spans_processes = True
 
     @classmethod
     def of(cls, member: Member) -> LaunchedExecutor:
         """A new one, not yet initialised, for this process as a rank."""
         made = object.__new__(cls)
-        launched_alone.joins()
+        launched_alone.note_joined()
         made._member, made._copies = member, weakref.WeakKeyDictionary()
         return made
 
@@ -108,12 +108,12 @@ class LaunchedExecutor(ParallelExecutor):
                 f"{member.launched.by}; transpile it with trainers=fx.world_size(), or launch {n}"
             )
         self.rank, self.world, self.timeout = member.rank, member.world, member.world.timeout
-        self.first = self.rank == 0
-        self._trail = None if (shared := getattr(self.world, "shared", None)) is None else Progress(shared, self.rank, where)
+        self.is_first = self.rank == 0
+        self._progress = None if (shared := getattr(self.world, "shared", None)) is None else Progress(shared, self.rank, where)
         keep_to(cores_of(n)[self.rank])
         self._modules, self._comms = [np] * n, [member.comm] * n
         own = Scope() if scopes is None else scopes[self.rank]
-        self.scopes = [own if r == self.rank else _ScopeElsewhere() for r in range(n)]
+        self.scopes = [own if r == self.rank else _RemoteScope() for r in range(n)]
         self._compare_programs()
         if self._on_gpu:
             from .gpu_devices import gpu_of
@@ -126,36 +126,38 @@ class LaunchedExecutor(ParallelExecutor):
             raise RankError(f"a rank failed, which ends all launched ranks; start the job again, or use --restarts ({self._lost})")
 
     def _begin_run(self, step: int) -> None:
-        if self._trail is not None:
-            self._trail.begin(step)
+        if self._progress is not None:
+            self._progress.begin(step)
 
     # -- what all ranks do alike -----------------------------------------------------------------------------------------------
 
     def _agree(self, what: tuple, ready: bool = True, sums: Mapping[str, int] = _NO_SUMS) -> bool:
         """All ranks are about to do this, and none still reads what it did before. Are all ready? Raises ExecutionError where one is about
         to do something else, FeedError where checksums of feeds differ."""
-        mine, written = digest_of(what), self._behind is not None and self._behind.written()
-        all_of = self._meeting(lambda: self._member.gathered([mine, ready, written, observers.wanted(self._mains), sum(sums.values())]))
+        mine, written = digest_of(what), self._save is not None and self._save.written()
+        all_of = self._collective(
+            lambda: self._member.gathered([mine, ready, written, observers.any_wants(self._mains), sum(sums.values())])
+        )
         if any(one[0] != mine for one in all_of):
-            said = self._meeting(lambda: self._member.gather(in_words(what)))
+            said = self._collective(lambda: self._member.gather(describe_call(what)))
             error = ExecutionError(
                 "the ranks make different calls: "
                 + "; ".join(f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}: {words}" for words, ranks in grouped(said))
                 + "\n  all ranks must make the same calls: do not run, save or load only where fx.rank() has some value"
             )
-            self._lose(error)
+            self._fail_job(error)
         if any(one[4] != all_of[0][4] for one in all_of):
-            raise FeedError(unlike_feeds(self._meeting(lambda: self._member.gather(sums))))
+            raise FeedError(feeds_differ(self._collective(lambda: self._member.gather(sums))))
         if all(one[2] for one in all_of):
-            self.finish_behind()
-        self._timed = any(one[3] for one in all_of)
+            self.finish_save()
+        self._profiled = any(one[3] for one in all_of)
         return all(bool(one[1]) for one in all_of)
 
-    def _meeting(self, meet: Callable[[], Any]) -> Any:
+    def _collective(self, meet: Callable[[], Any]) -> Any:
         try:
             return meet()
         except BaseException as e:
-            self._lose(e)
+            self._fail_job(e)
 
     def _together(self, make: Callable[[], Any], whose: str = "") -> list[Any]:
         """What every rank makes, which JSON can say; the first error is raised on all of them, on the others with words `whose` it is."""
@@ -163,28 +165,28 @@ class LaunchedExecutor(ParallelExecutor):
         try:
             said = {"done": make()}
         except Exception as e:
-            error, fault = e, Fault.of(e, None)
+            error, fault = e, ErrorRecord.of(e, None)
             fault["own"][1] += whose
             said = {"fault": fault}
-        all_said = self._meeting(lambda: self._member.gather(said))
+        all_said = self._collective(lambda: self._member.gather(said))
         for rank, one in enumerate(all_said):
             if "fault" in one:
                 raise error if error is not None else rebuilt(one["fault"], self._mains[rank])
         return [one["done"] for one in all_said]
 
-    def _lose(self, error: BaseException) -> NoReturn:
+    def _fail_job(self, error: BaseException) -> NoReturn:
         """This rank's failure, or that of another which ends this one."""
-        rank, text = getattr(root(error), "rank", None), told_as(error)
+        rank, text = getattr(root_cause(error), "rank", None), describe_error(error)
         if not isinstance(error, Exception) and (own := self._current[self.rank]) is not None:
             text += where(own.compute.running())
-        text = (text if text.startswith("rank ") else f"rank {self.rank}: {text}") + (f"\n  in {self._at}" if self._at else "")
+        text = (text if text.startswith("rank ") else f"rank {self.rank}: {text}") + (f"\n  in {self._activity}" if self._activity else "")
         self._failed = self._lost = error
         self._comms[self.rank].abort(RuntimeError(text))
         if not isinstance(error, Exception):  # Ctrl-C
             raise error
         raise RankError(text, self.rank if rank is None else rank) from error
 
-    def _everywhere(self, *jobs: Job) -> list[Any]:
+    def _on_all_ranks(self, *jobs: Job) -> list[Any]:
         """This rank's share of a job."""
         values: list[Any] = [None] * self.world_size
         try:
@@ -194,7 +196,7 @@ class LaunchedExecutor(ParallelExecutor):
             else:
                 both(lambda: jobs[0](self.rank), lambda: jobs[1](self.rank), self.world)
         except BaseException as e:
-            self._lose(e)
+            self._fail_job(e)
         return values
 
     # -- programs --------------------------------------------------------------------------------------------------------------
@@ -204,12 +206,12 @@ class LaunchedExecutor(ParallelExecutor):
         constants = {digest: allocation.copied(c.values) for digest, c in pair.constants().items()}
         if pair.main.rank not in (None, self._member.rank):
             raise ExecutionError(
-                f"{pair.main.label()} is the program of rank {pair.main.rank}, but this process is rank "
-                f"{self._member.rank}"
+                f"{pair.main.label()} is the program of rank {pair.main.rank}, but this process is rank {self._member.rank}"
             )
-        said = self._member.gather([str(pair), {digest: lies_at(a) for digest, a in constants.items()}])
+        said = self._member.gather([str(pair), {digest: address_of(a) for digest, a in constants.items()}])
         there = [
-            constants if r == self._member.rank else {d: self._array(lies) for d, lies in lie.items()} for r, (_, lie) in enumerate(said)
+            constants if r == self._member.rank else {d: self._array(address) for d, address in lie.items()}
+            for r, (_, lie) in enumerate(said)
         ]
         self._member.bring(list(constants.values()), [list(of.values()) for of in there])
         return [
@@ -223,14 +225,14 @@ class LaunchedExecutor(ParallelExecutor):
         digests = [hashlib.sha256(str(pair).encode()).hexdigest() for pair in pairs]
         self._agree(("make an executor",))
         device = "cuda" if self._on_gpu else "cpu"
-        said = self._meeting(lambda: self._member.gather([__version__, digests, self.uneven, device]))
+        said = self._collective(lambda: self._member.gather([__version__, digests, self.uneven, device]))
         for k, what in ((0, "fluidx"), (2, "uneven="), (3, "FLUIDX_DEVICE")):
             if len(found := grouped([one[k] for one in said])) > 1:
                 self._refuse("; ".join(f"{what} {which} on rank{'s' * (len(ranks) > 1)} {listed(ranks)}" for which, ranks in found))
         other = next((r for r in range(self.world_size) if len({one[1][r] for one in said}) > 1), None)
         if other is None:
             return
-        said = self._meeting(lambda: self._member.gather(parts(pairs[other])))
+        said = self._collective(lambda: self._member.gather(parts(pairs[other])))
         self._refuse(difference(other, said))
 
     def _refuse(self, text: str) -> NoReturn:
@@ -244,13 +246,13 @@ class LaunchedExecutor(ParallelExecutor):
         self._agree(("run the startup program",))
         super()._start()
 
-    def _compile(self, *args: Any, **how: Any) -> Bound:
+    def _compile(self, *args: Any, **how: Any) -> BoundPlan:
         bound = super()._compile(*args, **how)
-        if self._trail is not None:
-            bound.leave(self._trail)
+        if self._progress is not None:
+            bound.record_progress(self._progress)
         return bound
 
-    def _known(self, kind: tuple, feed: Mapping[str, np.ndarray]) -> Ready | None:
+    def _known(self, kind: tuple, feed: Mapping[str, np.ndarray]) -> PreparedRun | None:
         found = super()._known(kind, feed)
         self._begin_run(self.scopes[0].steps.get(self._mains[0], 0))
         self._runs += 1
@@ -259,7 +261,7 @@ class LaunchedExecutor(ParallelExecutor):
         return found if self._agree(("run", *kind), found is not None, sums) else None
 
     def _bound(self, whole: Mapping[str, np.ndarray], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> list[Any]:
-        made: list[Bound] = []
+        made: list[BoundPlan] = []
 
         def make() -> Any:
             with using(self.places[self.rank]):
@@ -267,10 +269,12 @@ class LaunchedExecutor(ParallelExecutor):
             made.append(own)
             # what others are to see lies where they see it, or is copied there
             self._copies[own] = [a if self._member.shows(a) else allocation.zeros(a.shape, a.dtype) for a in own.fetches]
-            return [(t.dtype, list(t.shape)) for t in own.fetch_types], [lies_at(a) for a in self._copies[own]]
+            return [(t.dtype, list(t.shape)) for t in own.fetch_types], [address_of(a) for a in self._copies[own]]
 
         return [
-            made[0] if r == self.rank else _Elsewhere([TensorType(d, tuple(shape)) for d, shape in types], [self._array(at) for at in lie])
+            made[0]
+            if r == self.rank
+            else _RemoteFetches([TensorType(d, tuple(shape)) for d, shape in types], [self._array(at) for at in lie])
             for r, (types, lie) in enumerate(self._together(make))
         ]
 
@@ -283,18 +287,18 @@ class LaunchedExecutor(ParallelExecutor):
         super()._finish(rank)
 
     def _values(
-        self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.ObserverSettings
+        self, ready: PreparedRun, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.ObserverSettings
     ) -> tuple[list[list[Any]], bool]:
         bound = self._current[self.rank] = ready.bounds[self.rank]
         bound.ctx.step = step
-        times: observers.Times | None = [] if self._timed else None
-        after = observers.look(bound, watched, self.rank, times)
+        times: observers.Times | None = [] if self._profiled else None
+        after = observers.after_step(bound, watched, self.rank, times)
 
         def walk(rank: int) -> None:
             bound.walk(after)
             self._finish(rank)
 
-        def lend(rank: int) -> None:
+        def publish(rank: int) -> None:
             for a, place in zip(bound.fetches, self._copies[bound], strict=True):
                 if type(a) is not np.ndarray:
                     fetched(a, place)
@@ -302,29 +306,29 @@ class LaunchedExecutor(ParallelExecutor):
                     np.copyto(place, a)
 
         bound.take(feeds[self.rank])
-        if bound.beside is None:
-            self._everywhere(walk)
+        if bound.overlapped is None:
+            self._on_all_ranks(walk)
         else:
             self.world.begin()
-            self._everywhere(walk, lambda rank: bound.run_beside(after))
+            self._on_all_ranks(walk, lambda rank: bound.run_overlapped(after))
         if times is not None:
             self._show(ready, times, step)
-        self._everywhere(lend)
+        self._on_all_ranks(publish)
         values = [self._copies[bound] if r == self.rank else list(b.fetches) for r, b in enumerate(ready.bounds)]
-        if ready.gathered:
-            self._meeting(lambda: self._member.bring(values[self.rank], values))
+        if ready.global_fetches:
+            self._collective(lambda: self._member.bring(values[self.rank], values))
             self._member.lent = values[self.rank]
         return values, True
 
-    def _show(self, ready: Ready, times: observers.Times, step: int) -> None:
+    def _show(self, ready: PreparedRun, times: observers.Times, step: int) -> None:
         """Let profilers see a run of all ranks, by the clock of rank 0."""
-        own = None if ready.sights else described(ready.bounds[self.rank])
-        all_said = self._meeting(lambda: self._member.gather([times, own]))
-        if not ready.sights:
-            ready.sights[:] = [Sight(said, self._mains[r], r, self.world_size) for r, (_, said) in enumerate(all_said)]
-        for rank, (sight, (seen, _), late) in enumerate(zip(ready.sights, all_said, self._clocks, strict=True)):
+        own = None if ready.remote_plans else describe_plan(ready.bounds[self.rank])
+        all_said = self._collective(lambda: self._member.gather([times, own]))
+        if not ready.remote_plans:
+            ready.remote_plans[:] = [RemotePlan(said, self._mains[r], r, self.world_size) for r, (_, said) in enumerate(all_said)]
+        for rank, (sight, (seen, _), late) in enumerate(zip(ready.remote_plans, all_said, self._clocks, strict=True)):
             sight.ctx.step = step
-            observers.show(sight, rank, [(i, start - late, stop - late) for i, start, stop in seen])
+            observers.report_times(sight, rank, [(i, start - late, stop - late) for i, start, stop in seen])
 
     @cached_property
     def _clocks(self) -> list[int]:
@@ -332,12 +336,12 @@ class LaunchedExecutor(ParallelExecutor):
         all within the time that a message takes."""
         if self._member.memory is not None:
             return [0] * self.world_size
-        self._meeting(self._member.meet)
-        shown = self._meeting(lambda: self._member.gather(observers.clock()))
+        self._collective(self._member.meet)
+        shown = self._collective(lambda: self._member.gather(observers.clock()))
         return [now - shown[0] for now in shown]
 
-    def _array(self, lies: Sequence[Any]) -> np.ndarray:
-        at, dtype, shape = lies
+    def _array(self, address: Sequence[Any]) -> np.ndarray:
+        at, dtype, shape = address
         return self._member.sight(at, shape, np_dtype(dtype))
 
     def _end(self) -> None:
@@ -347,30 +351,30 @@ class LaunchedExecutor(ParallelExecutor):
 
     def state(self, name: str) -> np.ndarray:
         """The global value of a persistable variable, joined from what the ranks hold of it. All ranks ask for it."""
-        with self._shown([name]):
+        with self._published([name]):
             return super().state(name)
 
     def set_state(self, name: str, value: Any) -> None:
         """Give a persistable variable a value: this rank takes its part of it. All ranks give the same."""
-        if not self._quiet:
+        if not self._loading:
             self._agree((f"set {name!r}",))
         super().set_state(name, value)
 
-    def together(self, what: str, make: Callable[[], Any]) -> list[Any]:
+    def gather_each(self, what: str, make: Callable[[], Any]) -> list[Any]:
         """What each rank makes, in rank order. All ranks call it; the first error is raised on all, on the others with rank and host."""
-        self.finish_behind()
+        self.finish_save()
         self._agree((what,))
         return self._together(make, f" (rank {self.rank}, on host {socket.gethostname()})")
 
-    def behind(self, save: Behind) -> None:
+    def finish_later(self, save: BackgroundSave) -> None:
         """Call `save.finish()` when a later meeting finds it written on all ranks, or when the script ends. All ranks call this."""
-        self.finish_behind()
-        self._behind = save
+        self.finish_save()
+        self._save = save
         atexit.register(self._finish_at_exit)
 
-    def finish_behind(self) -> None:
+    def finish_save(self) -> None:
         """Finish now what is to be finished some time, on all ranks."""
-        save, self._behind = self._behind, None
+        save, self._save = self._save, None
         if save is not None:
             atexit.unregister(self._finish_at_exit)
             save.finish()
@@ -378,24 +382,24 @@ class LaunchedExecutor(ParallelExecutor):
     def _finish_at_exit(self) -> None:
         with suppress(ExecutionError):  # the others may not come any more, and somebody tells why
             self._agree(("end the script",))
-            self.finish_behind()
+            self.finish_save()
 
-    def _here(self) -> Sequence[int]:
+    def _local_ranks(self) -> Sequence[int]:
         return (self.rank,)
 
     @contextmanager
-    def settled(self) -> Iterator[None]:
+    def loading(self) -> Iterator[None]:
         """A time, which all ranks begin together, in which variables are given values without a meeting for each."""
-        self.finish_behind()
+        self.finish_save()
         self._agree(("load a checkpoint",))
-        self._quiet = True
+        self._loading = True
         try:
             yield
         finally:
-            self._quiet = False
+            self._loading = False
 
     @contextmanager
-    def _shown(self, names: Sequence[str]) -> Iterator[None]:
+    def _published(self, names: Sequence[str]) -> Iterator[None]:
         """A time in which every rank sees what the others hold, and none changes it."""
         self._check_open()
         self._agree((f"read {', '.join(map(repr, names[:4]))}", *names[4:]))
@@ -403,21 +407,21 @@ class LaunchedExecutor(ParallelExecutor):
 
         def show() -> dict[str, Any]:
             seen.update({name: self._visible(name) for name in names if name in own.arrays})
-            return {name: lies_at(a) for name, a in seen.items()}
+            return {name: address_of(a) for name, a in seen.items()}
 
         there = self._together(show)
-        told = [seen if r == self.rank else {name: self._array(lies) for name, lies in said.items()} for r, said in enumerate(there)]
+        told = [seen if r == self.rank else {name: self._array(address) for name, address in said.items()} for r, said in enumerate(there)]
         for scope, arrays in zip(self.scopes, told, strict=True):
             if scope is not own:
                 scope.arrays = arrays
-        self._meeting(lambda: self._member.bring(list(seen.values()), [list(arrays.values()) for arrays in told]))
+        self._collective(lambda: self._member.bring(list(seen.values()), [list(arrays.values()) for arrays in told]))
         try:
             yield
         finally:
             for scope in self.scopes:
                 if scope is not own:
                     scope.arrays = {}
-            self._meeting(self._member.meet)
+            self._collective(self._member.meet)
 
     def _visible(self, name: str) -> np.ndarray:
         """A variable of this rank where the others see it: moved there, or copied from a GPU."""

@@ -25,19 +25,19 @@ from ..context import RunContext
 from ..feeds import check_feed, check_fetch, check_sizes, feed_types, fetch_names, joined_feed, read_feed
 from ..places import CUDAPlace, MpiPlace, Place, array_module, as_places, default_places, using
 from ..plan.allocation import copied
-from ..plan.overlap import worth
+from ..plan.overlap import least_hidden
 from ..run import observers
 from ..run.bind import bind
-from ..run.bound_plan import Bound
+from ..run.bound_plan import BoundPlan
 from ..scope import Scope
 from .affinity import cores_of, kept_to
-from .fetches import Gathered, Holders
+from .fetches import GlobalFetch, ValueOwners
 from .rank_programs import rank_programs
-from .run_cache import Ready, are_arrays, kind_of
+from .run_cache import PreparedRun, are_arrays, kind_of
 from .shared_plans import SharedPlans
-from .split_and_join import UNEVEN, Dealer
+from .split_and_join import UNEVEN, FeedSplitter
 from .state import RankState
-from .thread_workers import GRACE, Crew, Job, Outcome, cause, diagnose, stop, together
+from .thread_workers import GRACE, Job, Outcome, RankThreads, diagnose, first_failure, merged_outcome, stop
 
 _MAX_PLANS = 16
 _FLUID = (
@@ -75,8 +75,8 @@ class ParallelExecutor(RankState):
     """
 
     feeds_own_rows = False  # do launched ranks feed different values, of which each takes its own rows?
-    _owned = "are threads of"
-    _at = ""  # what is run
+    _ranks_are = "are threads of"
+    _activity = ""  # what is run
     _failed: BaseException | None = None
     _comms: Sequence[Any] = ()  # of the ranks, where they are in this process
 
@@ -109,7 +109,7 @@ class ParallelExecutor(RankState):
             raise ExecutionError(f"ParallelExecutor: timeout must be a number of seconds, got {type(timeout).__name__}: {timeout!r}")
         pairs = rank_programs(programs)
         self.world_size = n = len(pairs)
-        launched_alone.made_for(n)
+        launched_alone.note_executor(n)
         places = default_places(n) if places is None else as_places(places, n)
         if len(places) != n:
             how = f"; mpirun starts that many: fluidx run -n {n} --backend mpi" if any(isinstance(p, MpiPlace) for p in places) else ""
@@ -125,14 +125,14 @@ class ParallelExecutor(RankState):
         self._readers = programs.source.main.readers if hasattr(programs, "source") else []
         self._stamp = Stamp([*self._mains, *self._startups])
         self._plans = SharedPlans(self._stamp, self._mains, self._startups)
-        self.dealer = Dealer(self._mains)
+        self.splitter = FeedSplitter(self._mains)
         # what any rank declares; a rank of another pipeline stage may not know a variable
         self._descs: Mapping[str, Var] = ChainMap(*(m.global_block().descs for m in self._mains))
-        self._holders = Holders(self._mains, self._descs, self.dealer)
+        self._owners = ValueOwners(self._mains, self._descs, self.splitter)
         self.places, self.uneven = places, uneven
         self.timeout = config.timeout() if timeout is None else float(timeout)
-        self._ready: OrderedDict[tuple, Ready] = OrderedDict()
-        self._current: list[Bound | None] = [None] * n  # what each rank ran last
+        self._ready: OrderedDict[tuple, PreparedRun] = OrderedDict()
+        self._current: list[BoundPlan | None] = [None] * n  # what each rank ran last
         self._lock = threading.RLock()
         self._closed = False
         self._process = os.getpid()
@@ -143,9 +143,9 @@ class ParallelExecutor(RankState):
         self.scopes = list(scopes) if scopes is not None else [Scope() for _ in range(self.world_size)]
         self._modules = [array_module(p) for p in self.places]
         self._make_world()
-        self._crew = Crew(self.places if self.world_size > 1 else [], self.world, self.timeout)
+        self._threads = RankThreads(self.places if self.world_size > 1 else [], self.world, self.timeout)
         self._callers_cores = cores_of(1)[0] if self.world_size == 1 else None  # of the caller's thread
-        self._stop: Any = weakref.finalize(self, stop, self._crew.workers)
+        self._stop: Any = weakref.finalize(self, stop, self._threads.workers)
 
     def _make_world(self) -> None:
         if any(isinstance(p, CUDAPlace) for p in self.places):
@@ -159,7 +159,7 @@ class ParallelExecutor(RankState):
         self._comms = [self.world.communicator(r) for r in range(self.world_size)]
 
     @property
-    def _tied(self) -> bool:
+    def _bound_to_process(self) -> bool:
         """Has this process what a fork of it has not?"""
         return self.world_size > 1
 
@@ -179,7 +179,7 @@ class ParallelExecutor(RankState):
             self._reset()
             for s in self.scopes:
                 s.steps.clear()
-            self._at = "the startup program"
+            self._activity = "the startup program"
             self._start()
 
     def _reset(self) -> None:
@@ -194,7 +194,7 @@ class ParallelExecutor(RankState):
             bound.run({})
             self._finish(rank)
 
-        self._everywhere(job)
+        self._on_all_ranks(job)
 
     @explains_arguments
     def run(
@@ -224,50 +224,52 @@ class ParallelExecutor(RankState):
                 if isinstance(self._failed, KeyboardInterrupt):
                     why, said = "an earlier run was interrupted", ""
                 raise RankError(f"{why}, so the ranks may differ; call run_startup(), then load a checkpoint if there is one{said}")
-            self._expect()
+            self._expect_step()
             step = self.scopes[0].steps.get(self._mains[0], 0)
-            self._at = f"step {step}"
-            names, watched = fetch_names(fetch_list, self._descs), observers.asked()
-            given, ready = self._ready_for(names, feed, return_merged, watched.apart)
-            feeds = self.dealer.deal(self._descs, given, ready.dealt)
+            self._activity = f"step {step}"
+            names, watched = fetch_names(fetch_list, self._descs), observers.settings()
+            given, ready = self._prepared(names, feed, return_merged, watched.unfused)
+            feeds = self.splitter.split(self._descs, given, ready.feed_split)
             values, lent = self._values(ready, feeds, step, watched)
             for s, m in zip(self.scopes, self._mains, strict=True):
                 s.steps[m] = step + 1
-            parts = [[g.part(r, fetched) for r, fetched in enumerate(values)] for g in ready.gathered]
+            parts = [[g.part(r, fetched) for r, fetched in enumerate(values)] for g in ready.global_fetches]
             if not return_merged:
                 if observers.listeners:
-                    observers.tell(self._mains[0].name, step, names, list(map(self._global, ready.gathered, parts)))
+                    observers.notify_listeners(self._mains[0].name, step, names, list(map(self._global, ready.global_fetches, parts)))
                 return [[p.copy() if lent and p is not None else p for p in of] for of in parts]
-            merged = [self.dealer.merge(g.name, of, g.placement, g.shape, g.terms) for g, of in zip(ready.gathered, parts, strict=True)]
+            merged = [
+                self.splitter.merge(g.name, of, g.placement, g.shape, g.terms) for g, of in zip(ready.global_fetches, parts, strict=True)
+            ]
             if observers.listeners:
-                observers.tell(self._mains[0].name, step, names, merged)
+                observers.notify_listeners(self._mains[0].name, step, names, merged)
             return [m.copy() if lent and any(m is p for p in of) else m for m, of in zip(merged, parts, strict=True)]
 
-    def _global(self, g: Gathered, parts: Sequence[Any]) -> Any:
+    def _global(self, g: GlobalFetch, parts: Sequence[Any]) -> Any:
         """The global value of what was fetched of each rank; None where there is none."""
         try:
-            return self.dealer.merge(g.name, parts, g.placement, g.shape, g.terms)
+            return self.splitter.merge(g.name, parts, g.placement, g.shape, g.terms)
         except FeedError:
             return None
 
-    def _expect(self) -> None:
+    def _expect_step(self) -> None:
         """A step is near."""
         if (shared := getattr(self.world, "shared", None)) is not None:
             shared.expect()
 
     def _values(
-        self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.ObserverSettings
+        self, ready: PreparedRun, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.ObserverSettings
     ) -> tuple[list[list[Any]], bool]:
         """What the ranks fetch of a step, and whether it lies where the next one writes."""
         self._current[:] = ready.bounds
         for bound in ready.bounds:
             bound.ctx.step = step
-        launched = ready.launch is not None and not watched.apart and not observers.watchers
+        launched = ready.launch is not None and not watched.unfused and not observers.watchers
         return (self._launch(ready, feeds) if launched else self._step(ready, feeds, watched)), launched
 
-    def _step(self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], watched: observers.ObserverSettings) -> list[list[Any]]:
+    def _step(self, ready: PreparedRun, feeds: Sequence[Mapping[str, np.ndarray]], watched: observers.ObserverSettings) -> list[list[Any]]:
         """What the ranks fetch of a step that each rank's own threads do."""
-        after = [observers.look(bound, watched, rank) for rank, bound in enumerate(ready.bounds)]
+        after = [observers.after_step(bound, watched, rank) for rank, bound in enumerate(ready.bounds)]
 
         def job(rank: int) -> list[Any]:
             values = ready.bounds[rank].run(feeds[rank], after[rank])
@@ -275,12 +277,12 @@ class ParallelExecutor(RankState):
             xp = self._modules[rank]
             return values if xp is np else [xp.asnumpy(v) for v in values]
 
-        if all(bound.beside is None for bound in ready.bounds):
-            return self._everywhere(job)
+        if all(bound.overlapped is None for bound in ready.bounds):
+            return self._on_all_ranks(job)
         self.world.begin()
-        return self._everywhere(job, lambda rank: ready.bounds[rank].run_beside(after[rank]))
+        return self._on_all_ranks(job, lambda rank: ready.bounds[rank].run_overlapped(after[rank]))
 
-    def _ready_for(self, names: list[str], feed: Any, merged: bool, apart: bool) -> tuple[Mapping[str, np.ndarray], Ready]:
+    def _prepared(self, names: list[str], feed: Any, merged: bool, apart: bool) -> tuple[Mapping[str, np.ndarray], PreparedRun]:
         """The feed as arrays of the declared dtypes, and what all runs of its kind share. Raises FeedError for what does not fit."""
         if not are_arrays(feed):
             feed = check_feed(self._mains[0], feed, self._descs)
@@ -292,14 +294,14 @@ class ParallelExecutor(RankState):
         check_sizes(self._descs, given)
         kind = kind_of(names, given, merged, apart)
         self._ready.pop(kind, None)
-        dealt = self.dealer.recipe(self._descs, given, self.uneven)
-        wanted = self._holders.wanted(names, merged)
-        whole = self.dealer.evened(given, dealt)
-        overlap = None if apart else worth(self.world_size)
+        feed_split = self.splitter.plan_split(self._descs, given, self.uneven)
+        owners = self._owners.owners(names, merged)
+        whole = self.splitter.even_sizes(given, feed_split)
+        overlap = None if apart else least_hidden(self.world_size)
         self._connect()
-        bounds = self._bound(whole, wanted.ranks, not apart, overlap)
-        gathered = self._holders.gathered(names, wanted, [b.fetch_types for b in bounds])
-        ready = Ready(dealt, bounds, self._launcher(bounds), gathered, self._versions(), [])
+        bounds = self._bound(whole, owners.ranks, not apart, overlap)
+        global_fetches = self._owners.global_fetches(names, owners, [b.fetch_types for b in bounds])
+        ready = PreparedRun(feed_split, bounds, self._launcher(bounds), global_fetches, self._versions(), [])
         self._ready[kind] = ready
         if len(self._ready) > _MAX_PLANS:
             self._ready.popitem(last=False)
@@ -308,33 +310,33 @@ class ParallelExecutor(RankState):
     def _connect(self) -> None:
         """Connect all GPUs, if any send messages: those go by a communicator of all, and some ranks may have none to make it for."""
         if self._comms and self._comms[-1].asynchronous and any(map(_sends, (*self._mains, *self._startups))):
-            self._everywhere(lambda rank: self._comms[rank].init_group(tuple(range(self.world_size))))
+            self._on_all_ranks(lambda rank: self._comms[rank].init_group(tuple(range(self.world_size))))
 
-    def _known(self, kind: tuple, feed: Mapping[str, np.ndarray]) -> Ready | None:
+    def _known(self, kind: tuple, feed: Mapping[str, np.ndarray]) -> PreparedRun | None:
         """What was made ready for runs of a kind, if it still is."""
         ready = self._ready.get(kind)
         return ready if ready is not None and ready.versions == self._versions() else None
 
     def _bound(self, whole: Mapping[str, np.ndarray], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> list[Any]:
         """Every rank's main program, ready to run on feeds like these."""
-        return self._everywhere(lambda r: self._compile(r, self._mains[r], whole, fetches[r], fuse, overlap))
+        return self._on_all_ranks(lambda r: self._compile(r, self._mains[r], whole, fetches[r], fuse, overlap))
 
     def _versions(self) -> tuple[int, ...]:
         return tuple([s.version for s in self.scopes])
 
-    def _launcher(self, bounds: Sequence[Bound]) -> Launch | None:
+    def _launcher(self, bounds: Sequence[BoundPlan]) -> Launch | None:
         shared: NativeWorld | None = getattr(self.world, "shared", None)
         blocks = [b.compute.block for b in bounds if b.compute.block is not None]
-        beside = [b.beside.block if b.beside is not None else None for b in bounds]
-        if shared is None or self.world_size == 1 or any(t.block is None for b in bounds for t in b.tracks):
+        beside = [b.overlapped.block if b.overlapped is not None else None for b in bounds]
+        if shared is None or self.world_size == 1 or any(t.block is None for b in bounds for t in b.call_lists):
             return None
         if any(beside):
-            self._crew.double(self.world)
+            self._threads.add_second_threads(self.world)
         return shared.launcher(blocks, [[a for _, a in b.feeds] for b in bounds], beside)
 
     def _compile(
         self, rank: int, program: Program, feed: Mapping[str, np.ndarray], fetch: list[str], fuse: bool = True, overlap: int | None = None
-    ) -> Bound:
+    ) -> BoundPlan:
         self._check_unchanged(rank, program)
         groups = {g: program.group_ranks(g, rank) for g in program.groups}
         ctx = RunContext(rank, self.world_size, self._comms[rank], groups, program.turns)
@@ -359,7 +361,7 @@ class ParallelExecutor(RankState):
 
     # -- all ranks at once --------------------------------------------------------------------------------------------------
 
-    def _everywhere(self, *jobs: Job) -> list[Any]:
+    def _on_all_ranks(self, *jobs: Job) -> list[Any]:
         """`job(rank)` on every rank at once, and a second job beside it; the first failure stops all and is raised."""
         if self.world_size == 1:
             with using(self.places[0]), kept_to(self._callers_cores):
@@ -367,7 +369,7 @@ class ParallelExecutor(RankState):
         outcomes: dict[int, Outcome] = {}
         failed, self._failed = self._failed, _INTERRUPTED
         try:
-            self._crew.carry_out(jobs, self.world, outcomes)
+            self._threads.run(jobs, self.world, outcomes)
         except BaseException as e:  # Ctrl-C
             self._failed = e
             raise
@@ -380,13 +382,13 @@ class ParallelExecutor(RankState):
         self._failed = failed
         return [outcomes[r].value for r in range(self.world_size)]
 
-    def _launch(self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]]) -> list[list[Any]]:
+    def _launch(self, ready: PreparedRun, feeds: Sequence[Mapping[str, np.ndarray]]) -> list[list[Any]]:
         """What the ranks fetch, where it lies, of a step that needs no Python: rank 0's is done on this thread."""
         assert ready.launch is not None
         given = tuple([np.ascontiguousarray(fed[n]) for bound, fed in zip(ready.bounds, feeds, strict=True) for n, _ in bound.feeds])
         failed, self._failed = self._failed, _INTERRUPTED
         try:
-            with kept_to(self._crew.cores[0]):
+            with kept_to(self._threads.cores[0]):
                 errors = ready.launch(given)
         except BaseException as e:  # Ctrl-C
             self._failed = e
@@ -394,14 +396,16 @@ class ParallelExecutor(RankState):
         if errors is not None:
             n, outcomes = self.world_size, {}
             for r, bound in enumerate(ready.bounds):
-                threads = {k: Outcome(None, e and t.explained(e)) for k, (t, e) in enumerate(zip(bound.tracks, errors[r::n], strict=False))}
-                outcomes[r] = together(threads)
+                threads = {
+                    k: Outcome(None, e and t.explained(e)) for k, (t, e) in enumerate(zip(bound.call_lists, errors[r::n], strict=False))
+                }
+                outcomes[r] = merged_outcome(threads)
             self._fail(outcomes, [])
         self._failed = failed
         return [bound.fetches for bound in ready.bounds]
 
     def _fail(self, outcomes: dict[int, Outcome], lost: list[int]) -> NoReturn:
-        rank, error = cause(outcomes)
+        rank, error = first_failure(outcomes)
         if isinstance(error, FluidxError) and not isinstance(error, ExecutionError):
             self._failed = None
             self.world.reset()
@@ -410,7 +414,7 @@ class ParallelExecutor(RankState):
         rank, text = diagnose(rank, error, outcomes, lambda r: bound.compute.running() if (bound := self._current[r]) is not None else None)
         scene = flight_recorder.scene(os.getpid(), getattr(self.world, "shared", None), self.world_size)
         self._replace(lost)
-        raise RankError(f"{text}\n  in {self._at}{scene}", rank) from error
+        raise RankError(f"{text}\n  in {self._activity}{scene}", rank) from error
 
     def _replace(self, lost: Sequence[int]) -> None:
         """Leave stuck threads behind: whatever they still do, they do to a world and to arrays that nobody uses any more."""
@@ -422,14 +426,14 @@ class ParallelExecutor(RankState):
                     self.scopes[r].bind(name, copied(a) if type(a) is np.ndarray else a.copy())
         self._ready.clear()
         self._make_world()
-        self._crew.renew(self.world)
+        self._threads.replace_threads(self.world)
 
     def _check_process(self) -> None:
         """Raise ExecutionError in a forked process: it has the executor, and none of the ranks' threads. Before the lock is taken, which
         another thread may have held when the process forked."""
-        if os.getpid() != self._process and self._tied:
+        if os.getpid() != self._process and self._bound_to_process:
             raise ExecutionError(
-                f"the ranks of this executor {self._owned} process {self._process}, and this is a fork of it, process {os.getpid()}; "
+                f"the ranks of this executor {self._ranks_are} process {self._process}, and this is a fork of it, process {os.getpid()}; "
                 "make a ParallelExecutor in each process, after the fork"
             )
 
@@ -446,7 +450,7 @@ class ParallelExecutor(RankState):
             self._closed = True
 
     def _end(self) -> None:
-        workers = list(self._crew.workers)
+        workers = list(self._threads.workers)
         self._stop()
         for w in workers:
             w.thread.join(GRACE)

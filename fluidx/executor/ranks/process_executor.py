@@ -22,20 +22,20 @@ from ...native import shared
 from ..error_text import where
 from ..places import ProcessPlace
 from ..run import observers
-from ..run.call_descriptions import Sight
+from ..run.call_descriptions import RemotePlan
 from ..scope import Scope
 from .affinity import cores_of
 from .background_writer import SharedCopy
 from .parallel_executor import ParallelExecutor
-from .process_pool import Team
+from .process_pool import ProcessPool
 from .remote_errors import operator_of, rebuilt
-from .run_cache import Ready
-from .thread_workers import Outcome, cause, diagnose, root
+from .run_cache import PreparedRun
+from .thread_workers import Outcome, diagnose, first_failure, root_cause
 
-_TAKES = "as it took a value"
+_TAKING = "as it took a value"
 
 
-class _FarBound(NamedTuple):
+class _ProcessPlan(NamedTuple):
     """A program that a rank's process has ready: its number there, and where its feeds and fetches lie."""
 
     number: int
@@ -44,7 +44,7 @@ class _FarBound(NamedTuple):
     fetches: Sequence[np.ndarray]
 
 
-class _FarScope(Scope):
+class _ProcessScope(Scope):
     """The variables of a rank, where they lie in the memory that its process shares."""
 
     def __init__(self, executor: ProcessExecutor, rank: int):
@@ -56,16 +56,16 @@ class _FarScope(Scope):
         executor = self._executor()
         if executor is None:
             raise ExecutionError(f"variable {name!r} belongs to an executor that is closed")
-        executor._bind_far(self._rank, name, np.asarray(array))
+        executor._bind_in_process(self._rank, name, np.asarray(array))
 
 
 class ProcessExecutor(ParallelExecutor):
     """A ParallelExecutor whose places are `process_places`."""
 
-    _owned = "are processes that belong to"
-    _tied = True
-    team: Team
-    _guest_of: ProcessExecutor | None = None
+    _ranks_are = "are processes that belong to"
+    _bound_to_process = True
+    pool: ProcessPool
+    _given_owner: ProcessExecutor | None = None
     _failure: BaseException | None = None  # of the processes
 
     def _open(self, scopes: Sequence[Scope] | None) -> None:
@@ -73,21 +73,21 @@ class ProcessExecutor(ParallelExecutor):
             raise ExecutionError(f"places must be all process_places or none, got {self.places}")
         if reason := native.why_not() or shared.why_not():
             raise ExecutionError(f"process_places needs the C kernels and shared memory: {reason}; cpu_places(n) runs ranks as threads")
-        self._guests: weakref.WeakSet[ProcessExecutor] = weakref.WeakSet()
+        self._others: weakref.WeakSet[ProcessExecutor] = weakref.WeakSet()
         if scopes is not None:
-            self._join(self._host_of(scopes))
+            self._join(self._owner_of(scopes))
             return
         self._cores = cores_of(self.world_size)
         self._numbers = count()
         self._number = next(self._numbers)
-        self.scopes = [_FarScope(self, r) for r in range(self.world_size)]
+        self.scopes = [_ProcessScope(self, r) for r in range(self.world_size)]
         self._begin()
 
     # -- processes that several executors have, whose variables are the same ---------------------------------------------------
 
-    def _host_of(self, scopes: Sequence[Scope]) -> ProcessExecutor:
+    def _owner_of(self, scopes: Sequence[Scope]) -> ProcessExecutor:
         """The executor that started the processes which have these variables."""
-        host = next((s._executor() for s in scopes if isinstance(s, _FarScope)), None)
+        host = next((s._executor() for s in scopes if isinstance(s, _ProcessScope)), None)
         if host is None or list(scopes) != list(host.scopes):
             raise ExecutionError(
                 "ranks that are processes keep their own variables: pass scopes=exe.scopes of another executor on process_places, or "
@@ -96,39 +96,39 @@ class ProcessExecutor(ParallelExecutor):
         return host
 
     def _join(self, host: ProcessExecutor) -> None:
-        self._guest_of, self._lock, self.timeout, self.scopes = host, host._lock, host.timeout, host.scopes
+        self._given_owner, self._lock, self.timeout, self.scopes = host, host._lock, host.timeout, host.scopes
         with self._lock:
-            if host.team.ended:
+            if host.pool.ended:
                 raise ExecutionError("the processes that have these scopes have ended; call run_startup() of their executor first")
-            self.team, self._number = host.team, next(host._numbers)
+            self.pool, self._number = host.pool, next(host._numbers)
             self._hand_programs()
-            host._guests.add(self)
+            host._others.add(self)
 
     @property
-    def _host(self) -> ProcessExecutor:
+    def _owner(self) -> ProcessExecutor:
         """The one that started the processes."""
-        return self if self._guest_of is None else self._guest_of
+        return self if self._given_owner is None else self._given_owner
 
-    def _family(self) -> list[ProcessExecutor]:
-        return [self._host, *self._host._guests]
+    def _sharers(self) -> list[ProcessExecutor]:
+        return [self._owner, *self._owner._others]
 
     @property
     def _failed(self) -> BaseException | None:
-        return self._host._failure
+        return self._owner._failure
 
     @_failed.setter
     def _failed(self, error: BaseException | None) -> None:
-        self._host._failure = error
+        self._owner._failure = error
 
     def _begin(self) -> None:
         """Start the processes and hand them their programs."""
-        host = self._host
-        team = Team(self.world_size, self.timeout, host._cores)
-        host._stop = weakref.finalize(host, team.end)
+        host = self._owner
+        pool = ProcessPool(self.world_size, self.timeout, host._cores)
+        host._stop = weakref.finalize(host, pool.end)
         for scope in self.scopes:
             scope.arrays = {}
-        for one in self._family():
-            one.team = team
+        for one in self._sharers():
+            one.pool = pool
             one._ready.clear()
             one._hand_programs()
 
@@ -142,13 +142,13 @@ class ProcessExecutor(ParallelExecutor):
             self._ask({rank: said}, "as it was handed its programs")
 
     def _reset(self) -> None:
-        if self.team.ended:
+        if self.pool.ended:
             self._begin()
 
     def _end(self) -> None:
-        self._host._guests.discard(self)
-        if all(one is self or one._closed for one in self._family()):
-            self._host._stop()
+        self._owner._others.discard(self)
+        if all(one is self or one._closed for one in self._sharers()):
+            self._owner._stop()
 
     # -- running ---------------------------------------------------------------------------------------------------------------
 
@@ -156,26 +156,28 @@ class ProcessExecutor(ParallelExecutor):
         for rank, (main, startup) in enumerate(zip(self._mains, self._startups, strict=True)):
             self._check_unchanged(rank, main)
             self._check_unchanged(rank, startup)
-        self._told(self._ask({r: {"do": "start", "of": self._number} for r in range(self.world_size)}, "in the startup program", meet=True))
+        self._update_scopes(
+            self._ask({r: {"do": "start", "of": self._number} for r in range(self.world_size)}, "in the startup program", meet=True)
+        )
 
-    def _expect(self) -> None:
+    def _expect_step(self) -> None:
         """See that each rank has its share of the threads that there are now."""
-        if (threads := native.num_threads()) != self.team.threads:
+        if (threads := native.num_threads()) != self.pool.threads:
             self._ask({r: {"do": "share", "threads": threads} for r in range(self.world_size)}, "as it was given threads")
-            self.team.threads = threads
+            self.pool.threads = threads
 
     def _bound(self, whole: Mapping[str, np.ndarray], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> list[Any]:
         for rank, main in enumerate(self._mains):
             self._check_unchanged(rank, main)
-        number, keep = next(self._host._numbers), [ready.bounds[0].number for one in self._family() for ready in one._ready.values()]
+        number, keep = next(self._owner._numbers), [ready.bounds[0].number for one in self._sharers() for ready in one._ready.values()]
         feeds = {n: (dtype_name(a.dtype), a.shape) for n, a in whole.items()}
         common = {"do": "ready", "of": self._number, "number": number, "keep": keep, "feeds": feeds, "fuse": fuse, "overlap": overlap}
         found = self._ask({r: {**common, "fetches": names} for r, names in enumerate(fetches)}, "as it made the main program ready")
-        self._told(found)
+        self._update_scopes(found)
         return [
-            _FarBound(
-                number, [TensorType(d, tuple(shape)) for d, shape in f["types"]], [(n, self._array(lies)) for n, lies in f["feeds"]],
-                [self._array(lies) for lies in f["fetches"]],
+            _ProcessPlan(
+                number, [TensorType(d, tuple(shape)) for d, shape in f["types"]], [(n, self._array(address)) for n, address in f["feeds"]],
+                [self._array(address) for address in f["fetches"]],
             )
             for f in (found[r] for r in range(self.world_size))
         ]  # fmt: skip
@@ -184,62 +186,62 @@ class ProcessExecutor(ParallelExecutor):
         return None
 
     def _values(
-        self, ready: Ready, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.ObserverSettings
+        self, ready: PreparedRun, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.ObserverSettings
     ) -> tuple[list[list[Any]], bool]:
         bounds: Sequence[Any] = ready.bounds
         for bound, fed in zip(bounds, feeds, strict=True):
             for name, place in bound.feeds:
                 np.copyto(place, fed[name])
-        timed = observers.wanted(self._mains)
+        timed = observers.any_wants(self._mains)
         said = {"do": "run", "step": step, "asked": tuple(watched), "timed": timed}
         times = self._ask({r: {**said, "number": b.number} for r, b in enumerate(bounds)}, f"in step {step}", meet=True)
         if timed:
             self._show(ready, times, step)
         return [list(bound.fetches) for bound in bounds], True
 
-    def _show(self, ready: Ready, times: Mapping[int, observers.Times], step: int) -> None:
+    def _show(self, ready: PreparedRun, times: Mapping[int, observers.Times], step: int) -> None:
         """Let profilers see a run."""
-        if not ready.sights:
+        if not ready.remote_plans:
             found = self._ask({r: {"do": "describe", "number": b.number} for r, b in enumerate(ready.bounds)}, "as it described its run")
-            ready.sights[:] = [Sight(found[r], main, r, self.world_size) for r, main in enumerate(self._mains)]
-        for rank, sight in enumerate(ready.sights):
+            ready.remote_plans[:] = [RemotePlan(found[r], main, r, self.world_size) for r, main in enumerate(self._mains)]
+        for rank, sight in enumerate(ready.remote_plans):
             sight.ctx.step = step
-            observers.show(sight, rank, times[rank])
+            observers.report_times(sight, rank, times[rank])
 
     # -- what lies in the ranks' processes ----------------------------------------------------------------------------------
 
-    def _array(self, lies: Sequence[Any]) -> np.ndarray:
-        at, dtype, shape = lies
-        return self.team.memory.array(at, shape, np_dtype(dtype))
+    def _array(self, address: Sequence[Any]) -> np.ndarray:
+        at, dtype, shape = address
+        return self.pool.memory.array(at, shape, np_dtype(dtype))
 
     def _put(self, rank: int, name: str, value: np.ndarray) -> None:
         """Copy an array to where a rank can take it."""
-        lies = self._ask({rank: {"do": "room", "name": name, "lies": [dtype_name(value.dtype), value.shape]}}, _TAKES)[rank]
-        self._array(lies)[...] = value
+        address = self._ask({rank: {"do": "reserve", "name": name, "layout": [dtype_name(value.dtype), value.shape]}}, _TAKING)[rank]
+        self._array(address)[...] = value
 
-    def _bind_far(self, rank: int, name: str, value: np.ndarray) -> None:
+    def _bind_in_process(self, rank: int, name: str, value: np.ndarray) -> None:
         if self._failed is not None:
             raise RankError(f"a rank failed in an earlier run; call run_startup() first ({self._failed})")
-        if self.team.ended:
+        if self.pool.ended:
             raise ExecutionError("this executor is closed; make a new one")
         self._put(rank, name, value)
-        self._told(self._ask({rank: {"do": "bind", "name": name}}, _TAKES))
+        self._update_scopes(self._ask({rank: {"do": "bind", "name": name}}, _TAKING))
 
-    def _told(self, found: Mapping[int, Any]) -> None:
+    def _update_scopes(self, found: Mapping[int, Any]) -> None:
         """The ranks said where their variables are."""
         for rank, said in found.items():
             if said["state"] is not None:
-                self.scopes[rank].arrays = {n: self._array(lies) for n, lies in said["state"]}
+                self.scopes[rank].arrays = {n: self._array(address) for n, address in said["state"]}
                 self.scopes[rank].version = said["version"]
 
-    def asides(self, role: str, names: Mapping[int, Sequence[str]], copies: bool) -> dict[int, SharedCopy]:
+    def background_copies(self, function: str, names: Mapping[int, Sequence[str]], copies: bool) -> dict[int, SharedCopy]:
         """A thread in each rank's process that does `role`, "module:function", with what variables hold now, or with copies of that. None
         where the processes have ended."""
         self._check_process()
         with self._lock:
-            if self.team.ended:
+            if self.pool.ended:
                 return {}
-            said = {r: {"do": "aside", "role": role, "names": list(of), "copies": copies} for r, of in names.items()}
+            said = {r: {"do": "background", "function": function, "names": list(of), "copies": copies} for r, of in names.items()}
             with ExitStack() as ours, ExitStack() as theirs:
                 ends = {r: socket.socketpair() for r in names}
                 for here, there in ends.values():
@@ -247,9 +249,9 @@ class ProcessExecutor(ParallelExecutor):
                     theirs.enter_context(there)
                 found = self._ask(said, "as it was asked for its variables", files={r: there.fileno() for r, (_, there) in ends.items()})
                 ours.pop_all()
-            values = {r: {n: self._array(lies) for n, lies in of} for r, of in found.items()}
+            values = {r: {n: self._array(address) for n, address in of} for r, of in found.items()}
             return {
-                r: SharedCopy(self.team.processes[r], Channel(here), values[r], self.timeout, self._mains[r])
+                r: SharedCopy(self.pool.processes[r], Channel(here), values[r], self.timeout, self._mains[r])
                 for r, (here, _) in ends.items()
             }
 
@@ -259,10 +261,10 @@ class ProcessExecutor(ParallelExecutor):
         """What ranks answer to a message, and a file, for each. `at` says what they are at, and `meet` that they may wait for one another
         there."""
         try:
-            answers = self.team.ask(messages, files or {})
+            answers = self.pool.ask(messages, files or {})
         except BaseException as e:  # Ctrl-C
             self._failed = e
-            self.team.end()
+            self.pool.end()
             raise
         outcomes = {r: Outcome(a.get("done"), a["error"] if "error" in a else self._error(r, a)) for r, a in answers.items()}
         if len(outcomes) < len(messages) or any(o.error is not None for o in outcomes.values()):
@@ -273,22 +275,22 @@ class ProcessExecutor(ParallelExecutor):
         return rebuilt(answer["fault"], self._mains[rank]) if "fault" in answer else None
 
     def _lose(self, outcomes: dict[int, Outcome], at: str, meet: bool) -> NoReturn:
-        rank, error = cause(outcomes)
+        rank, error = first_failure(outcomes)
         if isinstance(error, FluidxError) and not isinstance(error, ExecutionError):
             if meet:  # others were told to stop
                 self._failed = error
-                self.team.end()
+                self.pool.end()
             raise error
         rank, text = diagnose(rank, error, outcomes, lambda r: None)
-        if isinstance(root(error), CommTimeout):  # whoever is late may only have waited for one that is stopped
-            rank = next((r for r, p in enumerate(self.team.processes) if p.stopped()), rank)
-        late = isinstance(root(error), CommTimeout)
+        if isinstance(root_cause(error), CommTimeout):  # whoever is late may only have waited for one that is stopped
+            rank = next((r for r, p in enumerate(self.pool.processes) if p.stopped()), rank)
+        late = isinstance(root_cause(error), CommTimeout)
         scene = self._scene(rank, outcomes, late and isinstance(error, ExecutionError))
-        halted = late and self.team.processes[rank].stopped()
+        halted = late and self.pool.processes[rank].stopped()
         text = f"rank {rank} is stopped, as by SIGSTOP{scene}\n  {text}" if halted else text + scene
-        text += f"\n  {at}" + self.team.scene(rank)
+        text += f"\n  {at}" + self.pool.scene(rank)
         self._failed = error
-        self.team.end()
+        self.pool.end()
         raise RankError(text, rank) from error
 
     def _scene(self, rank: int, outcomes: Mapping[int, Outcome], late: bool) -> str:
@@ -297,12 +299,12 @@ class ProcessExecutor(ParallelExecutor):
         error = outcomes[rank].error if rank in outcomes else None
         op, text = getattr(error, "operator", None), ""
         if op is None:
-            op = operator_of(self._mains[rank], self.team.said(rank)) or operator_of(self._startups[rank], self.team.said(rank))
+            op = operator_of(self._mains[rank], self.pool.said(rank)) or operator_of(self._startups[rank], self.pool.said(rank))
             text = where(op)
         if late or (op is not None and op.attrs.get("group") is not None):
             return text
         for other, outcome in sorted(outcomes.items()):
             waits = getattr(outcome.error, "operator", None)
-            if other != rank and waits is not None and isinstance(root(outcome.error), CommError):  # type: ignore[arg-type]
+            if other != rank and waits is not None and isinstance(root_cause(outcome.error), CommError):  # type: ignore[arg-type]
                 return f"{text}\n  rank {other} waited{where(waits)}"
         return text

@@ -19,7 +19,7 @@ from .background_writer import LOOK
 from .thread_workers import GRACE
 
 
-class Team:
+class ProcessPool:
     """The processes of the ranks, and the memory that they share."""
 
     def __init__(self, ranks: int, timeout: float, cores: Sequence[Cores | None]):

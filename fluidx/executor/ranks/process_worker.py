@@ -31,13 +31,13 @@ from ..plan import allocation
 from ..progress import Progress
 from ..run import observers
 from ..run.bind import prepare
-from ..run.bound_plan import Bound
-from ..run.call_descriptions import described
+from ..run.bound_plan import BoundPlan
+from ..run.call_descriptions import describe_plan
 from ..scope import Scope
 from .affinity import keep_to
-from .remote_errors import Fault, shown
+from .remote_errors import ErrorRecord, shown
 
-Lies = tuple[int, str, list[int]]  # where an array is, of what dtype, and its shape
+ArrayAddress = tuple[int, str, list[int]]  # where an array is, of what dtype, and its shape
 
 
 def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> None:
@@ -55,8 +55,8 @@ def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> Non
         try:
             answer: Any = {"done": getattr(served, message.pop("do"))(*files, **message)}
         except BaseException as e:  # whatever it is, the other ranks must not wait for this one
-            fault = Fault.of(e, served.running())
-            if served.meets:
+            fault = ErrorRecord.of(e, served.running())
+            if served.others_wait:
                 world.abort(e)
             answer = {"fault": fault}
         sys.stdout.flush()
@@ -69,14 +69,14 @@ class _RankMessages:
     def __init__(self, world: ProcessWorld, rank: int):
         self.world, self.rank = world, rank
         self.comm = world.communicator(rank)
-        self.trail = Progress(world.shared, rank, shown)
+        self.progress = Progress(world.shared, rank, shown)
         self.scope = Scope()
         self.pairs: dict[int, ProgramPair] = {}
-        self.told = -1  # the version of the scope that was last told of
-        self.rooms: dict[str, np.ndarray] = {}
-        self.bounds: dict[int, tuple[Bound, list[tuple[np.ndarray, np.ndarray]]]] = {}
-        self.current: Bound | None = None
-        self.meets = False  # others may wait for this rank
+        self.reported = -1  # the version of the scope that was last told of
+        self.incoming: dict[str, np.ndarray] = {}
+        self.bounds: dict[int, tuple[BoundPlan, list[tuple[np.ndarray, np.ndarray]]]] = {}
+        self.current: BoundPlan | None = None
+        self.others_wait = False  # others may wait for this rank
 
     def running(self) -> Any:
         return self.current.compute.running() if self.current is not None else None
@@ -85,31 +85,31 @@ class _RankMessages:
         """Have this rank's share of so many threads."""
         native.set_num_threads(max(1, threads // self.world.world_size))
 
-    def room(self, name: str, lies: Sequence[Any]) -> Lies:
+    def reserve(self, name: str, layout: Sequence[Any]) -> ArrayAddress:
         """A place for an array that is to come."""
-        self.rooms[name] = allocation.zeros(tuple(lies[1]), np_dtype(lies[0]))
-        return lies_at(self.rooms[name])
+        self.incoming[name] = allocation.zeros(tuple(layout[1]), np_dtype(layout[0]))
+        return address_of(self.incoming[name])
 
     def programs(self, of: int, text: str, imports: Sequence[str]) -> None:
         """The programs of an executor, which goes by that number."""
         for module in imports:
             import_module(module)
-        constants = {digest: Array(there) for digest, there in self.rooms.items()}
-        self.rooms.clear()
+        constants = {digest: Array(there) for digest, there in self.incoming.items()}
+        self.incoming.clear()
         self.pairs[of] = parse_pair(text, constants)
 
     def bind(self, name: str) -> Any:
         """Make the array that has come the storage of a variable."""
-        self.scope.bind(name, self.rooms.pop(name))
+        self.scope.bind(name, self.incoming.pop(name))
         return self._state()
 
     def start(self, of: int) -> Any:
         """Run the startup program."""
-        self.meets = True
-        self.trail.begin(STARTUP)
+        self.others_wait = True
+        self.progress.begin(STARTUP)
         self.current = self._prepared(self.pairs[of].startup, {}, [], True, None)
         self.current.run({})
-        self.meets = False
+        self.others_wait = False
         return self._state()
 
     def ready(
@@ -124,62 +124,66 @@ class _RankMessages:
         self.bounds[number] = bound, [(a, place) for a, place in zip(bound.fetches, places, strict=True) if a is not place]
         return {
             "types": [(t.dtype, list(t.shape)) for t in bound.fetch_types],
-            "feeds": [(n, lies_at(a)) for n, a in bound.feeds],
-            "fetches": [lies_at(a) for a in places],
+            "feeds": [(n, address_of(a)) for n, a in bound.feeds],
+            "fetches": [address_of(a) for a in places],
             **self._state(),
         }
 
     def describe(self, number: int) -> dict[str, Any]:
         """What a profiler is shown of a program that is ready."""
-        return described(self.bounds[number][0])
+        return describe_plan(self.bounds[number][0])
 
     def run(self, number: int, step: int, asked: Sequence[bool], timed: bool) -> observers.Times | None:
         """One step, and its times where they are asked for. Its feeds are there."""
         bound, copies = self.bounds[number]
         self.current = bound
         bound.ctx.step = step
-        self.trail.begin(step)
+        self.progress.begin(step)
         times: observers.Times | None = [] if timed else None
-        after = observers.look(bound, observers.ObserverSettings(*asked), self.rank, times)
-        self.meets = True
-        if bound.beside is None:
+        after = observers.after_step(bound, observers.ObserverSettings(*asked), self.rank, times)
+        self.others_wait = True
+        if bound.overlapped is None:
             bound.walk(after)
         else:
             self.world.begin()
-            both(lambda: bound.walk(after), lambda: bound.run_beside(after), self.world)
-        self.meets = False
+            both(lambda: bound.walk(after), lambda: bound.run_overlapped(after), self.world)
+        self.others_wait = False
         for a, place in copies:
             np.copyto(place, a)
         return times
 
-    def aside(self, fd: int, role: str, names: Sequence[str], copies: bool) -> list[tuple[str, Lies]]:
+    def background(self, fd: int, function: str, names: Sequence[str], copies: bool) -> list[tuple[str, ArrayAddress]]:
         """Have a thread do `role`, "module:function", with what variables hold now, and what it is told over a channel. Where that lies."""
         values = {n: allocation.copied(a) if copies else a for n in names for a in [self.scope.arrays[n]]}
-        module, _, name = role.partition(":")
+        module, _, name = function.partition(":")
         do = partial(getattr(import_module(module), name), values)
-        threading.Thread(target=_serve_aside, args=(Channel(socket.socket(fileno=fd)), do), name="fluidx-aside", daemon=True).start()
-        return [(n, lies_at(a)) for n, a in values.items()]
+        threading.Thread(
+            target=_serve_background, args=(Channel(socket.socket(fileno=fd)), do), name="fluidx-background", daemon=True
+        ).start()
+        return [(n, address_of(a)) for n, a in values.items()]
 
-    def _prepared(self, program: Program, types: Mapping[str, TensorType], fetch: Sequence[str], fuse: bool, overlap: int | None) -> Bound:
+    def _prepared(
+        self, program: Program, types: Mapping[str, TensorType], fetch: Sequence[str], fuse: bool, overlap: int | None
+    ) -> BoundPlan:
         declared = program.global_block().descs
         groups = {g: program.group_ranks(g, self.rank) for g in program.groups}
         ctx = RunContext(self.rank, self.world.world_size, self.comm, groups, program.turns)
         bound = prepare(program, {n: t for n, t in types.items() if n in declared}, fetch, self.scope, ctx, np, fuse, overlap)
-        bound.leave(self.trail)
+        bound.record_progress(self.progress)
         return bound
 
     def _state(self) -> dict[str, Any]:
         """Where the variables lie, where that has changed."""
-        if self.scope.version == self.told:
+        if self.scope.version == self.reported:
             return {"state": None}
         for name, a in list(self.scope.arrays.items()):
             if not self.world.memory.holds(a):
                 self.scope.bind(name, allocation.copied(a))
-        self.told = self.scope.version
-        return {"state": [(n, lies_at(a)) for n, a in self.scope.arrays.items()], "version": self.told}
+        self.reported = self.scope.version
+        return {"state": [(n, address_of(a)) for n, a in self.scope.arrays.items()], "version": self.reported}
 
 
-def _serve_aside(channel: Channel, do: Callable[..., Any]) -> None:
+def _serve_background(channel: Channel, do: Callable[..., Any]) -> None:
     """Until nobody wants anything any more: until then the values lie where they are."""
     with suppress(*GONE), closing(channel):
         while True:
@@ -187,11 +191,11 @@ def _serve_aside(channel: Channel, do: Callable[..., Any]) -> None:
             try:
                 answer: Any = {"done": do(*message)}
             except BaseException as e:
-                answer = {"fault": Fault.of(e, None)}
+                answer = {"fault": ErrorRecord.of(e, None)}
             channel.send(answer)
 
 
-def lies_at(a: np.ndarray) -> Lies:
+def address_of(a: np.ndarray) -> ArrayAddress:
     return native.address(a), dtype_name(a.dtype), list(a.shape)
 
 

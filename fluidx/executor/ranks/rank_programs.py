@@ -24,8 +24,7 @@ def rank_programs(programs: Any) -> list[ProgramPair]:
         for p in (pair.main, pair.startup):
             if p.rank not in (None, r):
                 raise ExecutionError(
-                    f"{p.label()} is the program of rank {p.rank}, but its position is {r}; give the programs in "
-                    "rank order"
+                    f"{p.label()} is the program of rank {p.rank}, but its position is {r}; give the programs in rank order"
                 )
             if p.groups != groups:
                 raise ExecutionError(f"rank {r}: {p.label()} declares groups {p.groups}, {programs[0].main.label()} of rank 0 {groups}")

@@ -12,17 +12,17 @@ from ...ir import errors
 from ...ir.errors import ExecutionError, FluidxError
 from ...ir.operator import Operator
 from ...ir.program import Program
-from ..error_text import site, told_as, where
-from .thread_workers import root
+from ..error_text import describe_error, site, where
+from .thread_workers import root_cause
 
 
-class Fault(dict[str, Any]):
+class ErrorRecord(dict[str, Any]):
     """An error as plain data: its kind, text and rank, those of what caused it, and what the operator defines that failed."""
 
     @classmethod
-    def of(cls, error: BaseException, running: Operator | None) -> Fault:
-        op, first = getattr(error, "operator", None), root(error)
-        text = told_as(error)
+    def of(cls, error: BaseException, running: Operator | None) -> ErrorRecord:
+        op, first = getattr(error, "operator", None), root_cause(error)
+        text = describe_error(error)
         if not isinstance(error, Exception):  # not a failure of the operator, but it was there
             text, op = text + where(running), running
         shown = None if op is None else _shown(op)

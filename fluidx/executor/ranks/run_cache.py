@@ -8,22 +8,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...native.world import Launch
-from ..run.call_descriptions import Sight
-from .fetches import Gathered
-from .split_and_join import Recipe
+from ..run.call_descriptions import RemotePlan
+from .fetches import GlobalFetch
+from .split_and_join import FeedSplit
 
 
-class Ready(NamedTuple):
+class PreparedRun(NamedTuple):
     """What runs of the same kinds of feeds and the same fetches take: how feeds are dealt, every rank's calls, and where those are all in C
     one function that makes them together; and how fetches are gathered. Of ranks that are other processes `sights` are what profilers are
     shown of their calls, once there is one."""
 
-    dealt: Recipe
+    feed_split: FeedSplit
     bounds: list[Any]
     launch: Launch | None
-    gathered: list[Gathered]
+    global_fetches: list[GlobalFetch]
     versions: tuple[int, ...]  # of the scopes
-    sights: list[Sight]
+    remote_plans: list[RemotePlan]
 
 
 def are_arrays(feed: Any) -> bool:

@@ -17,7 +17,7 @@ from ..feeds import no_rows
 UNEVEN = ("weight", "pad", "drop", "error")
 
 
-class Recipe(NamedTuple):
+class FeedSplit(NamedTuple):
     """What is done to a feed of given shapes: sizes that change, with the unit of the cut, and what each rank gets (None: nothing); no list
     where `cut` decides."""
 
@@ -33,23 +33,23 @@ class Term(NamedTuple):
     add: np.ufunc | None
 
 
-class Dealer:
+class FeedSplitter:
     """The groups that rank programs declare, and where in them every rank stands."""
 
     def __init__(self, programs: Sequence[Program]):
         self.groups = programs[0].groups
         self.coords = [coords_of(self.groups, r, programs[0].turns) for r in range(len(programs))]
-        self._holders: dict[Placement, list[int]] = {}
+        self._owners: dict[Placement, list[int]] = {}
 
     def holders(self, placement: Placement) -> list[int]:
         """One rank for each part of a value that lies so: the first that has it."""
-        found = self._holders.get(placement)
+        found = self._owners.get(placement)
         if found is None:
             firsts: dict[tuple, int] = {}
             for rank, coords in enumerate(self.coords):
                 if all(e.group in coords for e in placement) and holds(placement, coords):
                     firsts.setdefault(tuple(coords[e.group][0] for e in placement), rank)
-            found = self._holders[placement] = list(firsts.values())
+            found = self._owners[placement] = list(firsts.values())
         return found
 
     def cutters(self, placement: Placement, axis: int) -> dict[str, int]:
@@ -59,9 +59,9 @@ class Dealer:
 
     # -- out ------------------------------------------------------------------------------------------------------------------
 
-    def deal(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], recipe: Recipe) -> list[dict[str, np.ndarray]]:
+    def split(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], recipe: FeedSplit) -> list[dict[str, np.ndarray]]:
         """What each rank is fed of a whole feed (views)."""
-        feed = self.evened(feed, recipe)
+        feed = self.even_sizes(feed, recipe)
         parts: list[dict[str, np.ndarray]] = [{} for _ in self.coords]
         for name, value in feed.items():
             cuts = recipe.cuts[name]
@@ -74,16 +74,16 @@ class Dealer:
                     part[name] = value[index]
         return parts
 
-    def evened(self, feed: Mapping[str, np.ndarray], recipe: Recipe) -> Mapping[str, np.ndarray]:
+    def even_sizes(self, feed: Mapping[str, np.ndarray], recipe: FeedSplit) -> Mapping[str, np.ndarray]:
         """The whole feed, lengthened or shortened as its recipe says."""
         return {n: _take(a, recipe.rows[n]) if n in recipe.rows else a for n, a in feed.items()} if recipe.rows else feed
 
-    def recipe(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str) -> Recipe:
+    def plan_split(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str) -> FeedSplit:
         """How a feed, and every other one of the same names and shapes, is dealt.
 
         Open axes that the same ranks cut must have the same size; FeedError otherwise.
         """
-        rows = self._evened(descs, feed, uneven)
+        rows = self._changed_sizes(descs, feed, uneven)
         cuts: dict[str, list[Any] | None] = {}
         for name, value in feed.items():
             placement, shape = dealt(descs[name].placement), list(value.shape)
@@ -97,9 +97,11 @@ class Dealer:
                 ]
             else:
                 cuts[name] = None
-        return Recipe(rows, cuts)
+        return FeedSplit(rows, cuts)
 
-    def _evened(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str) -> dict[str, dict[int, tuple[int, int]]]:
+    def _changed_sizes(
+        self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str
+    ) -> dict[str, dict[int, tuple[int, int]]]:
         """{name: {axis: (size, unit)}} of cut open axes that the policy gives another size."""
         changed: dict[str, dict[int, tuple[int, int]]] = {}
         sizes: dict[tuple[str, ...], dict[str, tuple[int, int]]] = {}  # by the groups that cut: rows and blocks of each feed
@@ -115,7 +117,7 @@ class Dealer:
                 rows, unit = value.shape[axis], max(e.unit for e in placement if isinstance(e, Shard) and e.axis == axis)
                 seen = sizes.setdefault(tuple(groups), {})
                 _check_rows(seen, name, rows, unit)
-                want = evened(rows, prod(groups.values()), unit, uneven)
+                want = even_sizes(rows, prod(groups.values()), unit, uneven)
                 if want != rows and len({blocks for _, blocks in seen.values()}) > 1:
                     raise FeedError(
                         f"uneven={uneven!r} would change the {rows} rows of {name!r}, and the program does not relate them to the rows "
@@ -195,10 +197,10 @@ def _check_rows(seen: dict[str, tuple[int, int]], name: str, rows: int, unit: in
             )
 
 
-def evened(rows: int, ranks: int, unit: int, uneven: str) -> int:
+def even_sizes(rows: int, ranks: int, unit: int, uneven: str) -> int:
     """How many of `rows` rows, cut between blocks of `unit` among `ranks`, a policy leaves or makes.
 
-    >>> [evened(5, 2, 1, policy) for policy in ("weight", "pad", "drop")]
+    >>> [even_sizes(5, 2, 1, policy) for policy in ("weight", "pad", "drop")]
     [5, 6, 4]
     """
     each = ranks * unit

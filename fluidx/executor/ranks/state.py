@@ -14,7 +14,7 @@ from ...ir.program import Program, Var
 from ...ir.types import Own
 from ..plan.allocation import fetched
 from ..scope import Scope
-from .split_and_join import Dealer, is_local
+from .split_and_join import FeedSplitter, is_local
 
 
 class RankState:
@@ -22,12 +22,12 @@ class RankState:
 
     world_size: int
     scopes: Sequence[Scope]
-    dealer: Dealer
+    splitter: FeedSplitter
     _mains: Sequence[Program]
     _descs: Mapping[str, Var]  # what any rank declares; a rank of another pipeline stage may not know a variable
     _lock: threading.RLock
-    apart = False  # do other processes hold values of ranks?
-    first = True  # does this one hold those of rank 0?
+    spans_processes = False  # do other processes hold values of ranks?
+    is_first = True  # does this one hold those of rank 0?
 
     def _desc(self, name: str) -> Var:
         d = self._descs.get(name)
@@ -42,14 +42,14 @@ class RankState:
             if is_local(d.placement):
                 raise FeedError(f"variable {name!r} is local: every rank has its own, and there is no global value")
             values: list[Any] = [None] * self.world_size
-            for r in self.dealer.holders(d.placement):
+            for r in self.splitter.holders(d.placement):
                 values[r] = self.scopes[r].get(name)
-            return self.dealer.merge(name, values, d.placement, d.type.shape)
+            return self.splitter.merge(name, values, d.placement, d.type.shape)
 
     def value_here(self, name: str) -> np.ndarray:
         """The global value of a persistable variable, or of one that ranks have of their own that of a rank here; other processes are asked
         only where no rank here has all of it."""
-        own = next((self.scopes[r] for r in self._here() if name in self.scopes[r].arrays), None)
+        own = next((self.scopes[r] for r in self._local_ranks() if name in self.scopes[r].arrays), None)
         whole = all(isinstance(e, Own) for e in self._desc(name).placement)
         return own.get(name) if own is not None and whole else self.state(name)
 
@@ -65,7 +65,7 @@ class RankState:
                 raise FeedError(f"variable {name!r} is local: each rank has its own")
             if len(value.shape) != d.type.ndim or any(a not in (b, -1) for a, b in zip(d.type.shape, value.shape, strict=True)):
                 raise FeedError(f"variable {name!r} is declared {d.type}, the new value is {value.dtype}{list(value.shape)}")
-            for main, scope, coords in zip(self._mains, self.scopes, self.dealer.coords, strict=True):
+            for main, scope, coords in zip(self._mains, self.scopes, self.splitter.coords, strict=True):
                 if name in main.global_block().descs and holds(d.placement, coords):
                     scope.set(name, cut(value, d.placement, coords))
 
@@ -81,7 +81,7 @@ class RankState:
         for s, m in zip(self.scopes, self._mains, strict=True):
             s.steps[m] = runs
 
-    def together(self, what: str, make: Callable[[], Any]) -> list[Any]:
+    def gather_each(self, what: str, make: Callable[[], Any]) -> list[Any]:
         """What the processes that hold values of ranks make, each for itself. This is the only one."""
         return [make()]
 
@@ -99,7 +99,7 @@ class RankState:
         """What each rank of this process holds of persistable variables, on the host: each part of a value once, of what ranks have of
         their own all. Raises NotInitializedError where one has no value."""
         with self._lock:
-            found: dict[int, dict[str, np.ndarray]] = {rank: {} for rank in self._here()}
+            found: dict[int, dict[str, np.ndarray]] = {rank: {} for rank in self._local_ranks()}
             for name, d in self.layout().global_block().descs.items():
                 for rank in found.keys() & self._holders_of(d):
                     if name not in self.scopes[rank].arrays:
@@ -108,7 +108,7 @@ class RankState:
                     found[rank][name] = value if type(value) is np.ndarray else fetched(value)
             return found
 
-    def _here(self) -> Sequence[int]:
+    def _local_ranks(self) -> Sequence[int]:
         """The ranks whose values this process holds."""
         return range(self.world_size)
 
@@ -116,17 +116,17 @@ class RankState:
         """Give the ranks their parts of a variable, as `parts` had them; those that were left out have what another rank has."""
         with self._lock:
             d = self._desc(name)
-            given = {self._seat(d, rank): part for rank, part in parts.items()}
+            given = {self._position(d, rank): part for rank, part in parts.items()}
             for rank, (main, scope) in enumerate(zip(self._mains, self.scopes, strict=True)):
-                if name in main.global_block().descs and holds(d.placement, self.dealer.coords[rank]):
-                    scope.set(name, given[self._seat(d, rank)])
+                if name in main.global_block().descs and holds(d.placement, self.splitter.coords[rank]):
+                    scope.set(name, given[self._position(d, rank)])
 
     def _holders_of(self, d: Var) -> list[int]:
         if is_local(d.placement):
             return [r for r, m in enumerate(self._mains) if d.name in m.global_block().descs]
-        there = [r for r in self.dealer.holders(d.placement) if d.name in self._mains[r].global_block().descs]
+        there = [r for r in self.splitter.holders(d.placement) if d.name in self._mains[r].global_block().descs]
         return there or [r for r, m in enumerate(self._mains) if d.name in m.global_block().descs][:1]
 
-    def _seat(self, d: Var, rank: int) -> tuple[int, ...]:
+    def _position(self, d: Var, rank: int) -> tuple[int, ...]:
         """Where a rank stands among those that hold different parts of a variable."""
-        return (rank,) if is_local(d.placement) else tuple(self.dealer.coords[rank][e.group][0] for e in d.placement)
+        return (rank,) if is_local(d.placement) else tuple(self.splitter.coords[rank][e.group][0] for e in d.placement)

@@ -15,7 +15,7 @@ from ... import native
 from ...comm.base import CommAborted, CommError, CommTimeout
 from ...ir.operator import Operator
 from ...native.world import NativeWorld
-from ..error_text import told_as, where
+from ..error_text import describe_error, where
 from ..places import CUDAPlace, Place, array_module
 from .affinity import Cores, cores_of, keep_to
 
@@ -44,7 +44,7 @@ class _Order:
     def __len__(self) -> int:
         return self.ranks * len(self.jobs)
 
-    def carry_out(self, rank: int, beside: bool) -> None:
+    def run(self, rank: int, beside: bool) -> None:
         number = rank + self.ranks * beside
         if number in self.outcomes:  # it came twice, because the caller was interrupted while handing it out
             return
@@ -62,7 +62,7 @@ class _Order:
     def by_rank(self) -> dict[int, Outcome]:
         """What became of the ranks of which no thread is missing."""
         threads = {r: {n: o for n in range(r, len(self), self.ranks) if (o := self.outcomes.get(n))} for r in range(self.ranks)}
-        return {r: together(found) for r, found in threads.items() if len(found) == len(self.jobs)}
+        return {r: merged_outcome(found) for r, found in threads.items() if len(found) == len(self.jobs)}
 
 
 class _Worker:
@@ -93,27 +93,27 @@ class _Worker:
         if isinstance(self.place, CUDAPlace):
             array_module(self.place).cuda.Device(self.place.device).use()
         while (order := self._take()) is not None:
-            order.carry_out(self.rank, self.beside)
+            order.run(self.rank, self.beside)
             del order  # an idle thread must not keep the executor alive
 
 
-class Crew:
+class RankThreads:
     """The threads of all ranks of one executor."""
 
     def __init__(self, places: Sequence[Place], world: Any, timeout: float):
         self.places, self.timeout = list(places), timeout
         self.cores = cores_of(len(self.places))
         self.workers: list[_Worker] = []  # of all ranks in their order, then those beside them
-        self.renew(world)
+        self.replace_threads(world)
 
-    def carry_out(self, jobs: Sequence[Job], world: Any, outcomes: dict[int, Outcome]) -> None:
+    def run(self, jobs: Sequence[Job], world: Any, outcomes: dict[int, Outcome]) -> None:
         """`jobs[0](rank)` on every rank at once, and `jobs[1](rank)`, if it is given, beside it; `outcomes` is filled, except for ranks
         that are stuck after another has failed.
 
         An exception in the caller, such as Ctrl-C, stops the ranks before it goes on.
         """
         if len(jobs) > 1:
-            self.double(world)
+            self.add_second_threads(world)
         order = _Order(jobs, world, len(self.places))
         try:
             self.hand_out(order)
@@ -143,12 +143,12 @@ class Crew:
             if order.outcomes[number].error is not None and deadline is None:
                 deadline = time.monotonic() + min(self.timeout, GRACE)
 
-    def renew(self, world: Any) -> None:
+    def replace_threads(self, world: Any) -> None:
         """New threads, for a world that nobody is stuck in; those of the old one end when they can."""
         stop(self.workers)
         self.workers += self._made(world, False)
 
-    def double(self, world: Any) -> None:
+    def add_second_threads(self, world: Any) -> None:
         """See that every rank has a second thread."""
         if len(self.workers) == len(self.places):
             self.workers += self._made(world, True)
@@ -165,18 +165,18 @@ def stop(workers: list[_Worker]) -> None:
     workers.clear()
 
 
-def together(threads: Mapping[int, Outcome]) -> Outcome:
+def merged_outcome(threads: Mapping[int, Outcome]) -> Outcome:
     """What became of a rank, of what became of its threads: the first gives the value, and one that failed of its own accord the error."""
     wrong = any(o.error is not None for o in threads.values())
-    return Outcome(threads[min(threads)].value, cause(threads)[1] if wrong else None)
+    return Outcome(threads[min(threads)].value, first_failure(threads)[1] if wrong else None)
 
 
-def cause(outcomes: Mapping[int, Outcome]) -> tuple[int, BaseException]:
+def first_failure(outcomes: Mapping[int, Outcome]) -> tuple[int, BaseException]:
     """The rank, or thread, that failed first of its own accord, and its error: the others failed because it did."""
     errors = [(r, e) for r in sorted(outcomes) if (e := outcomes[r].error) is not None]
-    causes = [(r, e) for r, e in errors if not isinstance(root(e), CommAborted)] or errors
+    causes = [(r, e) for r, e in errors if not isinstance(root_cause(e), CommAborted)] or errors
     # a rank that only waited too long is a consequence when another one says what went wrong
-    causes = [(r, e) for r, e in causes if not isinstance(root(e), CommTimeout)] or causes
+    causes = [(r, e) for r, e in causes if not isinstance(root_cause(e), CommTimeout)] or causes
     return causes[0]
 
 
@@ -184,7 +184,7 @@ def diagnose(
     rank: int, error: BaseException, outcomes: Mapping[int, Outcome], running: Callable[[int], Operator | None]
 ) -> tuple[int, str]:
     """The rank to blame, and what to say of it. `running(rank)` is the operator that a rank has come to."""
-    text, at = f"rank {rank}: {told_as(error)}", root(error)
+    text, at = f"rank {rank}: {describe_error(error)}", root_cause(error)
     if not isinstance(error, Exception):  # not a failure of the operator, but it was there
         text += where(running(rank))
     if not isinstance(at, CommError) or at.rank is None:
@@ -196,7 +196,7 @@ def diagnose(
     return at.rank, text
 
 
-def root(error: BaseException) -> BaseException:
+def root_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error

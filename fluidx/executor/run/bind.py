@@ -25,13 +25,13 @@ from ..plan.planner import plan
 from ..plan.records import Plan, Step
 from ..plan.selection import Outline
 from ..scope import Scope
-from .bound_plan import Bound
+from .bound_plan import BoundPlan
 from .overlap_threads import OverlapThreads, Streams, Threads
 from .thread_calls import Call
 
 
 @collections_paused()
-def bind(planned: Plan, scope: Scope, ctx: RunContext, xp: Any = np) -> Bound:
+def bind(planned: Plan, scope: Scope, ctx: RunContext, xp: Any = np) -> BoundPlan:
     """Allocate the arena and bind every step of the plan. Variables of the scope that the plan is the first to write are made there."""
     try:
         return _Binder(planned, scope, ctx, xp).bind()
@@ -49,7 +49,7 @@ def prepare(
     fuse: bool = True,
     overlap: int | None = None,
     outline: Outline | None = None,
-) -> Bound:
+) -> BoundPlan:
     """`plan` and `bind` in one: the program ready to run. Raises what `plan` raises."""
     device = "cpu" if xp is np else "cuda"
     planned = plan(program, feed_types, fetch, scope.arrays, ctx, device, fuse=fuse, overlap=overlap, outline=outline)
@@ -65,26 +65,26 @@ class _Binder:
         self.modules = {False: xp, True: np}
         self.arenas = {False: _aligned(plan.arena_bytes, xp), True: _aligned(plan.host_arena_bytes, np)}
 
-    def bind(self) -> Bound:
+    def bind(self) -> BoundPlan:
         plan = self.plan
-        bound = Bound(plan, self.ctx, self.xp)
+        bound = BoundPlan(plan, self.ctx, self.xp)
         for name, v in plan.values.items():
             if plan.buffers[v.buffer].kind == "feed" and not v.view_of:
                 self.arrays.setdefault(name, self._made(v.type, self.xp))
         bound.feeds = [(name, self.arrays[name]) for name in plan.feeds]
         asynchronous = self.ctx.comm is not None and self.ctx.comm.asynchronous
-        turns: OverlapThreads = Streams(self.ctx.comm, bound) if asynchronous else Threads(self.ctx, bound)
+        threads: OverlapThreads = Streams(self.ctx.comm, bound) if asynchronous else Threads(self.ctx, bound)
         for k, step in enumerate(plan.steps):
             if step.waits_for is not None:
-                turns.wait(step.op, step.waits_for)
+                threads.wait(step.op, step.waits_for)
             call = self.step(step)
-            if step.beside:
-                turns.beside(k, step, call)
+            if step.overlapped:
+                threads.start(k, step, call)
             elif call is not None:
                 bound.compute.add(step.op, call, k)
         if plan.waits_at_end is not None:
-            turns.wait(plan.steps[-1].op, plan.waits_at_end)
-        for track in bound.tracks:
+            threads.wait(plan.steps[-1].op, plan.waits_at_end)
+        for track in bound.call_lists:
             track.join()
         bound.fetches = [self.array(n) for n in plan.fetches]
         bound.arrays = self.arrays
@@ -99,11 +99,11 @@ class _Binder:
             v = self.plan.values[name]
             buffer = self.plan.buffers[v.buffer]
             xp = self.modules[buffer.on_host]
-            if v.lies is not None:
+            if v.strided is not None:
                 base, start = self.arenas[buffer.on_host], buffer.offset
                 if buffer.kind == "state":
                     base, start = self.array(buffer.name).reshape(-1).view(np.uint8), 0
-                a = carve_strided(xp, base, start + v.lies.offset, v.type.shape, np_dtype(v.type.dtype), v.lies.strides)
+                a = carve_strided(xp, base, start + v.strided.offset, v.type.shape, np_dtype(v.type.dtype), v.strided.strides)
             elif buffer.kind == "arena":
                 a = self._carved(buffer.on_host, buffer.offset, v.type)
             else:
@@ -170,7 +170,7 @@ class _Binder:
 
     def _call(self, step: Step, op: Operator, definition: type[OpDef]) -> Call:
         """The call of an operator's body, between the copies of operands that it needs in one piece and of results made aside."""
-        here, talks = step.here, definition.effect in (Effect.COLLECTIVE, Effect.P2P)
+        here, communicates = step.here, definition.effect in (Effect.COLLECTIVE, Effect.P2P)
         aside, before, after = self._copies(step)
         read = written = self.array
         if aside:
@@ -181,7 +181,7 @@ class _Binder:
             ins = here.inputs(op, definition, read, lambda t: xp.broadcast_to(xp.zeros((), np_dtype(t.dtype)), t.shape))
         attrs, part = (op.attrs, None) if here is None else (here.attrs, here.part)
         call = kernels.bind(definition, xp, ins, outs, attrs, self.ctx, part, step.kernel, self._scratch(step))
-        if after and talks and self.ctx.comm.asynchronous:
+        if after and communicates and self.ctx.comm.asynchronous:
             after.insert(0, partial(_finish, self.ctx.comm))
         return _sequence([*before, call, *after])
 

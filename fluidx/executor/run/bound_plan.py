@@ -13,10 +13,10 @@ from ..plan.allocation import put
 from ..plan.records import Plan
 from ..progress import Progress
 from . import observers
-from .thread_calls import Track
+from .thread_calls import CallList
 
 
-class Bound:
+class BoundPlan:
     """A plan with its arrays: `run` is one run. Where something runs beside compute on a CPU, another thread makes the calls of `beside`
     meanwhile (`run_beside`)."""
 
@@ -24,8 +24,8 @@ class Bound:
 
     def __init__(self, plan: Plan, ctx: RunContext, xp: Any):
         self.plan, self.ctx, self.xp = plan, ctx, xp
-        self.compute = Track()
-        self.beside: Track | None = None
+        self.compute = CallList()
+        self.overlapped: CallList | None = None
         self.arrays: dict[str, Any] = {}
         self.feeds: list[tuple[str, Any]] = []
         self.fetches: list[Any] = []
@@ -35,8 +35,8 @@ class Bound:
         return self.plan.fetch_types
 
     @property
-    def tracks(self) -> list[Track]:
-        return [self.compute] if self.beside is None else [self.compute, self.beside]
+    def call_lists(self) -> list[CallList]:
+        return [self.compute] if self.overlapped is None else [self.compute, self.overlapped]
 
     def run(self, feed: Mapping[str, Any], after: observers.After | None = None) -> list[Any]:
         """Copy the feeds in, make every call, copy the fetches out. `after` as of `walk`."""
@@ -57,18 +57,18 @@ class Bound:
         else:
             self.compute.run_watched(after, 0, self._finish if self.xp is not np else None)
 
-    def leave(self, trail: Progress) -> None:
+    def record_progress(self, progress: Progress) -> None:
         """Have runs leave a trail, which follows what computes."""
-        self.compute.leave(trail)
+        self.compute.record_progress(progress)
 
-    def run_beside(self, after: observers.After | None = None) -> None:
+    def run_overlapped(self, after: observers.After | None = None) -> None:
         """What another thread does in a run, as of `run`."""
-        if self.beside is None:
+        if self.overlapped is None:
             return
         if after is None:
-            self.beside.run()
+            self.overlapped.run()
         else:
-            self.beside.run_watched(after, len(self.compute.steps), None)
+            self.overlapped.run_watched(after, len(self.compute.steps), None)
 
     def _finish(self) -> None:
         """Wait for what was queued on the GPU; with a deadline where other ranks take part."""

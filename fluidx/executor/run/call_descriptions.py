@@ -13,9 +13,9 @@ from ...ir.program import Program
 from ...ir.source_location import Site
 from ...ir.types import TensorType
 from ..context import RunContext
-from ..plan.cost import Cost, talks
+from ..plan.cost import Cost, communicates
 from ..plan.records import Value
-from .bound_plan import Bound
+from .bound_plan import BoundPlan
 
 
 @dataclass(eq=False)
@@ -25,24 +25,24 @@ class CallDescription:
     op: Operator
     ops: str  # the types of the operators that it stands for
     kernel: str
-    talks: bool
+    communicates: bool
     cost: Cost
-    beside: bool = False  # it runs beside compute
+    overlapped: bool = False  # it runs beside compute
 
     @property
     def waits(self) -> bool:
         return self.kernel == "wait"
 
 
-def calls_of(bound: Bound | Sight) -> list[CallDescription]:
+def calls_of(bound: BoundPlan | RemotePlan) -> list[CallDescription]:
     """The calls of a bound plan, as they are numbered for those who look on."""
-    return bound.calls if isinstance(bound, Sight) else list(_calls(bound))
+    return bound.calls if isinstance(bound, RemotePlan) else list(_calls(bound))
 
 
-def _calls(bound: Bound) -> Iterator[CallDescription]:
+def _calls(bound: BoundPlan) -> Iterator[CallDescription]:
     plan = bound.plan
     costs: dict[int, Cost] = {}
-    for track in bound.tracks:
+    for track in bound.call_lists:
         for (op, _), k in zip(track.steps, track.numbers, strict=True):
             if k < 0:
                 yield CallDescription(op, op.type, "wait", True, Cost())
@@ -51,38 +51,40 @@ def _calls(bound: Bound) -> Iterator[CallDescription]:
             if k not in costs:
                 costs[k] = plan.cost(step)
             types = dict.fromkeys(o.type for o in step.ops)
-            yield CallDescription(op, " + ".join(types), step.kernel, talks(step), costs[k], track is bound.beside)
+            yield CallDescription(op, " + ".join(types), step.kernel, communicates(step), costs[k], track is bound.overlapped)
 
 
-class SeenPlan(NamedTuple):
+class RemotePlanValues(NamedTuple):
     """What is known of another process's plan: its program, as this process has it, and the values that its calls read and write."""
 
     program: Program
     values: Mapping[str, Value]
 
 
-class Sight:
+class RemotePlan:
     """A bound plan of a rank that is another process, as that has described it (`described`)."""
 
     def __init__(self, said: Mapping[str, Any], program: Program, rank: int, world_size: int):
-        self.plan = SeenPlan(program, {n: Value(TensorType(dtype, tuple(shape)), 0) for n, (dtype, shape) in said["values"].items()})
+        self.plan = RemotePlanValues(
+            program, {n: Value(TensorType(dtype, tuple(shape)), 0) for n, (dtype, shape) in said["values"].items()}
+        )
         self.ctx = RunContext(rank, world_size)
         self.threads: int = said["threads"]
         sites = _sites(program)
         self.calls = [
-            CallDescription(_operator(op, sites), ops, kernel, talks, Cost(*cost), beside)
-            for op, ops, kernel, talks, cost, beside in said["calls"]
+            CallDescription(_operator(op, sites), ops, kernel, communicates, Cost(*cost), overlapped)
+            for op, ops, kernel, communicates, cost, overlapped in said["calls"]
         ]
 
 
-def described(bound: Bound) -> dict[str, Any]:
+def describe_plan(bound: BoundPlan) -> dict[str, Any]:
     """What `Sight` is made of, as plain data."""
     calls, values = calls_of(bound), bound.plan.values
     names = {n for c in calls for n in (*c.op.input_arg_names, *c.op.output_arg_names) if n in values}
     return {
         "threads": native.num_threads(),
         "values": {n: (values[n].type.dtype, values[n].type.shape) for n in sorted(names)},
-        "calls": [(op_to_json(c.op.replace(attrs={})), c.ops, c.kernel, c.talks, c.cost, c.beside) for c in calls],
+        "calls": [(op_to_json(c.op.replace(attrs={})), c.ops, c.kernel, c.communicates, c.cost, c.overlapped) for c in calls],
     }
 
 

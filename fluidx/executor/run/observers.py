@@ -14,8 +14,8 @@ from ...ir.operator import Operator
 
 if TYPE_CHECKING:
     from ...ir.program import Program
-    from .bound_plan import Bound
-    from .call_descriptions import Sight
+    from .bound_plan import BoundPlan
+    from .call_descriptions import RemotePlan
 
 After = Callable[[int, Operator, int, int], None]  # (number of the call, operator, start and stop in ns), called behind every step
 
@@ -31,7 +31,7 @@ class Watcher(Protocol):
 
     def wants(self, program: Program, rank: int | None) -> bool: ...
 
-    def look(self, bound: Bound | Sight, rank: int | None) -> After | None: ...
+    def observe(self, bound: BoundPlan | RemotePlan, rank: int | None) -> After | None: ...
 
 
 watchers: list[Watcher] = []
@@ -48,44 +48,44 @@ class ObserverSettings(NamedTuple):
     trace: bool
 
     @property
-    def apart(self) -> bool:
+    def unfused(self) -> bool:
         """Has every operator to be a step of its own? A NaN is to be found in it, the trace has a line for it. A profiler sees chains."""
         return self.check_nan or self.trace
 
 
-def asked() -> ObserverSettings:
+def settings() -> ObserverSettings:
     return ObserverSettings(config.check_nan(), config.debug_level() >= 4)
 
 
-def tell(program: str, step: int, names: Sequence[str], values: Sequence[Any]) -> None:
+def notify_listeners(program: str, step: int, names: Sequence[str], values: Sequence[Any]) -> None:
     """A run has ended."""
     for hear in listeners:
         hear(program, step, names, values)
 
 
-def wanted(programs: Sequence[Program]) -> bool:
+def any_wants(programs: Sequence[Program]) -> bool:
     """Is a run of these, which ranks have, to be seen?"""
     return any(w.wants(program, rank) for w in watchers for rank, program in enumerate(programs))
 
 
-def show(bound: Sight, rank: int, times: Times) -> None:
+def report_times(bound: RemotePlan, rank: int, times: Times) -> None:
     """A rank that is another process was through with a run at these times."""
     for w in watchers:
-        if (after := w.look(bound, rank)) is not None:
+        if (after := w.observe(bound, rank)) is not None:
             for i, start, stop in times:
                 after(i, bound.calls[i].op, start, stop)
 
 
-def look(bound: Bound, asked: ObserverSettings, rank: int | None = None, times: Times | None = None) -> After | None:
+def after_step(bound: BoundPlan, settings: ObserverSettings, rank: int | None = None, times: Times | None = None) -> After | None:
     """What to do behind each step of the run that begins; None when nobody looks. `rank` is None on one device. With `times` those of
     steps are noted there, for `show`."""
     if times is not None:
         found: list[After] = [lambda i, op, start, stop: times.append((i, start, stop))]
     else:
-        found = [after for w in watchers if (after := w.look(bound, rank)) is not None] if watchers else []
-    if asked.trace:
+        found = [after for w in watchers if (after := w.observe(bound, rank)) is not None] if watchers else []
+    if settings.trace:
         found.append(_trace(bound, "" if rank is None else f"rank {rank}: "))
-    if asked.check_nan:
+    if settings.check_nan:
         found.append(_check_nan(bound))
     return found[0] if len(found) == 1 else _all(found) if found else None
 
@@ -98,7 +98,7 @@ def _all(found: Sequence[After]) -> After:
     return after
 
 
-def _trace(bound: Bound, prefix: str) -> After:
+def _trace(bound: BoundPlan, prefix: str) -> After:
     def after(i: int, op: Operator, start: int, stop: int) -> None:
         shapes = ", ".join(f"%{n}{list(bound.arrays[n].shape)}" for n in op.output_arg_names if n in bound.arrays)
         print(f"{prefix}{i:5d} {(stop - start) / 1e3:9.1f} us  {op.type} -> {shapes}", flush=True)
@@ -106,7 +106,7 @@ def _trace(bound: Bound, prefix: str) -> After:
     return after
 
 
-def _check_nan(bound: Bound) -> After:
+def _check_nan(bound: BoundPlan) -> After:
     def after(i: int, op: Operator, start: int, stop: int) -> None:
         for n in op.output_arg_names:
             a = bound.arrays.get(n)

@@ -10,12 +10,12 @@ from ...ops import kernels
 from ...ops.comm.collective import native_calls
 from ..context import RunContext
 from ..plan.records import Step
-from .bound_plan import Bound
-from .thread_calls import NOTES, WAITS, Call, Track
+from .bound_plan import BoundPlan
+from .thread_calls import NOTES, WAITS, Call, CallList
 
 
 class OverlapThreads(Protocol):
-    def beside(self, k: int, step: Step, call: Call | None) -> None:
+    def start(self, k: int, step: Step, call: Call | None) -> None:
         """Step k starts here."""
 
     def wait(self, op: Operator, k: int) -> None:
@@ -25,11 +25,11 @@ class OverlapThreads(Protocol):
 class Streams:
     """One thread puts all on two streams of a GPU; `order_after` lets one wait for the other."""
 
-    def __init__(self, comm: Any, bound: Bound):
+    def __init__(self, comm: Any, bound: BoundPlan):
         self.comm, self.compute = comm, bound.compute
         self.marks: dict[int, Any] = {}
 
-    def beside(self, k: int, step: Step, call: Call | None) -> None:
+    def start(self, k: int, step: Step, call: Call | None) -> None:
         if call is not None:
             self.compute.add(step.op, call, k)
         if step.marked:
@@ -48,14 +48,14 @@ class Streams:
 class Threads:
     """Two threads of a CPU rank tell each other how many of the steps beside compute may start, and how many are through."""
 
-    def __init__(self, ctx: RunContext, bound: Bound):
+    def __init__(self, ctx: RunContext, bound: BoundPlan):
         self.ctx, self.bound, self.compute = ctx, bound, bound.compute
         self.numbers: dict[int, int] = {}  # of those steps
 
-    def beside(self, k: int, step: Step, call: Call | None) -> None:
-        if self.bound.beside is None:
-            self.bound.beside = Track()
-        track, op, number = self.bound.beside, step.op, len(self.numbers) + 1
+    def start(self, k: int, step: Step, call: Call | None) -> None:
+        if self.bound.overlapped is None:
+            self.bound.overlapped = CallList()
+        track, op, number = self.bound.overlapped, step.op, len(self.numbers) + 1
         self.numbers[k] = number
         if self.compute.numbers[-1:] == [NOTES]:  # nothing is computed between this step and the one before: they start together
             self.compute.drop()

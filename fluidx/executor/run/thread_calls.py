@@ -21,7 +21,7 @@ Call = Callable[[], Any]
 WAITS, NOTES = -1, -2  # in the place of a step's number: a call that waits for the other thread or stream; one that says where this one is
 
 
-class Track:
+class CallList:
     """`steps` are the operators that do anything with their calls, which have no arguments; `numbers` says for each which step of the plan
     it is, or WAITS or NOTES. A run makes fewer calls: neighbouring steps of C kernels are one, of which the first operator stands for all
     where something goes wrong.
@@ -35,8 +35,8 @@ class Track:
         self._ops: list[Operator] = []
         self._lengths: list[int] = []  # how many steps a call is
         self._rest: Iterator[Call] = iter(())
-        self._trail: Progress | None = None
-        self._said: Sequence[int] = ()  # for each call what the trail is told
+        self._progress: Progress | None = None
+        self._text_ids: Sequence[int] = ()  # for each call what the trail is told
 
     def add(self, op: Operator, call: Call, number: int) -> None:
         self.steps.append((op, call))
@@ -56,27 +56,27 @@ class Track:
             self._lengths += [len(ops)] if native else [1] * len(ops)
             self.block = self._calls[0] if native and len(self.steps) == len(ops) else None
 
-    def leave(self, trail: Progress) -> None:
+    def record_progress(self, progress: Progress) -> None:
         """Have runs leave a trail: of calls that are one operator. Several C kernels that are one call are not told apart."""
-        self._trail = trail
-        self._said = [trail.said(op) if n == 1 else 0 for op, n in zip(self._ops, self._lengths, strict=True)]
+        self._progress = progress
+        self._text_ids = [progress.text_id(op) if n == 1 else 0 for op, n in zip(self._ops, self._lengths, strict=True)]
 
     def run(self) -> None:
         self._rest = rest = iter(self._calls)
         try:
             with np.errstate(all="ignore"):  # overflow and 0/0 are values; FLUIDX_CHECK_NAN finds where they come from
-                if self._trail is None:
+                if self._progress is None:
                     for call in rest:
                         call()
                 else:
-                    self._trail.follow(rest, self._said)
+                    self._progress.run_calls(rest, self._text_ids)
         except Exception as e:
             explain(self._failed(e), e)
 
     def run_watched(self, after: observers.After, first: int, finish: Call | None) -> None:
         """`run`, one step after the other, with `after(first + i, op, start, stop)` called behind the step number i, once that is through
         (`finish`)."""
-        joined = self._calls, self._ops, self._said
+        joined = self._calls, self._ops, self._text_ids
         clock = observers.clock
         for _, step in self.steps:
             if isinstance(step, kernels.Native):
@@ -94,11 +94,11 @@ class Track:
             for i, ((op, call), number) in enumerate(zip(self.steps, self.numbers, strict=True))
         ]
         self._ops = [op for op, _ in self.steps]
-        self._said = [] if self._trail is None else [self._trail.said(op) for op in self._ops]
+        self._text_ids = [] if self._progress is None else [self._progress.text_id(op) for op in self._ops]
         try:
             self.run()
         finally:
-            self._calls, self._ops, self._said = joined
+            self._calls, self._ops, self._text_ids = joined
 
     def explained(self, error: Exception) -> Exception:
         """An error of the block, as a run would raise it."""
