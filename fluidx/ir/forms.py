@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple
 
 from . import flow
 from .flow import listed
@@ -45,6 +46,8 @@ class FormChoice(NamedTuple):
 
 class ValueForm(ABC):
     """What one kind of walk means by a form. Forms are compared by `==`."""
+
+    by_name: ClassVar[bool] = False  # whether operands are converted in the order of their names, not in that of the slots
 
     @abstractmethod
     def stored(self, d: Var) -> Any:
@@ -196,8 +199,9 @@ class FormWalk:
             self.out.append(op)
             return
         changed: dict[int, str] = {}
-        for k, (n, form) in enumerate(zip(ins, choice.ins, strict=True)):
-            if n is not None and form is not None and (local := self.bring(n, form, op)) != n:
+        wanted = [(k, n, form) for k, (n, form) in enumerate(zip(ins, choice.ins, strict=True)) if n is not None and form is not None]
+        for k, n, form in sorted(wanted, key=itemgetter(1)) if self.form.by_name else wanted:
+            if (local := self.bring(n, form, op)) != n:
                 changed[k] = local
         if changed:
             op = op.replace(inputs=with_names(op, definition, ins, changed))

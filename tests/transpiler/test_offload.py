@@ -18,6 +18,7 @@ from fluidx.testing.models import classifier, integer_mlp, train_ranks, train_si
 from fluidx.transpiler.passes.offload import Offload
 from fluidx.verify import verify_ranks
 from tests.executor.fake_cupy import DeviceArray, fake
+from tests.transpiler import control_models
 from tests.transpiler.models import MODELS, L, same_answers, written
 from tests.transpiler.test_fsdp import deep
 
@@ -201,6 +202,19 @@ def test_what_updates_do_beside_updating_is_done_on_the_host_too(optimizer):
         return loss, OPTIMIZERS[optimizer](), lambda rows, seed=0: {"x": np.random.default_rng(seed).standard_normal((rows, 6))}
 
     same_answers(written(step), STRATEGIES["fsdp"](), 2)
+
+
+IN_BODIES = {
+    "branch": (("cond", "flag", ("fc",), ("scale", "parameter")),),
+    "loop": (("loop", 2, ("fc", "mean")),),
+    "branch in a loop": (("loop", 2, (("cond", "size", ("parameter",), ("fc", "scale")),)), "fc"),
+}
+
+
+@pytest.mark.parametrize("recipe", IN_BODIES)
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp that keeps", "zero1"])
+def test_what_bodies_read_of_the_host_is_copied_and_answers_stay(recipe, strategy):
+    same_answers(control_models.model(IN_BODIES[recipe]), STRATEGIES[strategy](), 2)
 
 
 def test_one_stage_of_a_pipeline_offloads_its_parameters():

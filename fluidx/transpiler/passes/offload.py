@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from ...ir import flow
+from ...ir.forms import FormChoice, FormWalk, Held, Names, ValueForm
 from ...ir.memory_spaces import elements_read, pattern_in
 from ...ir.opdef import Effect, OpDef, opdef
 from ...ir.operator import Operator, Role, unary
-from ...ir.program import Block, Program, ProgramPair, Var
-from ...ir.unique_name import unused
+from ...ir.program import Program, ProgramPair, Var
 from ..pass_base import Job, Pass
 
+HOST, DEVICE = "host", "device"
 _TALKS = (Effect.COLLECTIVE, Effect.P2P)
 _UPDATES = (Role.OPTIMIZE, Role.LR_SCHED)
 _COMPUTES = (Role.FORWARD, Role.LOSS, Role.BACKWARD)
@@ -34,7 +35,7 @@ class Offload(Pass):
     def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
         main, startup = pair.main.copy(), pair.startup.copy()
         resting = _resting(main)
-        copies = [_Offloading(program, resting).run() for program in (main, startup)]
+        copies = [_offloaded(program, resting) for program in (main, startup)]
         job.log.append(f"on the host: {len(resting)} variables, for which main copies {copies[0]} times between the memories")
         return ProgramPair(main, startup)
 
@@ -73,134 +74,72 @@ def _moved_for_updates(program: Program, resting: Container[str]) -> set[int]:
     return found
 
 
-class _Offloading:
-    """Puts the operators of one program into the two memories, in place. `run` gives the number of copies written."""
+def _offloaded(program: Program, resting: Container[str]) -> int:
+    """Put the operators of a program into the two memories, in place. Returns the number of copies between these."""
+    form = _Memories(program, resting)
+    FormWalk(program, form).run()
+    for block in program.blocks:
+        for d in list(block.descs.values()):
+            if d.name in resting:
+                block.descs[d.name] = form.declared(d, HOST)
+    return form.count
 
-    def __init__(self, program: Program, resting: Iterable[str]):
-        self.program = program
-        self.block = program.global_block()
-        self.hosted = set(resting)  # what lies on the host, of all that has a place
-        self.placed = {n for n, d in self.block.descs.items() if d.persistable or d.is_data}
-        self.moved = _moved_for_updates(program, self.hosted)
-        self.copies: dict[str, str] = {}  # of values, in the other memory
+
+class _Memories(ValueForm):
+    """Forms are the two memories. Forward and backward copy what rests in the other memory each for itself, and what only moves a value
+    takes a copy of its own; all other readers of a value share one."""
+
+    by_name = True
+
+    def __init__(self, program: Program, resting: Container[str]):
+        self.resting = resting
+        self.moved = _moved_for_updates(program, resting)
+        self.persistable = [d.name for d in program.global_block().descs.values() if d.persistable]
         self.section = Role.DIST
         self.count = 0
 
-    def run(self) -> int:
-        self._block(self.block)
-        for block in self.program.blocks:
-            for n, d in block.descs.items():
-                if n in self.hosted and not d.on_host:
-                    block.descs[n] = d.changed(on_host=True)
-        return self.count
+    def stored(self, d: Var) -> str | None:
+        return HOST if d.name in self.resting else DEVICE if d.persistable or d.is_data else None
 
-    def _block(self, block: Block) -> None:
-        outer, self.block = self.block, block
-        ops, block.oplist = block.oplist, []
-        for op in ops:
-            definition = opdef(op.type)
-            if op.role is not Role.DIST and op.role is not self.section:
-                self._turn(op.role)
-            if definition.bodies:
-                self._control(op, definition)
-            else:
-                self._operator(op, definition)
-        self.block = outer
+    def given(self, d: Var) -> str:
+        return DEVICE
 
-    def _turn(self, role: Role) -> None:
-        """Operators of this role follow: copies of what rests are made anew, so that none is kept from forward to backward."""
-        self.section = role
-        descs = self.program.global_block().descs
-        self.copies = {n: copy for n, copy in self.copies.items() if n not in descs or not descs[n].persistable}
+    def before(self, walk: FormWalk, op: Operator) -> None:
+        """Copies of what rests are made anew where another section begins, so that none is kept from forward to backward."""
+        if op.role is not Role.DIST and op.role is not self.section:
+            self.section = op.role
+            walk.drop_copies(self.persistable)
 
-    # -- one operator ----------------------------------------------------------------------------------------------------
+    def keeps(self, op: Operator) -> bool:
+        return op.role is not Role.DIST
 
-    def _operator(self, op: Operator, definition: type[OpDef]) -> None:
-        here = self._on_host(op, definition)
-        away = {n for n in op.input_arg_names if (n in self.hosted) is not here}
-        if away and op.role is not Role.DIST:
-            away.intersection_update(elements_read(op, self.block))
-        read = {n: self._copied(n, op) for n in sorted(away)}
-        made = {n: self._new(n, here) for n in op.output_arg_names if n in self.placed and (n in self.hosted) is not here}
-        new = op.renamed(read)
-        if made:
-            new = new.replace(outputs={s: tuple([made.get(n, n) for n in names]) for s, names in op.outputs.items()})
-        self.block.oplist.append(new)
-        self._forget(op.output_arg_names)
-        for n in op.output_arg_names:
-            if n in made:
-                self._copy(made[n], n, op)
-            elif n not in self.placed:
-                self._place(n, here)
+    def choose(self, walk: FormWalk, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> FormChoice:
+        here = HOST if self._on_host(walk, op, definition) else DEVICE
+        read = op.input_arg_names if op.role is Role.DIST else elements_read(op, walk.block)
+        return FormChoice([here if n in read else None for n in ins], [Held((here,))] * len(outs))
 
-    def _on_host(self, op: Operator, definition: type[OpDef]) -> bool:
+    def _on_host(self, walk: FormWalk, op: Operator, definition: type[OpDef]) -> bool:
         """Does the host run it: an update, what moves only what lies there, or a source of what rests there?"""
         if definition.effect in _TALKS:
             return False
         if op.role in _UPDATES:
             return True
         if op.input_arg_names:
-            return id(op) in self.moved or op.role is Role.DIST and self.hosted.issuperset(op.input_arg_names)
-        return bool(op.output_arg_names) and self.hosted.issuperset(op.output_arg_names)
+            return id(op) in self.moved or op.role is Role.DIST and self._hosted(walk, op.input_arg_names)
+        return self._hosted(walk, op.output_arg_names)
 
-    def _copied(self, name: str, op: Operator) -> str:
-        """The name of a copy in the other memory; what only moves the value takes one of its own."""
-        alone = op.role is Role.DIST
-        if not alone and name in self.copies:
-            return self.copies[name]
-        copy = self._new(name, name not in self.hosted)
-        self._copy(name, copy, op)
-        if not alone:
-            self.copies[name] = copy
-        return copy
+    def _hosted(self, walk: FormWalk, names: Sequence[str]) -> bool:
+        return bool(names) and all(walk.home.get(n) == HOST for n in names)
 
-    def _copy(self, source: str, target: str, near: Operator) -> None:
-        kind = "memcpy_d2h" if target in self.hosted else "memcpy_h2d"
-        self.block.oplist.append(unary(kind, source, target, site=near.site))
+    def common(self, op: Operator, held: Sequence[Held]) -> Held:
+        return Held((HOST if op.role in _UPDATES else DEVICE,))
+
+    def convert(self, walk: FormWalk, name: str, source: str, target: str, want: str, near: Operator) -> None:
+        walk.out.append(unary("memcpy_d2h" if want == HOST else "memcpy_h2d", source, target, site=near.site))
         self.count += 1
 
-    def _new(self, name: str, on_host: bool) -> str:
-        """Declare a value like one of the other memory."""
-        copy = unused(f"{name}.{'host' if on_host else 'device'}", self.block.find)
-        d = self.block.desc(name)
-        self.block.descs[copy] = Var(copy, d.type, d.placement, stop_gradient=True)
-        self._place(copy, on_host)
-        return copy
+    def declared(self, d: Var, form: str) -> Var:
+        return d.changed(on_host=form == HOST)
 
-    def _place(self, name: str, on_host: bool) -> None:
-        self.placed.add(name)
-        if on_host:
-            self.hosted.add(name)
-
-    def _forget(self, names: Iterable[str]) -> None:
-        """What was copied of these is not their value any more."""
-        for n in names:
-            self.copies.pop(n, None)
-
-    # -- operators that run blocks ---------------------------------------------------------------------------------------
-
-    def _control(self, op: Operator, definition: type[OpDef]) -> None:
-        """Each operator of a block has its own memory; all blocks leave a result in one. What decides is read wherever it lies."""
-        self._forget(flow.writes(self.program, op))
-        outer, here = self.copies, op.role in _UPDATES
-        for n in op.output_arg_names:
-            if n not in self.placed:
-                self._place(n, here)
-        attrs = dict(op.attrs)
-        for which, results in definition.bodies.items():
-            self.copies = dict(outer)
-            block = self.program.blocks[op.attrs[which].idx]
-            self._block(block)
-            if results:
-                attrs[results] = tuple([self._left(block, n, out, op) for n, out in zip(attrs[results], op.output_arg_names, strict=True)])
-        self.copies = outer
-        self.block.oplist.append(op if attrs == op.attrs else op.replace(attrs=attrs))
-
-    def _left(self, block: Block, name: str, out: str, op: Operator) -> str:
-        """The name under which a block leaves a result in the memory of the operator's."""
-        if (name in self.hosted) is (out in self.hosted):
-            return name
-        outer, self.block = self.block, block
-        copy = self._copied(name, op)
-        self.block = outer
-        return copy
+    def copy(self, d: Var, form: str) -> Var:
+        return Var(d.name, d.type, d.placement, stop_gradient=True, on_host=form == HOST)
