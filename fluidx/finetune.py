@@ -1,4 +1,4 @@
-"""What the command `fluidx onnx train` does: a model file and arrays go in, a trained model file comes out."""
+"""The command `fluidx onnx train`: it trains a model file on arrays and writes a trained model file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .onnx.training import set_training
 from .regularizer import L2Decay
 from .transpiler import DistributeTranspiler, strategies
 
-RATES = {"adam": 3e-3, "momentum": 1e-2, "sgd": 1e-2}  # optimizer -> the learning rate where none is given
+RATES = {"adam": 3e-3, "momentum": 1e-2, "sgd": 1e-2}  # optimizer -> its default learning rate
 SCHEDULES = ("cosine", "linear", "constant")
 _PRODUCTS = ("matmul", "mul")
 _CROSS_ENTROPY = "softmax_with_cross_entropy"
@@ -36,11 +36,11 @@ _CROSS_ENTROPY = "softmax_with_cross_entropy"
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained: the options of the command."""
+    """The options of the command."""
 
     loss: str = _CROSS_ENTROPY
     optimizer: str = "adam"
-    lr: float | None = None  # that of RATES
+    lr: float | None = None  # default: RATES
     schedule: str = "cosine"
     warmup: int = 0
     weight_decay: float = 0.0
@@ -63,7 +63,7 @@ class Training:
 
 
 class Built(NamedTuple):
-    """A model that is ready to be trained: its loss, and the share of examples that it gets right where labels are classes."""
+    """A model that is ready for training: its loss, and its accuracy if labels are classes."""
 
     model: OnnxModel
     loss: Variable
@@ -75,7 +75,7 @@ class Built(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """Means over an epoch: the loss, and the share of examples that are right, of training and of what was held back."""
+    """Means over an epoch: loss and accuracy on the training and the validation examples."""
 
     loss: float
     accuracy: float | None = None
@@ -92,10 +92,10 @@ def _measured(loss: float, accuracy: float | None) -> str:
 
 
 def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str], None] = print) -> list[float]:
-    """Train the model in `path` on the arrays of an .npz file and write it to `output`; returns the mean loss of each epoch.
+    """Train the model in `path` on the arrays of an .npz file and write it to `output`. Returns the mean loss of each epoch.
 
-    The file has an array for each input of the model, by name, and one called `label`; rows are examples. Raises OnnxError where arrays do
-    not fit the model or each other, and what loading, transpiling and proving raise.
+    The file has an array for each input of the model, by name, and one called `label`; rows are examples. Raises OnnxError if arrays do not
+    fit the model or each other, and the errors of loading, transpiling and proving.
     """
     built = _prepared(path, how)
     model = built.model
@@ -123,14 +123,14 @@ def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str
         exe.run_startup()
         epochs = _run(exe, built, feeds, held, how, say)
         if gone := next((p.name for p in model.parameters if not np.isfinite(exe.state(p.name)).all()), None):
-            raise OnnxError(f"{gone!r} is not finite after the last step, and nothing was written; a smaller --lr may help")
+            raise OnnxError(f"{gone!r} is not finite after the last step, so nothing was written; a smaller --lr may help")
         save(model.program, output, fetches=model.fetches, executor=exe)
     say(f"wrote {output}; {_came_to(epochs)}")
     return [e.loss for e in epochs]
 
 
 def _came_to(epochs: Sequence[Epoch]) -> str:
-    """What became of the loss, in words, and how much is right in the end."""
+    """The change of the loss in words, and the final accuracy."""
     first, last = epochs[0], epochs[-1]
     said = f"the loss of its one epoch was {last.loss:.4g}"
     if len(epochs) > 1:
@@ -141,7 +141,7 @@ def _came_to(epochs: Sequence[Epoch]) -> str:
 
 
 def _prepared(path: str, how: Training) -> Built:
-    """The model with its loss, and its accuracy where labels are classes."""
+    """The model with its loss, and its accuracy if labels are classes."""
     model = load(path, how.shapes, how.also_train)
     classes = how.head
     head = None if classes is None else lambda m: _head(m, classes)
@@ -156,7 +156,7 @@ def _prepared(path: str, how: Training) -> Built:
 
 
 def _minimized(built: Built, how: Training, steps: int) -> None:
-    """Append the gradients and updates, whose rate follows the schedule over so many steps an epoch."""
+    """Append gradients and updates. The learning rate follows the schedule with `steps` steps in each epoch."""
     total = steps * how.epochs
     with unique_name.guard("train_"), program_guard(built.model.program, built.model.startup):
         rate: Any = how.rate
@@ -170,7 +170,7 @@ def _minimized(built: Built, how: Training, steps: int) -> None:
 
 
 def _optimizer(model: OnnxModel, how: Training, rate: Any) -> Any:
-    """Weight decay is of weights with two axes and more, not of biases and scales."""
+    """The optimizer. Weight decay applies to weights with two or more axes, not to biases and scales."""
     decaying = {p.name for p in model.parameters if p.ndim > 1}
     if how.optimizer == "adam":
         if not how.weight_decay:
@@ -183,7 +183,7 @@ def _optimizer(model: OnnxModel, how: Training, rate: Any) -> Any:
 
 
 def _head(model: OnnxModel, classes: int) -> Variable:
-    """A layer to so many classes, of what the model's last layer reads."""
+    """A new last layer for `classes` classes, with the input of the model's last layer."""
     block = model.program.global_block()
     for op in reversed(model.program.ops):
         if op.type in _PRODUCTS and block.desc(op.inputs["Y"][0]).is_parameter:
@@ -191,11 +191,11 @@ def _head(model: OnnxModel, classes: int) -> Variable:
             taken = {p.name.rpartition(".")[0] for p in model.parameters}
             name = next(n for n in chain(["head"], (f"head_{k}" for k in count(1))) if n not in taken)
             return layers.fc(x, classes, num_flatten_dims=x.ndim - 1, param_attr=f"{name}.weight", bias_attr=f"{name}.bias")
-    raise OnnxError("the model has no product with a parameter whose place a new head could take; write it: fx.onnx.set_training(head=...)")
+    raise OnnxError("the model has no product with a parameter that a head could replace; write it: fx.onnx.set_training(head=...)")
 
 
 def _parted(model: OnnxModel, data: Path, how: Training) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """What is trained on, and what is held back for validation, which may be nothing."""
+    """The training examples and the validation examples, which may be none."""
     feeds = _checked(model, read_arrays(data), data, how)
     if how.val is not None:
         return feeds, _checked(model, read_arrays(how.val), how.val, how)
@@ -213,7 +213,7 @@ def _rows(feeds: Mapping[str, np.ndarray]) -> int:
 
 
 def _checked(model: OnnxModel, arrays: dict[str, np.ndarray], data: Path, how: Training) -> dict[str, np.ndarray]:
-    """What is fed, by the program's names. Raises OnnxError."""
+    """The feeds by names of the program. Raises OnnxError if the arrays do not fit the model."""
     held = initialized(model.proto.graph)
     given = [i.name for i in model.proto.graph.input if i.name not in held]
     wanted = dict(zip(given, model.feeds, strict=True)) | {"label": model.program.global_block().var("label")}
@@ -236,23 +236,23 @@ def _checked(model: OnnxModel, arrays: dict[str, np.ndarray], data: Path, how: T
         fed[v.name] = _fitting(name, arrays[key], v)
     if rest:
         name = min(rest)
-        raise OnnxError(f"{data} has an array {name!r}, which nothing in the model is called; {nearest(name, wanted, 'wanted are')}")
+        raise OnnxError(f"{data} has an array {name!r}, but nothing in the model has that name; {nearest(name, wanted, 'wanted are')}")
     rows = {n: len(a) for n, a in fed.items() if a.ndim}
     if len(set(rows.values())) != 1 or 0 in rows.values():
-        raise OnnxError(f"the arrays of {data} must have one number of rows, above 0: {', '.join(f'{n} has {r}' for n, r in rows.items())}")
+        raise OnnxError(f"the arrays of {data} must have equally many rows (not 0): {', '.join(f'{n} has {r}' for n, r in rows.items())}")
     if how.loss == _CROSS_ENTROPY:
         classes, label = model.fetches[0].shape[-1], fed["label"]
         if label.min() < 0 or label.max() >= classes > 0:
-            way_out = f"; --head {label.max() + 1} gives it a last layer for as many as there are" if label.min() >= 0 else ""
+            way_out = f"; --head {label.max() + 1} gives it a last layer for all classes" if label.min() >= 0 else ""
             if 0 < label.min() and label.max() - label.min() < classes:
                 way_out = f"; labels count from 0: save label - {label.min()}" + way_out.replace("; ", ", or ")
             has = f"the model has {classes} classes: 0 to {classes - 1}"
-            raise OnnxError(f"labels go from {label.min()} to {label.max()}, and {has}{way_out}")
+            raise OnnxError(f"labels go from {label.min()} to {label.max()}, but {has}{way_out}")
     return fed
 
 
 def _check_open(inputs: Mapping[str, Variable]) -> None:
-    """Refuse a model of which no input takes batches of any size."""
+    """Refuse a model without an input that takes batches of any size."""
     fixed = next(((name, v) for name, v in inputs.items() if v.ndim and v.shape[0] != ANY), None)
     if fixed is None or any(v.ndim and v.shape[0] == ANY for v in inputs.values()):
         return
@@ -262,7 +262,7 @@ def _check_open(inputs: Mapping[str, Variable]) -> None:
 
 
 def _fitting(name: str, a: np.ndarray, v: Variable) -> np.ndarray:
-    """An array in the type of the variable that it is for."""
+    """An array in the dtype of the variable that it feeds."""
     if name == "label" and a.ndim == v.ndim - 1 and v.shape[-1] == 1:
         a = a[..., None]
     try:
@@ -305,7 +305,7 @@ def _batches(feeds: dict[str, np.ndarray], how: Training, epoch: int) -> Iterato
 def _run(
     exe: Any, built: Built, feeds: dict[str, np.ndarray], held: dict[str, np.ndarray], how: Training, say: Callable[[str], None]
 ) -> list[Epoch]:
-    """Train; a bar with loss, rate and time left where there is a terminal, a line for each epoch anyway."""
+    """Train. A terminal shows a progress bar with loss, speed and time left; each epoch prints a line."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -327,7 +327,7 @@ def _run(
             if not np.isfinite(means[0]):
                 gone = next((n for n, a in feeds.items() if a.dtype.kind == "f" and np.isnan(a).any()), None)
                 hint = f"array {gone!r} of the data holds NaN" if gone else "a smaller --lr may help"
-                raise OnnxError(f"the loss is {means[0]} in epoch {epoch + 1}, and nothing was written; {hint}")
+                raise OnnxError(f"the loss is {means[0]} in epoch {epoch + 1}, so nothing was written; {hint}")
             done = Epoch(*means, *[None] * (2 - len(means)), *_validated(exe, built, held, how))
             say(f"epoch {epoch + 1} of {how.epochs}: {done}")
             epochs.append(done)
@@ -335,7 +335,7 @@ def _run(
 
 
 def _validated(exe: Any, built: Built, held: dict[str, np.ndarray], how: Training) -> list[float]:
-    """The measures of what was held back, by the program as it is for inference, with the parameters that the ranks have now."""
+    """The measures on the validation examples, computed by the inference form of the program with the ranks' current parameters."""
     if not held:
         return []
     program, scope, alone = built.model.program.clone(for_test=True), Scope(), Executor(CPUPlace())

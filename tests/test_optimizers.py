@@ -433,7 +433,7 @@ def test_state_under_a_name_that_exists_is_refused():
         (lambda: optimizer.SGD("fast"), "optimizer.SGD: learning_rate must be a number, got str: 'fast'"),
         (lambda: optimizer.SGD(0.1, regularization=0.1), "regularization must be L1Decay, L2Decay or None, got 0.1"),
         (lambda: optimizer.SGD(0.1, grad_clip=5.0), "grad_clip must be a GradientClipBy... or None, got 5.0"),
-        (lambda: optimizer.Adam(0.1, beta1=1.0), "beta1 must be from 0 up to, but not, 1; got 1.0"),
+        (lambda: optimizer.Adam(0.1, beta1=1.0), "beta1 must be at least 0 and below 1; got 1.0"),
         (lambda: optimizer.Momentum(0.1, None), "momentum must be a number, got NoneType"),
     ],
 )
@@ -445,5 +445,5 @@ def test_options_that_make_no_sense(make, says):
 
 def test_main_as_its_own_startup_program_is_refused():
     training = Training(w=([1.0], None))
-    with training.guard(), pytest.raises(ProgramError, match="the startup program must be another program"):
+    with training.guard(), pytest.raises(ProgramError, match="the startup program must differ from the main program"):
         optimizer.SGD(0.1).minimize(training.loss, training.main)

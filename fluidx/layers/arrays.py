@@ -1,4 +1,4 @@
-"""Arrays of variables, which grow while a program runs: create_array, array_write, array_read, array_length."""
+"""Layers for arrays of variables that grow while a program runs: create_array, array_write, array_read, array_length."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .helper import LayerWriter
 
 
 def create_array(dtype: Any) -> Variable:
-    """An array without elements, for `array_write`; the first element decides the type of all.
+    """An empty array for `array_write`. Its first element determines the type of all elements.
 
-    Values of arrays are kept on the host, between the operators that compute: a program with one runs on one device. The gradient of a
-    loop does not go through arrays: a loop that is trained carries tensors.
+    Arrays are kept on the host, so a program with one runs on one device. Gradients of a loop do not pass through arrays; carry tensors in
+    a loop that is trained.
 
     >>> import numpy as np
     >>> import fluidx as fx
@@ -31,15 +31,15 @@ def create_array(dtype: Any) -> Variable:
 
 
 def array_write(x: Variable, i: Variable, array: Variable | None = None) -> Variable:
-    """The array, whose element at position `i`, an integer variable, is now x; one behind the last element appends. Without `array` a new
-    one is made."""
+    """The array with x written at position `i`, an integer variable. A position after the last element appends; without `array` a new array
+    is made."""
     helper = LayerWriter("array_write")
     x, i = helper.variable(x, "x"), helper.variable(i, "i")
     if array is None:
         array = create_array(x.dtype)
     array = _array(helper, array)
-    _take_type(helper.main, array, x)
-    # not where the index is: a loop may change that before a gradient reads it
+    _set_element_type(helper.main, array, x)
+    # a copy of the index: a loop may change the index before the gradient reads it
     written, _ = helper.op("sequence_write", array, x, helper.op("assign", i), out={"Out": array})
     return written
 
@@ -51,7 +51,7 @@ def array_read(array: Variable, i: Variable) -> Variable:
 
 
 def array_length(array: Variable) -> Variable:
-    """How many elements an array has, int64 [1]."""
+    """The number of elements of an array, int64 [1]."""
     helper = LayerWriter("array_length")
     return helper.op("reshape", helper.op("sequence_length", _array(helper, array)), shape=(1,))
 
@@ -63,8 +63,8 @@ def _array(helper: LayerWriter, array: Any) -> Variable:
     return array
 
 
-def _take_type(program: Program, array: Variable, x: Variable) -> None:
-    """Let the array be one of values like x, if nothing was written to it yet."""
+def _set_element_type(program: Program, array: Variable, x: Variable) -> None:
+    """Set the element type of a new array to that of x, or check it."""
     declared = array.desc.type
     block = array.block
     for k, op in enumerate(block.oplist):

@@ -1,4 +1,4 @@
-"""Comparisons and logic: layers with a bool result, which `cond=` or `out=` can direct into an existing variable."""
+"""Comparison and logic layers. Their bool results may be written into an existing variable given as `cond=` or `out=`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Control flow: loops and branches whose bodies are blocks of the same program, and printing while it runs.
+"""Control flow layers (loops and branches whose bodies are blocks of the same program), and printing of values at run time.
 
-A body is written by running Python once: `While.block()` and the functions given to `cond`, `while_loop`, `case` and `switch_case` append
-their operators to a new block. Assignments into variables of the enclosing block (`assign(..., output=v)`, `increment`, comparisons
-with `cond=`) outlive the body.
+The body is written by running its Python code once: `While.block()` and the functions given to `cond`, `while_loop`, `case` and
+`switch_case` append their operators to a new block. Assignments to variables of the enclosing block (`assign(..., output=v)`, `increment`,
+comparisons with `cond=`) stay after the body.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .tensor import assign, fill_constant
 
 
 def _condition(helper: LayerWriter, value: Any, what: str) -> Variable:
-    """`value`, which must be one bool."""
+    """`value`, after a check that it is one bool."""
     v = helper.variable(value, what)
     if v.dtype != "bool" or v.desc.type.numel != 1:
         raise wrong(f"{helper.label}: {what} must be a bool variable of one element; variable {v.name!r} is {v.desc.type}")
@@ -33,10 +33,10 @@ def _condition(helper: LayerWriter, value: Any, what: str) -> Variable:
 
 
 class While:
-    """A loop that runs its block as long as `cond`, a bool variable of one element, is true.
+    """A loop that runs its block while `cond`, a bool variable of one element, is true.
 
-    The block must write `cond` anew (`layers.less_than(i, n, cond=cond)`). `is_test` has no effect. `max_rounds` ends the loop after so
-    many rounds at the latest, and bounds the memory that its gradient takes; 0 sets no bound.
+    The block must update `cond` (`layers.less_than(i, n, cond=cond)`). `is_test` has no effect. `max_rounds` limits the number of rounds,
+    and so the memory of the gradient; 0 means no limit.
 
     >>> import fluidx as fx
     >>> main = fx.Program()
@@ -57,7 +57,7 @@ class While:
 
     @contextmanager
     def block(self) -> Iterator[Block]:
-        """Operators written inside are the body. Raises ProgramError when they never write the condition."""
+        """Operators written inside are the body. Raises ProgramError if they never write the condition."""
         outer = self.helper.main.current_block()
         with self.helper.main.sub_block() as body:
             yield body
@@ -67,7 +67,7 @@ class While:
                 f"{self.helper.label}: the body never writes the condition {self.cond_var.name!r}, so the loop would not end; "
                 "give it as cond= to a comparison in the body"
             )
-        # a loop may run zero times, so what it writes it also passes on
+        # a loop may run zero times, so variables that it writes are also inputs
         xs = list(dict.fromkeys([*writes, *reads]))
         attrs = {"sub_block": BlockRef(body.idx), "max_rounds": self.max_rounds}
         outer.append_op("while", {"Condition": self.cond_var, "X": xs}, {"Out": writes}, attrs)
@@ -76,17 +76,18 @@ class While:
 
 
 def _note_sizes(outer: Block, body: Block, writes: Sequence[str]) -> None:
-    """Take note of variables whose open sizes a round changes: they equal no others."""
+    """Mark variables whose open sizes a round changes, so that these sizes equal no others."""
     open_ones = [n for n in writes if isinstance(t := outer.desc(n).type, TensorType) and ANY in t.shape]
     for n in StandInShapes(outer).changed(open_ones, body) if open_ones else ():
         outer.var(n).is_resized = True
 
 
 def _carry_gradients(program: Program, outer: Block, body: Block, writes: Sequence[str]) -> None:
-    """What begins as a constant and goes on as something else is no constant, and neither is what a body made of it before that was known.
+    """A variable that starts as a constant but is updated with a gradient in the loop is no longer a constant, and neither are values that
+    the body computed from it before this was known.
 
-    Where stop_gradient is set though an input has a gradient, it was set by the user, and stays. Parameters that are not trained, such as
-    running statistics, stay so too.
+    If stop_gradient is set although an input has a gradient, the user set it, and it stays. Parameters that are not trained, such as
+    running statistics, also keep it.
     """
     ops, cut = list(_all_ops(program, body)), set[str]()
 
@@ -109,7 +110,7 @@ def _carry_gradients(program: Program, outer: Block, body: Block, writes: Sequen
 
 
 def _all_ops(program: Program, block: Block) -> Iterator[tuple[Block, Operator]]:
-    """The operators of a block and of those that they run, each with its block."""
+    """The operators of a block and of its sub-blocks, each with its block."""
     for op in block.oplist:
         for idx in op.sub_blocks():
             yield from _all_ops(program, program.blocks[idx])
@@ -126,10 +127,10 @@ def while_loop(
 ) -> list[Any]:
     """Run `loop_vars = body(*loop_vars)` while `cond(*loop_vars)` holds, and return the last values.
 
-    `loop_vars` is a list of Variables, or of lists of them; `body` returns as many of the same shapes and dtypes; a size that is declared
-    open may change from round to round, and has no gradient then. The variables given are copied first and keep their values. `is_test` has
-    no effect. `max_rounds` ends the loop after so many rounds at the latest; 0 sets no bound. The gradient keeps what it needs of each
-    round: with a bound there is room for all rounds from the start, without one it grows with the rounds that a run has.
+    `loop_vars` is a list of Variables, or of lists of them. `body` returns the same structure with the same shapes and dtypes; an open size
+    may change from round to round, and such a variable has no gradient. The given variables are copied first and keep their values.
+    `is_test` has no effect. `max_rounds` limits the number of rounds; 0 means no limit. The gradient stores values of each round: with a
+    limit the memory is allocated at the start, without one it grows with the rounds of a run.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -151,12 +152,12 @@ def while_loop(
         go = assign(go)
     with While(go, max_rounds=max_rounds).block():
         new = body(*state)
-        # a single loop variable may come back without a list around it
+        # the body may return a single loop variable without a list
         if _shape_of(state) not in (_shape_of(new), _shape_of([new])):
             raise wrong(f"{helper.label}: body must return {_show(state)} like loop_vars, it returned {_show(new)}")
         values = [helper.variable(v, "a result of body") for v in _flatten(new)]
         names = {v.name for v in flat}
-        # a result that is itself a loop variable is read before any of them is overwritten
+        # a result that is a loop variable is copied before any of them is overwritten
         values = [assign(v) if v.name in names and v.name != target.name else v for v, target in zip(values, flat)]
         for v, target in zip(values, flat):
             if v.name != target.name:
@@ -203,10 +204,10 @@ def _show(value: Any) -> str:
 def cond(
     pred: Variable, true_fn: Callable[[], Any] | None = None, false_fn: Callable[[], Any] | None = None, name: str | None = None
 ) -> Any:
-    """The result of `true_fn()` where `pred`, a bool variable of one element, is true when the program runs, else of `false_fn()`.
+    """The result of `true_fn()` if `pred`, a bool variable of one element, is true when the program runs, else of `false_fn()`.
 
-    Both functions return the same structure: a Variable, a list of them (nested if you like), or None; corresponding variables have
-    one dtype and shapes that agree, open axes aside. Only the chosen branch runs.
+    Both functions return the same structure: a Variable, a list of them (may be nested), or None. Corresponding variables have equal
+    dtypes, and equal shapes except for open axes. Only the chosen branch runs.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -228,7 +229,7 @@ def cond(
     (yes, yes_flat), (no, no_flat) = results
     if (yes is None) != (no is None) or _shape_of(yes) != _shape_of(no):
         raise wrong(f"{helper.label}: both functions must return the same structure; true_fn gives {_show(yes)}, false_fn {_show(no)}")
-    # a branch may write variables of the enclosing block: they are outputs too, which the other branch leaves as they are
+    # a branch may write variables of the enclosing block: these are outputs too, and the other branch leaves them unchanged
     written = list(dict.fromkeys(n for b in blocks for n in sub_writes(helper.main, b)))
     outs = [_branch_output(helper, a, b, i) for i, (a, b) in enumerate(zip(yes_flat, no_flat))]
     reads = [n for b in blocks for n in sub_reads(helper.main, b)]
@@ -291,10 +292,10 @@ def switch_case(
     default: Callable[[], Any] | None = None,
     name: str | None = None,
 ) -> Any:
-    """The result of the function that `branch_index`, an integer variable of one element, picks.
+    """The result of the function with index `branch_index`, an integer variable of one element.
 
-    `branch_fns` is a dict from index to function, a list of (index, function) pairs or a list of functions; an index that is not there
-    picks `default` (by default the function with the largest index).
+    `branch_fns` is a dict from index to function, a list of (index, function) pairs, or a list of functions. Another index selects
+    `default`, which is by default the function with the largest index.
     """
     helper = LayerWriter("switch_case", name)
     index = helper.variable(branch_index, "branch_index")
@@ -323,7 +324,7 @@ def switch_case(
 
 @contextmanager
 def when(chosen: Variable, outer: Block, role: Role | None = None) -> Iterator[Block]:
-    """Operators written inside run where `chosen`, one bool of the block `outer`, holds; what they write outside outlives them."""
+    """Operators written inside run if `chosen`, a bool of the block `outer`, is true. Their writes to outer variables stay."""
     program = outer.program
     with program.sub_block(outer.idx) as block:
         yield block
@@ -357,7 +358,7 @@ class Switch:
 
     def __init__(self, name: str | None = None):
         self.helper = LayerWriter("switch", name)
-        self._open: Variable | None = None  # no case before this one held
+        self._open: Variable | None = None  # true if no earlier case was chosen
         self._inside = self._closed = False
 
     def __enter__(self) -> Switch:
@@ -373,7 +374,7 @@ class Switch:
         self._check()
         condition = _condition(self.helper, condition, "condition")
         chosen = condition if self._open is None else logical_and(self._open, condition)
-        # read before the branch, which may write what the condition depends on
+        # computed before the branch, which may write inputs of the condition
         others = logical_not(chosen) if self._open is None else logical_and(self._open, logical_not(condition))
         with when(chosen, self.helper.main.current_block()) as block:
             yield block
@@ -396,7 +397,7 @@ class Switch:
             raise wrong(f"{self.helper.label}: use it as `with Switch() as switch:`")
 
 
-# -- looking at values while a program runs ---------------------------------------------------------------------------------------
+# -- printing ---------------------------------------------------------------------------------------------------------------------
 
 
 def Print(
@@ -410,9 +411,9 @@ def Print(
     print_tensor_lod: bool = True,
     print_phase: str = "both",
 ) -> Variable:
-    """input itself; its values are printed when the program runs, `first_n` times at most (-1: always), `summarize` values of them.
+    """input itself. `summarize` of its values are printed when the program runs, at most `first_n` times (-1: always).
 
-    The value is printed, not its gradient: print_phase="backward" is refused. `print_tensor_lod` has no effect.
+    Gradients cannot be printed: print_phase="backward" raises ProgramError. `print_tensor_lod` has no effect.
     """
     helper = LayerWriter("print")
     x = helper.variable(input, "input")

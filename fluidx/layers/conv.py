@@ -1,4 +1,4 @@
-"""Layers over images: convolutions and pooling."""
+"""Convolution and pooling layers for images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .helper import LayerWriter
 
 
 def _paddings(helper: LayerWriter, padding: Any, layout: str) -> dict[str, Any]:
-    """fluid's forms of a padding as attributes: (height, width) or (top, bottom, left, right), and the algorithm."""
+    """The attributes for a padding in one of fluid's forms: sizes for (height, width) or (top, bottom, left, right), or an algorithm."""
     if isinstance(padding, str):
         return {"padding_algorithm": one_of(helper.label, "padding", padding.upper(), ("SAME", "VALID"))}
     if isinstance(padding, (list, tuple)) and len(padding) == 4 and all(isinstance(p, (list, tuple)) for p in padding):
@@ -58,7 +58,7 @@ def conv2d(
 
     Types: input is float16, bfloat16, float32 or float64, and so is the result.
 
-    Raises ProgramError when input has not four axes, its channels have an open size, or `groups` does not divide them.
+    Raises ProgramError if input does not have four axes, its channel axis is open, or `groups` does not divide the channels.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -105,11 +105,11 @@ def conv2d_transpose(
     """The transposed convolution (the gradient of conv2d with respect to its input): [n, c, h, w] becomes [n, num_filters, h', w'].
 
     h' is (h - 1) * stride - 2 * padding + dilation * (kh - 1) + 1, or `output_size`, which may be up to stride - 1 larger. Give
-    `filter_size` or `output_size`; the filter's size follows from the output's. `use_cudnn` has no effect.
+    `filter_size` or `output_size`, which determines the size of the filter. `use_cudnn` has no effect.
 
     Types: input is float16, bfloat16, float32 or float64, and so is the result.
 
-    Raises ProgramError when neither `filter_size` nor `output_size` is given, or `output_size` is out of reach.
+    Raises ProgramError if neither `filter_size` nor `output_size` is given, or `output_size` is not possible.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -167,14 +167,14 @@ def pool2d(
 ) -> Variable:
     """The maximum ("max") or mean ("avg") of windows of [n, c, h, w].
 
-    `global_pooling` takes one window over all of h and w. `ceil_mode` counts windows that hang over the end; `exclusive` leaves the
-    padding out of the mean. `use_cudnn` has no effect.
+    `global_pooling` has one window over all of h and w. `ceil_mode` adds windows that extend beyond the end; `exclusive` leaves padding out
+    of the mean. `use_cudnn` has no effect.
 
     Shapes: [n, c, h, w] gives [n, c, h', w'], h' = (h + padding above and below - size) // stride + 1, rounded up with `ceil_mode`.
 
     Types: input is float16, bfloat16, float32 or float64, and so is the result.
 
-    Raises ProgramError when input has not four axes, or neither `pool_size` nor `global_pooling` is given.
+    Raises ProgramError if input does not have four axes, or neither `pool_size` nor `global_pooling` is given.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -207,7 +207,8 @@ def pool2d(
 def adaptive_pool2d(
     input: Variable, pool_size: int | Sequence[int], pool_type: str = "max", require_index: bool = False, name: str | None = None
 ) -> Variable:
-    """The maximum or mean of windows chosen so that [n, c, h, w] becomes [n, c, *pool_size]. `require_index` is refused."""
+    """The maximum or mean of windows whose sizes are chosen so that [n, c, h, w] becomes [n, c, *pool_size]. `require_index` raises
+    ProgramError."""
     helper = LayerWriter("adaptive_pool2d", name)
     x = helper.variable(input, "input")
     one_of(helper.label, "pool_type", pool_type, ("max", "avg"))

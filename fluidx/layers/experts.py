@@ -1,4 +1,4 @@
-"""Mixtures of experts: layers of which each token goes through one or two."""
+"""The layer `moe`, a mixture of experts: each token passes through one or two of many experts."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def moe(
     bias_attr: Any = None,
     name: str | None = None,
 ) -> tuple[Variable, Variable]:
-    """A mixture of experts: each token of x goes through the `top_k` (1 or 2) of `num_experts` that a gate likes best for it.
+    """A mixture of experts: each token of x passes through the `top_k` (1 or 2) of `num_experts` experts with the highest gate probability.
 
-    An expert is act(token @ w1 + b1) @ w2 + b2 with `hidden_size` columns in between. Its results are weighted by the gate: for top_k=1 by
-    the softmax over the experts (Switch), for 2 by those of the two, divided by their sum (GShard). Gives the result, of x's type, and the
-    [1] loss that balances the experts: num_experts * the sum over them of (their share of first choices * the mean of their softmax). It is
-    added to the training loss with a small factor.
+    An expert is act(token @ w1 + b1) @ w2 + b2 with `hidden_size` hidden columns. The gate weights its results: for top_k=1 by the softmax
+    over the experts (Switch), for 2 by the two probabilities divided by their sum (GShard). Returns the result, of x's type, and the [1]
+    load-balancing loss: num_experts * the sum over experts of (share of first choices * mean probability). Add it to the training loss with
+    a small factor.
 
-    x [batch, tokens, d] is routed sequence by sequence: every expert takes `capacity` tokens of each, by default capacity_factor * top_k *
-    tokens / num_experts, rounded up. x [tokens, d] has one queue for all tokens. What finds no place in it adds nothing to its token.
-    Queues do not depend on the ranks, so the answers do not: sequences that ranks share out are routed where they are.
+    x [batch, tokens, d] is routed sequence by sequence: each expert takes up to `capacity` tokens of a sequence, by default capacity_factor
+    * top_k * tokens / num_experts, rounded up. x [tokens, d] has one queue for all tokens. An expert adds nothing to a token beyond its
+    capacity. Queues do not depend on the ranks, so neither do the results: sequences sharded over ranks are routed on their rank.
 
     The weights are [num_experts, d, hidden_size] and [num_experts, hidden_size, d]; `param_attr` is for both, or a list of two. With
-    `placement=Shard(0, "ep")` each rank of mesh axis `ep` has some experts, and their biases. Where sequences are cut over `ep` too
-    (`Shard(0, "dp")`, or `layers.shard`), tokens go to the experts and come back by an all_to_all each; where all ranks of `ep` have the
-    tokens, the results are added up by an all_reduce. A single queue whose tokens are cut gathers the choices, [tokens, top_k] integers,
-    and adds up the slots of all ranks by a reduce_scatter.
+    `placement=Shard(0, "ep")` each rank of mesh axis `ep` has some experts and their biases. If sequences are sharded over `ep` too
+    (`Shard(0, "dp")`, or `layers.shard`), one all_to_all moves tokens to the experts and one moves them back; if all ranks of `ep` have the
+    tokens, an all_reduce adds up the results. A single queue of sharded tokens gathers the choices, [tokens, top_k] integers, and a
+    reduce_scatter adds up the slots of all ranks.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -78,14 +78,14 @@ def moe(
     routed = helper.op("expert_dispatch", x, ids, position, None, w1, capacity=slots)
     h = helper.op("shard", routed, None, **cut) if over else routed
     h = tensor.reshape(h, [experts, -1, width])
-    h = _through(helper, helper.activate(_through(helper, h, w1, bias_attr), act), w2, bias_attr)
+    h = _linear(helper, helper.activate(_linear(helper, h, w1, bias_attr), act), w2, bias_attr)
     h = tensor.reshape(h, [experts, *([-1] if x.ndim == 3 else []), slots, width])
-    h = helper.op("shard", h, routed, **cut) if over else h  # back to where the tokens are
+    h = helper.op("shard", h, routed, **cut) if over else h  # back to the ranks of the tokens
     return helper.op("expert_combine", h, ids, position, weight), balance
 
 
 def _capacity(helper: LayerWriter, x: Variable, experts: int, k: int, factor: Any, capacity: Any) -> int:
-    """The slots of an expert for each queue of tokens."""
+    """The capacity of an expert for each queue of tokens."""
     if capacity is not None:
         return whole(helper.label, "capacity", capacity, 1)
     factor = number(helper.label, "capacity_factor", factor)
@@ -93,14 +93,14 @@ def _capacity(helper: LayerWriter, x: Variable, experts: int, k: int, factor: An
         raise wrong(f"{helper.label}: capacity_factor must be a finite number above 0, got {factor}")
     if x.shape[-2] < 0:
         raise wrong(
-            f"{helper.label}: x {list(x.shape)} has an open number of tokens in one queue, so that capacity_factor gives no size; "
+            f"{helper.label}: x {list(x.shape)} has one queue of an open number of tokens, so capacity_factor determines no size; "
             "pass capacity=, or x as [batch, tokens, d], whose sequences have queues of their own"
         )
     return max(1, ceil(factor * k * x.shape[-2] / experts))
 
 
 def _balance(probabilities: Variable, ids: Variable, experts: int) -> Variable:
-    """experts * the sum of share of first choices * mean probability, over all tokens."""
+    """The load-balancing loss: experts * the sum of (share of first choices * mean probability) over all tokens."""
     axes = list(range(probabilities.ndim - 1))
     first = nn.one_hot(tensor.slice(ids, [ids.ndim - 1], [0], [1]), experts)
     share = math.reduce_mean(tensor.cast(first, probabilities.dtype), dim=axes)
@@ -109,15 +109,15 @@ def _balance(probabilities: Variable, ids: Variable, experts: int) -> Variable:
 
 
 def _weights(helper: LayerWriter, attr: Any, shape: tuple[int, int, int], dtype: str) -> Parameter:
-    """A matrix for each expert, which begins as a single one would."""
+    """A weight matrix for each expert, initialized like a single matrix."""
     w = helper.parameter(attr, shape, dtype, default=Xavier(fan_in=shape[1], fan_out=shape[2]))
     if w is None:
         raise wrong(f"{helper.label}: param_attr=False leaves no weights")
     return w
 
 
-def _through(helper: LayerWriter, h: Variable, w: Parameter, bias_attr: Any) -> Variable:
-    """h [experts, tokens, in] times a matrix for each expert plus a row, which is cut as the columns of the matrices are."""
+def _linear(helper: LayerWriter, h: Variable, w: Parameter, bias_attr: Any) -> Variable:
+    """h [experts, tokens, in] times a matrix for each expert, plus a bias row that is sharded like the columns of the matrices."""
     y, attr = helper.op("matmul", h, w), ParamAttr.of(bias_attr)
     if attr is None:
         return y

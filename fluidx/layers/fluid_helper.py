@@ -1,4 +1,4 @@
-"""LayerHelper, with which users write layers of their own, and the methods that fluid gives it."""
+"""`LayerHelper`: fluid's class for writing layers of your own, with its methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .helper import LayerWriter
 
 
 class LayerHelper(LayerWriter):
-    """Writes one layer: its parameters, operators, bias and activation. `kwargs` are the arguments of the layer, mostly `**locals()`.
+    """Writes one layer: its parameters, operators, bias and activation. `kwargs` are the arguments of the layer, usually `**locals()`.
 
     >>> import fluidx as fx
     >>> def double(input, act=None, name=None):
@@ -25,7 +25,7 @@ class LayerHelper(LayerWriter):
     <Variable double_0.tmp_1: f32[-1,3]>
     """
 
-    # Positional only, because `**locals()` of a layer may have any names: `label` is the target of many losses.
+    # Positional only, because `**locals()` of a layer may contain any name: many losses have an argument `label`.
     def __init__(self, layer_type: str, name: str | None = None, label: str = "", /, **kwargs: Any):
         super().__init__(layer_type, kwargs.get("name", name), label)
         self.layer_type, self.kwargs = layer_type, kwargs
@@ -55,7 +55,7 @@ class LayerHelper(LayerWriter):
         return self.variables(self.kwargs.get(input_param_name), input_param_name)
 
     def input_dtype(self, input_param_name: str = "input") -> str:
-        """The dtype that all inputs have."""
+        """The dtype of all inputs, which must be equal."""
         found = {v.dtype for v in self.multiple_input(input_param_name)}
         if len(found) > 1:
             raise wrong(f"{self.label}: {input_param_name} have several dtypes: {', '.join(sorted(found))}; cast them to one")
@@ -64,11 +64,11 @@ class LayerHelper(LayerWriter):
     def create_parameter(
         self, attr: Any, shape: Sequence[int], dtype: Any = "float32", is_bias: bool = False, default_initializer: Initializer | None = None
     ) -> Any:
-        """A parameter; None where attr is False."""
+        """A parameter; None if attr is False."""
         return self.parameter(attr, tuple(shape), dtype, is_bias, default_initializer)
 
     def create_variable_for_type_inference(self, dtype: Any = None, stop_gradient: bool = False) -> Variable:
-        """A variable for a result, whose type the operator that writes it says."""
+        """A variable for a result. The operator that writes it determines its type."""
         return Variable(self.block, self.fresh())
 
     create_tmp_variable = create_variable_for_type_inference

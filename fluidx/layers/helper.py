@@ -1,4 +1,4 @@
-"""LayerHelper: what every layer does – name its variables, create its parameters, append its operators, bias and activation."""
+"""`LayerWriter`, which every layer uses: it names variables, creates parameters, and appends operators, biases and activations."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from ..ir import (
 from ..ir.source_location import call_site
 from ..param_attr import ParamAttr, WeightNormParamAttr
 
-# what `act=` accepts: operators of one input and one output that work without attributes
+# values of `act=`: operators with one input and one output that need no attributes
 ACTIVATIONS = (
     "abs", "brelu", "ceil", "cos", "elu", "erf", "exp", "floor", "gelu", "hard_shrink", "hard_sigmoid", "hard_swish", "leaky_relu", "log",
     "log_softmax", "logsigmoid", "reciprocal", "relu", "relu6", "round", "rsqrt", "selu", "sigmoid", "sign", "sin", "softmax",
     "softplus", "softshrink", "softsign", "sqrt", "square", "stanh", "swish", "tanh", "tanh_shrink", "thresholded_relu",
 )  # fmt: skip
 
-_ZERO, _SPREAD = Constant(0.0), Xavier()  # of biases and of weights, unless a parameter's attributes say otherwise
+_ZERO, _SPREAD = Constant(0.0), Xavier()  # default initializers of biases and of weights
 
 
 class LayerWriter:
@@ -57,7 +57,7 @@ class LayerWriter:
     # -- inputs ---------------------------------------------------------------------------------------------------------
 
     def variable(self, value: Any, what: str) -> Variable:
-        """`value`, which must be a Variable that the current program knows."""
+        """`value`, after a check that it is a Variable of the current program."""
         if not isinstance(value, Variable):
             hint = "; layers.assign makes one of an array" if isinstance(value, (np.ndarray, list, float, int)) else ""
             raise wrong(f"{self.label}: {what} must be a Variable, got {type(value).__name__}: {str(value)[:60]}{hint}")
@@ -69,14 +69,14 @@ class LayerWriter:
         return value
 
     def variables(self, value: Any, what: str) -> list[Variable]:
-        """A list of Variables; one stands for a list of itself."""
+        """A list of Variables; a single one becomes a list."""
         items = list(value) if isinstance(value, (list, tuple)) else [value]
         if not items:
             raise wrong(f"{self.label}: {what} is an empty list; it needs at least one Variable")
         return [self.variable(v, what if len(items) == 1 else f"{what}[{i}]") for i, v in enumerate(items)]
 
     def rank(self, x: Variable, what: str, *ndims: int) -> None:
-        """Refuse `x` unless it has one of the given numbers of axes."""
+        """Raise ProgramError unless `x` has one of the given numbers of axes."""
         if x.ndim not in ndims:
             wanted = " or ".join(map(str, ndims))
             raise wrong(f"{self.label}: {what} must have {wanted} axes; variable {x.name!r} has shape {list(x.shape)}")
@@ -89,7 +89,7 @@ class LayerWriter:
         return size
 
     def axis(self, x: Variable, axis: Any, what: str = "axis", extra: int = 0) -> int:
-        """`axis` counted from the front; ProgramError when `x` has no such axis. `extra` allows for axes the layer adds."""
+        """A negative `axis` made positive. Raises ProgramError if `x` has no such axis; `extra` counts axes that the layer adds."""
         n = x.ndim + extra
         if isinstance(axis, (bool, np.bool_)) or not isinstance(axis, (int, np.integer)):
             raise wrong(f"{self.label}: {what} must be an integer, got {type(axis).__name__}: {axis!r}")
@@ -98,11 +98,11 @@ class LayerWriter:
         return int(axis) % n if n else 0
 
     def layout(self, layout: str, what: str = "data_format") -> str:
-        """NCHW or NHWC; fluid's AnyLayout is the former."""
+        """NCHW or NHWC; fluid's AnyLayout means NCHW."""
         return "NCHW" if layout == "AnyLayout" else one_of(self.label, what, layout, ("NCHW", "NHWC"))
 
     def sizes(self, value: Any, what: str) -> Variable | None:
-        """Sizes that the program computes, as a vector: of a Variable, or of a list with a Variable in it; None where all are numbers."""
+        """Computed sizes as a vector, from a Variable or a list with a Variable in it; None if all sizes are numbers."""
         if isinstance(value, Variable):
             found = self.variable(value, what)
             self.rank(found, what, 1)
@@ -121,7 +121,7 @@ class LayerWriter:
     # -- results ----------------------------------------------------------------------------------------------------------
 
     def fresh(self, suffix: str = "tmp") -> str:
-        """A name no variable of the program has yet."""
+        """A name that no variable of the program has."""
         key = f"{self.name}.{suffix}"
         name = unique_name.generate(key)
         while self.main.declares(name):
@@ -129,9 +129,9 @@ class LayerWriter:
         return name
 
     def op(self, op_type: str, *args: Any, out: Mapping[str, Any] | None = None, n_out: int = 0, **attrs: Any) -> Any:
-        """Append one operator on Variables given in slot order; outputs that `out` does not direct get fresh names.
+        """Append one operator on Variables in slot order. Outputs that are not in `out` get fresh names.
 
-        The result is one Variable, or a tuple in slot order, as from `ir.Builder`.
+        Returns one Variable, or a tuple in slot order, as `ir.Builder` does.
         """
         definition = opdef(op_type)
         for (slot, _, many), arg in zip(definition.in_slots, args):
@@ -141,7 +141,7 @@ class LayerWriter:
                 self.variables(arg, slot)
             elif arg is not None:
                 self.variable(arg, slot)
-        if out is None and len(definition.out_slots) == 1 and not definition.out_slots[0].many:  # most ops: nothing is directed
+        if out is None and len(definition.out_slots) == 1 and not definition.out_slots[0].many:  # most operators have no output in `out`
             return self._builder.emit(op_type, *args, name=self.fresh(), **attrs)
         directed = dict(out) if out else {}
         for slot, _, many in definition.out_slots:
@@ -155,18 +155,18 @@ class LayerWriter:
         return self._builder.emit(op_type, *args, out=directed, **attrs)
 
     def activate(self, x: Variable, act: str | None) -> Variable:
-        """`x` through the activation called `act`; None is none."""
+        """The activation `act` of `x`, or `x` itself for None."""
         if act is None:
             return x
         if act not in ACTIVATIONS:
-            said = getattr(act, "__name__", act)  # perhaps a function of layers, whose name is meant
+            said = getattr(act, "__name__", act)  # perhaps a function of layers, which is meant by its name
             near = answer("layers", str(said)) or nearest(str(said), ACTIVATIONS)
             hint = "" if near.startswith("there are") else f"{near} "
             raise wrong(f"{self.label}: unknown act {act!r:.60}; {hint}There are: {', '.join(ACTIVATIONS)}")
         return self.op(act, x)
 
     def add_bias(self, x: Variable, attr: Any, size: int, axis: int, dtype: str | None = None) -> Variable:
-        """`x` plus a vector parameter along `axis`; with attr False `x` itself."""
+        """`x` plus a vector parameter along `axis`; `x` itself if attr is False."""
         bias = self.parameter(attr, (size,), dtype or x.dtype, is_bias=True)
         return x if bias is None else self.op("elementwise_add", x, bias, axis=axis)
 
@@ -181,10 +181,10 @@ class LayerWriter:
         default: Initializer | None = None,
         trainable: bool | None = None,
     ) -> Any:
-        """Declare a parameter in main and startup and append its initializer to startup; None when `attr` is False.
+        """Declare a parameter in main and startup and append its initializer to startup; None if `attr` is False.
 
-        A name that the main program declares already shares that parameter; one that startup initializes already is not
-        initialized twice. Raises ProgramError when the shared parameter has another shape or dtype.
+        If the main program already declares the name, the parameter is shared, and a parameter that startup initializes is not initialized
+        twice. Raises ProgramError if the shared parameter has another shape or dtype.
         """
         attr = ParamAttr.of(attr)
         if attr is None:
@@ -225,7 +225,7 @@ class LayerWriter:
         default: Initializer | None,
         trainable: bool | None,
     ) -> Variable:
-        """g * v / |v| of two parameters; the length g is that of v at the start."""
+        """A weight-normalized parameter g * v / |v|, from two parameters. g starts as the length of v."""
         name = attr.name or self.fresh("b" if is_bias else "w")
         v = self.parameter(attr.part(f"{name}_v"), shape, dtype, is_bias, default, trainable)
         if attr.dim is not None and not -v.ndim <= attr.dim < v.ndim:
@@ -243,6 +243,6 @@ class LayerWriter:
 
 
 def _length(b: Builder, v: Variable, axes: tuple[int, ...]) -> Variable:
-    """The norm of v over some of its axes, which stay with size 1."""
+    """The norm of v over some of its axes, which become size 1."""
     squares = b.square(v)
     return b.sqrt(b.reduce_sum(squares, dim=axes, keep_dim=True) if axes else squares)

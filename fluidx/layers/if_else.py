@@ -1,4 +1,4 @@
-"""IfElse: the rows of a batch that meet a condition go one way, the others another, and are put together again."""
+"""`IfElse` computes the rows of a batch in one of two ways, by a condition, and joins them again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .helper import LayerWriter
 
 
 class IfElse:
-    """Work on the rows where `cond`, bool [n, 1], is true, and in another way on the others; `ie()` gives all rows in their order.
+    """Compute the rows where `cond`, bool [n, 1], is true in one block and the other rows in another. `ie()` returns all rows in order.
 
-    In a block, `input(x)` are the rows of x that it is for. How many there are depends on values, so a program with one runs on one
-    device; where the two ways treat each row by itself, `layers.where(cond, x, y)` runs on ranks too.
+    In a block, `input(x)` is the block's rows of x. Their number depends on values, so a program with IfElse runs on one device. If both
+    blocks treat each row separately, `layers.where(cond, x, y)` runs on ranks too.
 
     >>> import numpy as np
     >>> import fluidx as fx
@@ -45,7 +45,7 @@ class IfElse:
     @contextmanager
     def _block(self, which: bool) -> Iterator[None]:
         if self._inside is not None or which in self._outputs:
-            raise wrong(f"{self.helper.label}: each block is written once, and not within the other")
+            raise wrong(f"{self.helper.label}: each block is written once, and not inside of the other")
         self._inside, self._outputs[which] = which, []
         chosen = self._cond if which else self.helper.op("logical_not", self._cond)
         self._rows[which] = self.helper.op("where_index", chosen)
@@ -63,22 +63,22 @@ class IfElse:
         return self._block(False)
 
     def input(self, x: Variable) -> Variable:
-        """The rows of x that the block is for."""
+        """The rows of x that belong to the block."""
         if self._inside is None:
-            raise wrong(f"{self.helper.label}: input() belongs into true_block() or false_block()")
+            raise wrong(f"{self.helper.label}: input() must be called in true_block() or false_block()")
         return self.helper.op("gather", self.helper.variable(x, "x"), self._rows[self._inside])
 
     def output(self, *outs: Variable) -> None:
-        """Results of the block, one row for each row of its inputs; both blocks give as many."""
+        """Results of the block, with one row for each row of its inputs. Both blocks have equally many results."""
         if self._inside is None:
-            raise wrong(f"{self.helper.label}: output() belongs into true_block() or false_block()")
+            raise wrong(f"{self.helper.label}: output() must be called in true_block() or false_block()")
         self._outputs[self._inside] += [self.helper.variable(o, "a result") for o in outs]
 
     def __call__(self) -> list[Variable]:
-        """The results of both blocks, each row in its place."""
+        """The results of both blocks, with all rows in order."""
         yes, no = self._outputs.get(True, []), self._outputs.get(False, [])
         if len(yes) != len(no) or not yes:
-            raise wrong(f"{self.helper.label}: both blocks must have as many outputs, at least one; found {len(yes)} and {len(no)}")
+            raise wrong(f"{self.helper.label}: both blocks must have equally many outputs, at least one; found {len(yes)} and {len(no)}")
         merged = []
         for a, b in zip(yes, no):
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:

@@ -1,4 +1,4 @@
-"""Layers of images: other sizes, values at points and in regions, pixels told as channels and back."""
+"""Image layers: resizing, values at points and in regions, and rearranging pixels and channels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..ir import ANY, Variable
 from ..ir.constants import elements
 from .helper import LayerWriter
 
-# of fluid's names for how to interpolate: the mode of the operator, the axes of the image
+# fluid's name of an interpolation -> (mode of the operator, number of image axes)
 _RESAMPLE = {
     "LINEAR": ("linear", 1), "BILINEAR": ("linear", 2), "TRILINEAR": ("linear", 3), "BICUBIC": ("cubic", 2), "NEAREST": ("nearest", 2),
 }  # fmt: skip
@@ -33,12 +33,12 @@ def image_resize(
     align_mode: int = 1,
     data_format: str = "NCHW",
 ) -> Variable:
-    """Images of another size: `out_shape` along the axes of the image, or int(scale * size).
+    """Resized images: the image axes get the sizes `out_shape`, or int(scale * size).
 
     `resample` is LINEAR (of [n, c, w]), BILINEAR, BICUBIC or NEAREST (of [n, c, h, w]) or TRILINEAR (of [n, c, d, h, w]). With
-    `align_corners` the centers of the corners stay where they are: element i is read at i * (size - 1) / (out - 1). Without, it is read at
-    i * size / out with align_mode=1, and at (i + 0.5) * size / out - 0.5 with align_mode=0; NEAREST does not look at `align_mode`, BICUBIC
-    takes 0. An image of open size takes a whole `scale`. `actual_shape` is refused.
+    `align_corners` the centers of the corners stay: element i is read at i * (size - 1) / (out - 1). Without, it is read at i * size / out
+    for align_mode=1, and at (i + 0.5) * size / out - 0.5 for align_mode=0; NEAREST ignores `align_mode`, BICUBIC uses 0. An image with open
+    sizes needs an integer `scale`. `actual_shape` raises ProgramError.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -59,7 +59,7 @@ def resize_linear(
     align_mode: int = 1,
     data_format: str = "NCW",
 ) -> Variable:
-    """`image_resize` of [n, c, w], each element between two."""
+    """`image_resize` of [n, c, w], interpolated between two elements."""
     helper = LayerWriter("resize_linear", name)
     return _resized(helper, input, out_shape, scale, "LINEAR", actual_shape, align_corners, align_mode, data_format)
 
@@ -74,7 +74,7 @@ def resize_bilinear(
     align_mode: int = 1,
     data_format: str = "NCHW",
 ) -> Variable:
-    """`image_resize` of [n, c, h, w], each element between four."""
+    """`image_resize` of [n, c, h, w], interpolated between four elements."""
     helper = LayerWriter("resize_bilinear", name)
     return _resized(helper, input, out_shape, scale, "BILINEAR", actual_shape, align_corners, align_mode, data_format)
 
@@ -89,7 +89,7 @@ def resize_trilinear(
     align_mode: int = 1,
     data_format: str = "NCDHW",
 ) -> Variable:
-    """`image_resize` of [n, c, d, h, w], each element between eight."""
+    """`image_resize` of [n, c, d, h, w], interpolated between eight elements."""
     helper = LayerWriter("resize_trilinear", name)
     return _resized(helper, input, out_shape, scale, "TRILINEAR", actual_shape, align_corners, align_mode, data_format)
 
@@ -104,7 +104,7 @@ def resize_bicubic(
     align_mode: int = 0,
     data_format: str = "NCHW",
 ) -> Variable:
-    """`image_resize` of [n, c, h, w] by cubic weights of sixteen elements, Keys' kernel with a = -0.75."""
+    """`image_resize` of [n, c, h, w] by cubic interpolation between sixteen elements: Keys' kernel with a = -0.75."""
     helper = LayerWriter("resize_bicubic", name)
     return _resized(helper, input, out_shape, scale, "BICUBIC", actual_shape, align_corners, align_mode, data_format)
 
@@ -118,12 +118,12 @@ def resize_nearest(
     align_corners: bool = True,
     data_format: str = "NCHW",
 ) -> Variable:
-    """`image_resize` of [n, c, h, w], each element the nearest one (a half is rounded up), with align_corners=False the one below."""
+    """`image_resize` of [n, c, h, w] to the nearest element (halves are rounded up), or with align_corners=False to the one below."""
     return _resized(LayerWriter("resize_nearest", name), input, out_shape, scale, "NEAREST", actual_shape, align_corners, 1, data_format)
 
 
 def image_resize_short(input: Variable, out_short_len: int, resample: str = "BILINEAR") -> Variable:
-    """`image_resize` of [n, c, h, w] such that the shorter of h and w is `out_short_len`, and their ratio stays but for rounding."""
+    """`image_resize` of [n, c, h, w] so that the shorter of h and w becomes `out_short_len` and their ratio stays, except for rounding."""
     helper = LayerWriter("image_resize_short")
     x = helper.variable(input, "input")
     helper.rank(x, "input", 4)
@@ -167,7 +167,7 @@ def _lengths(
     if all(x.shape[a] != ANY for a in axes):
         return tuple(int(x.shape[a] * scale) for a in axes), ()
     if scale != int(scale):
-        raise wrong(f"{helper.label}: an image of open size takes a whole scale, got {scale}; variable {x.name!r} is {list(x.shape)}")
+        raise wrong(f"{helper.label}: an image with open sizes needs an integer scale, got {scale}; variable {x.name!r} is {list(x.shape)}")
     return (), (scale,) * len(axes)
 
 
@@ -177,7 +177,7 @@ def _lengths(
 def grid_sampler(x: Variable, grid: Variable, name: str | None = None) -> Variable:
     """Values of images [n, c, h, w] at points: grid is [n, h', w', 2], (x, y) from -1 to 1 between the centers of the corners.
 
-    A value between four pixels is weighed bilinearly; outside of an image are zeros.
+    Values between pixels are interpolated bilinearly; pixels outside of the image are 0.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -193,10 +193,10 @@ def grid_sampler(x: Variable, grid: Variable, name: str | None = None) -> Variab
 
 
 def affine_grid(theta: Variable, out_shape: Any, name: str | None = None) -> Variable:
-    """The points that `grid_sampler` reads for images turned by theta [n, 2, 3]: [n, h, w, 2] of `out_shape` [n, c, h, w].
+    """The points [n, h, w, 2] at which `grid_sampler` reads to transform images by theta [n, 2, 3] to `out_shape` [n, c, h, w].
 
-    Element (i, j) is theta @ (x_j, y_i, 1), where x and y go from -1 to 1 in equal steps. Of `out_shape` h and w are read; a Variable is
-    refused.
+    Element (i, j) is theta @ (x_j, y_i, 1), where x and y go from -1 to 1 in equal steps. Only h and w of `out_shape` are used; a Variable
+    raises ProgramError.
     """
     helper = LayerWriter("affine_grid", name)
     theta = helper.variable(theta, "theta")
@@ -204,7 +204,7 @@ def affine_grid(theta: Variable, out_shape: Any, name: str | None = None) -> Var
         raise wrong(f"{helper.label}: out_shape must be a list of 4 integers; a Variable is not supported")
     height, width = wholes(helper.label, "out_shape", out_shape, 4)[2:]
     if min(height, width) < 1:
-        raise wrong(f"{helper.label}: out_shape must say h and w, 1 or more each, got {list(out_shape)}")
+        raise wrong(f"{helper.label}: out_shape must have h and w of at least 1, got {list(out_shape)}")
     y, x = np.meshgrid(np.linspace(-1, 1, height), np.linspace(-1, 1, width), indexing="ij")
     base = np.stack([x, y, np.ones_like(x)], axis=-1).reshape(1, -1, 3)
     points = helper.op("assign_value", shape=base.shape, dtype=theta.dtype, values=elements(base.astype(theta.dtype)))
@@ -224,8 +224,8 @@ def roi_align(
 ) -> Variable:
     """Each region (x1, y1, x2, y2) of rois [r, 4] as [c, pooled_height, pooled_width]: means of samples between pixels.
 
-    `rois_num` [n] says how many regions each image has, the first image's come first; without it there is one image. A cell has
-    `sampling_ratio` samples along each axis, or as many as pixels. Regions take no gradient.
+    `rois_num` [n] has the number of regions of each image; regions are ordered by image. Without it there is one image. A cell has
+    `sampling_ratio` samples along each axis, by default one for each pixel. Regions get no gradient.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -249,7 +249,7 @@ def roi_pool(
 ) -> Variable:
     """Each region (x1, y1, x2, y2) of rois [r, 4] as [c, pooled_height, pooled_width]: the largest pixel of each cell.
 
-    `rois_num` [n] says how many regions each image has, the first image's come first; without it there is one image. Regions take no
+    `rois_num` [n] has the number of regions of each image; regions are ordered by image. Without it there is one image. Regions get no
     gradient.
     """
     return _pooled(LayerWriter("roi_pool", name), input, rois, rois_num, pooled_height, pooled_width, spatial_scale)
@@ -267,7 +267,7 @@ def _pooled(
 
 
 def _image_of(helper: LayerWriter, rois: Variable, rois_num: Variable | None) -> Variable:
-    """[r]: the image that each region belongs to, as many as have their last region before it."""
+    """[r]: the image of each region: the number of images whose regions end before it."""
     zeros = helper.op("fill_constant_batch_size_like", rois, shape=(-1,), dtype="int64", value=0)
     if rois_num is None:
         return zeros
@@ -282,7 +282,7 @@ def _image_of(helper: LayerWriter, rois: Variable, rois_num: Variable | None) ->
 
 
 def pixel_shuffle(x: Variable, upscale_factor: int) -> Variable:
-    """[n, c * r * r, h, w] as [n, c, h * r, w * r]: r * r channels in turn are the pixels of a square.
+    """[n, c * r * r, h, w] as [n, c, h * r, w * r]: each r * r channels become the pixels of a square.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -300,7 +300,7 @@ def pixel_shuffle(x: Variable, upscale_factor: int) -> Variable:
 
 
 def shuffle_channel(x: Variable, group: int, name: str | None = None) -> Variable:
-    """[n, c, h, w] with its channels dealt anew: those of `group` runs in turn, one of each."""
+    """[n, c, h, w] with channels reordered: one of each of `group` groups in turn."""
     helper = LayerWriter("shuffle_channel", name)
     x = helper.variable(x, "x")
     group = whole(helper.label, "group", group, 1)
@@ -312,9 +312,9 @@ def shuffle_channel(x: Variable, group: int, name: str | None = None) -> Variabl
 
 
 def unfold(x: Variable, kernel_sizes: Any, strides: Any = 1, paddings: Any = 0, dilations: Any = 1, name: str | None = None) -> Variable:
-    """The windows of images [n, c, h, w] as columns: [n, c * kh * kw, windows]. Zeros are around an image, `paddings` of them.
+    """The windows of images [n, c, h, w] as columns: [n, c * kh * kw, windows]. Images are padded with zeros.
 
-    Paddings are one size, (height, width) or (top, left, bottom, right). It is a convolution with filters that choose one pixel each.
+    `paddings` is one size, (height, width) or (top, left, bottom, right). The layer is a convolution whose filters each select one pixel.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -341,7 +341,7 @@ def unfold(x: Variable, kernel_sizes: Any, strides: Any = 1, paddings: Any = 0, 
 
 
 def _image(helper: LayerWriter, x: Variable) -> tuple[int, int, int]:
-    """Channels, height and width of `x`, which have to be known."""
+    """Channels, height and width of `x`, which must be known."""
     helper.rank(x, "x", 4)
     c, h, w = (helper.known(x, "x", axis) for axis in (1, 2, 3))
     return c, h, w

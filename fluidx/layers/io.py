@@ -1,4 +1,4 @@
-"""Inputs that a program reads by itself: py_reader, read_file, double_buffer."""
+"""Layers for inputs that a program reads from a loader: py_reader, read_file, double_buffer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def py_reader(
     name: str | None = None,
     use_double_buffer: bool = True,
 ) -> PyReader:
-    """A loader for new variables of these shapes and dtypes, which `read_file` gives; the program reads them by itself.
+    """A loader with new variables of these shapes and dtypes, which `read_file` returns. The program reads their values from the loader.
 
-    `reader.decorate_paddle_reader(...)` says where batches come from, `reader.start()` begins an epoch, and runs raise EOFException at its
-    end, after which `reader.reset()` is called.
+    `reader.decorate_paddle_reader(...)` sets the source of batches, and `reader.start()` starts an epoch. At its end a run raises
+    EOFException; call `reader.reset()` then.
 
     >>> import numpy as np
     >>> import fluidx as fx
@@ -52,23 +52,23 @@ def py_reader(
 def create_py_reader_by_data(
     capacity: int, feed_list: Sequence[Variable], name: str | None = None, use_double_buffer: bool = True
 ) -> PyReader:
-    """`py_reader` for variables that are declared."""
+    """`py_reader` for existing variables."""
     return PyReader(feed_list, capacity, use_double_buffer, iterable=False)
 
 
 def read_file(reader: PyReader) -> Any:
-    """The variables that a reader fills: a Variable, or a list of them."""
+    """The variables that a reader fills: a Variable, or a list if there are several."""
     return _reader("read_file", reader).feed_list[0] if len(reader.feed_list) == 1 else list(reader.feed_list)
 
 
 def double_buffer(reader: PyReader, place: Any = None, name: str | None = None) -> PyReader:
-    """The reader itself, which reads ahead in any case."""
+    """The reader itself, which always reads ahead."""
     return _reader("double_buffer", reader)
 
 
 def _reader(owner: str, reader: Any) -> PyReader:
     if not isinstance(reader, PyReader):
-        raise wrong(f"layers.{owner}: expected what layers.py_reader gave, got {type(reader).__name__}: {reader!r:.60}")
+        raise wrong(f"layers.{owner}: expected a reader of layers.py_reader, got {type(reader).__name__}: {reader!r:.60}")
     return reader
 
 

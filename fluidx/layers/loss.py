@@ -1,4 +1,4 @@
-"""Losses: each gives one value per sample (take `layers.mean` of it to train), unless it says that it gives a single one."""
+"""Losses. Each returns one value per sample (train with `layers.mean` of it), unless its docstring says that it returns a single one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cross_entropy(input: Variable, label: Variable, soft_label: bool = False, ig
 
     Types: input is float16, bfloat16, float32 or float64, and so is the result; hard labels are int64 or int32.
 
-    Raises ProgramError for labels of another dtype, or of a shape that does not fit.
+    Raises ProgramError for labels of another dtype or shape.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -48,7 +48,7 @@ def softmax_with_cross_entropy(
 ) -> Any:
     """cross_entropy(softmax(logits), label) along an axis, computed without overflow; with `return_softmax` also the softmax.
 
-    Hard labels have size 1 along the axis: [n, classes] and int64 [n, 1] give [n, 1]. `numeric_stable_mode` has no effect: it is on.
+    Hard labels have size 1 along the axis: [n, classes] and int64 [n, 1] give [n, 1]. `numeric_stable_mode` has no effect: it is always on.
 
     Types: logits are float16, bfloat16, float32 or float64, and so is the loss; hard labels are int64 or int32.
 
@@ -137,7 +137,7 @@ def bce_loss(input: Variable, label: Variable, name: str | None = None) -> Varia
 
 
 def huber_loss(input: Variable, label: Variable, delta: float) -> Variable:
-    """Half the squared error where it is within `delta`, delta * (|error| - delta / 2) beyond."""
+    """Half the squared error if the error is within `delta`, else delta * (|error| - delta / 2)."""
     helper = LayerWriter("huber_loss")
     delta = number(helper.label, "delta", delta)
     if delta <= 0:
@@ -153,9 +153,8 @@ def smooth_l1(
     outside_weight: Variable | None = None,
     sigma: float | None = None,
 ) -> Variable:
-    """The smooth L1 loss of each sample, [n, 1]: the sum over its elements of d * d * sigma² / 2 where |d| < 1 / sigma², |d| - 0.5 / sigma²
-    elsewhere, with d = (x - y) * inside_weight; each term is multiplied by `outside_weight`.
-    """
+    """The smooth L1 loss of each sample, [n, 1]. It is the sum over the elements of d * d * sigma² / 2 if |d| < 1 / sigma², else |d| - 0.5
+    / sigma², with d = (x - y) * inside_weight. Each term is multiplied by `outside_weight`."""
     helper = LayerWriter("smooth_l1_loss")
     args = helper.variable(x, "x"), helper.variable(y, "y"), inside_weight, outside_weight
     _, loss = helper.op("smooth_l1_loss", *args, sigma=1.0 if sigma is None else number(helper.label, "sigma", sigma))
@@ -165,7 +164,7 @@ def smooth_l1(
 def dice_loss(input: Variable, label: Variable, epsilon: float = 1e-5) -> Variable:
     """1 - 2 * overlap / (sum of input + sum of labels + epsilon), the mean over the samples, [1].
 
-    input are probabilities [n, ..., classes], label the class of each place, [n, ..., 1].
+    input has probabilities [n, ..., classes], label the class at each position, [n, ..., 1].
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():

@@ -26,14 +26,14 @@ def _binary(op_type: str, x: Variable, y: Variable, axis: int, act: str | None, 
 def elementwise_add(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
     """x + y, broadcast.
 
-    With axis=-1 the shapes are aligned at their ends. Otherwise y's first axis lies under x's axis `axis`, and y is repeated along
-    the rest: x[2,3,4,5] and y[3,4] with axis=1.
+    With axis=-1 the shapes are aligned at their last axes. Otherwise y's first axis is aligned with x's axis `axis`, and y is repeated
+    along the other axes: x[2,3,4,5] and y[3,4] with axis=1.
 
     Raises ProgramError when the shapes do not fit.
 
     Shapes: [n, 3, 4] and [4] give [n, 3, 4], and so do [n, 3, 4] and [3] with axis=1.
 
-    Types: x and y have one dtype, of floats or integers, which the result has, too.
+    Types: x, y and the result have one dtype, of floats or integers.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -182,11 +182,11 @@ def _reduce(op_type: str, input: Variable, dim: Any, keep_dim: bool, name: str |
 def reduce_sum(input: Variable, dim: Any = None, keep_dim: bool = False, name: str | None = None) -> Variable:
     """The sum over the axes `dim` (an integer or a list; None is all, giving a [1] variable); `keep_dim` leaves them with size 1.
 
-    Shapes: [n, 3, 4] gives [n, 4] with dim=1, [n, 1, 4] with keep_dim=True besides.
+    Shapes: [n, 3, 4] gives [n, 4] with dim=1, and [n, 1, 4] with keep_dim=True.
 
     Types: input is of floats or integers; the result has its dtype.
 
-    Raises ProgramError when input has no axis `dim`, or one is named twice.
+    Raises ProgramError if input has no axis `dim`, or if an axis occurs twice.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -241,7 +241,7 @@ def reduce_any(input: Variable, dim: Any = None, keep_dim: bool = False, name: s
 
 
 def clip(x: Variable, min: float, max: float, name: str | None = None) -> Variable:
-    """x with every element moved into [min, max].
+    """x with each element clipped to [min, max].
 
     Shapes: the result has x's shape.
 
@@ -290,8 +290,8 @@ def increment(x: Variable, value: float = 1.0, in_place: bool = True) -> Variabl
 
 
 def replica_mean(x: Variable, name: str | None = None) -> Variable:
-    """The mean of what the ranks have of x when each trains by itself (`strategies.replicas`), on every rank; on one device, and where all
-    ranks have the same x, x itself."""
+    """The mean of x over ranks that train separately (`strategies.replicas`), on every rank. On one device, and if all ranks have the same
+    x, it is x itself."""
     helper = LayerWriter("replica_mean", name)
     return helper.op("replica_mean", helper.variable(x, "x"))
 
@@ -343,8 +343,8 @@ for _name, _doc in _UNARY.items():
     globals()[_name] = _unary(_name, _doc)
 
 
-def _shaped(op_type: str, x: Variable, name: str | None, **attrs: float) -> Variable:
-    """One activation whose attributes are numbers."""
+def _with_numbers(op_type: str, x: Variable, name: str | None, **attrs: float) -> Variable:
+    """An activation whose attributes are numbers."""
     helper = LayerWriter(op_type, name)
     numbers: dict[str, Any] = {k: number(helper.label, k, v) for k, v in attrs.items()}
     return helper.op(op_type, helper.variable(x, "x"), **numbers)
@@ -354,7 +354,7 @@ def pow(x: Variable, factor: float | Variable = 1.0, name: str | None = None) ->
     """x to the power of `factor`, a number or a Variable of one element."""
     if isinstance(factor, Variable):
         return elementwise_pow(x, factor, name=name)
-    return _shaped("pow", x, name, factor=factor)
+    return _with_numbers("pow", x, name, factor=factor)
 
 
 def gelu(x: Variable, approximate: bool = False, name: str | None = None) -> Variable:
@@ -375,7 +375,7 @@ def gelu(x: Variable, approximate: bool = False, name: str | None = None) -> Var
 
 def relu6(x: Variable, threshold: float = 6.0, name: str | None = None) -> Variable:
     """min(max(x, 0), threshold)."""
-    return _shaped("relu6", x, name, threshold=threshold)
+    return _with_numbers("relu6", x, name, threshold=threshold)
 
 
 def leaky_relu(x: Variable, alpha: float = 0.02, name: str | None = None) -> Variable:
@@ -390,43 +390,43 @@ def leaky_relu(x: Variable, alpha: float = 0.02, name: str | None = None) -> Var
     ...     fx.layers.leaky_relu(fx.data("x", [-1, 3], "float32"), alpha=0.1)
     <Variable leaky_relu_0.tmp_0: f32[-1,3]>
     """
-    return _shaped("leaky_relu", x, name, alpha=alpha)
+    return _with_numbers("leaky_relu", x, name, alpha=alpha)
 
 
 def elu(x: Variable, alpha: float = 1.0, name: str | None = None) -> Variable:
     """x where it is positive, alpha * (exp(x) - 1) elsewhere."""
-    return _shaped("elu", x, name, alpha=alpha)
+    return _with_numbers("elu", x, name, alpha=alpha)
 
 
 def selu(x: Variable, scale: float | None = None, alpha: float | None = None, name: str | None = None) -> Variable:
     """scale * x where x is positive, scale * alpha * (exp(x) - 1) elsewhere; the defaults are those of Klambauer et al. (2017)."""
     given = {k: v for k, v in (("scale", scale), ("alpha", alpha)) if v is not None}
-    return _shaped("selu", x, name, **given)
+    return _with_numbers("selu", x, name, **given)
 
 
 def swish(x: Variable, beta: float = 1.0, name: str | None = None) -> Variable:
     """x * sigmoid(beta * x)."""
-    return _shaped("swish", x, name, beta=beta)
+    return _with_numbers("swish", x, name, beta=beta)
 
 
 def hard_sigmoid(x: Variable, slope: float = 0.2, offset: float = 0.5, name: str | None = None) -> Variable:
     """slope * x + offset, kept within [0, 1]."""
-    return _shaped("hard_sigmoid", x, name, slope=slope, offset=offset)
+    return _with_numbers("hard_sigmoid", x, name, slope=slope, offset=offset)
 
 
 def hard_swish(x: Variable, threshold: float = 6.0, scale: float = 6.0, offset: float = 3.0, name: str | None = None) -> Variable:
     """x * min(max(x + offset, 0), threshold) / scale."""
-    return _shaped("hard_swish", x, name, threshold=threshold, scale=scale, offset=offset)
+    return _with_numbers("hard_swish", x, name, threshold=threshold, scale=scale, offset=offset)
 
 
 def stanh(x: Variable, scale_a: float = 0.67, scale_b: float = 1.7159, name: str | None = None) -> Variable:
     """scale_b * tanh(scale_a * x)."""
-    return _shaped("stanh", x, name, scale_a=scale_a, scale_b=scale_b)
+    return _with_numbers("stanh", x, name, scale_a=scale_a, scale_b=scale_b)
 
 
 def brelu(x: Variable, t_min: float = 0.0, t_max: float = 24.0, name: str | None = None) -> Variable:
     """x kept within [t_min, t_max]."""
-    return _shaped("brelu", x, name, t_min=t_min, t_max=t_max)
+    return _with_numbers("brelu", x, name, t_min=t_min, t_max=t_max)
 
 
 def soft_relu(x: Variable, threshold: float = 40.0, name: str | None = None) -> Variable:
@@ -437,18 +437,18 @@ def soft_relu(x: Variable, threshold: float = 40.0, name: str | None = None) -> 
 
 
 def softshrink(x: Variable, alpha: float | None = None) -> Variable:
-    """x moved towards 0 by alpha (0.5), and 0 where it is closer than that."""
-    return _shaped("softshrink", x, None, alpha=0.5 if alpha is None else alpha)
+    """x moved towards 0 by alpha (0.5); 0 if it is closer than alpha."""
+    return _with_numbers("softshrink", x, None, alpha=0.5 if alpha is None else alpha)
 
 
 def hard_shrink(x: Variable, threshold: float | None = None) -> Variable:
     """x, and 0 where it is within [-threshold, threshold] (0.5)."""
-    return _shaped("hard_shrink", x, None, threshold=0.5 if threshold is None else threshold)
+    return _with_numbers("hard_shrink", x, None, threshold=0.5 if threshold is None else threshold)
 
 
 def thresholded_relu(x: Variable, threshold: float | None = None) -> Variable:
     """x where it is above the threshold (1.0), 0 elsewhere."""
-    return _shaped("thresholded_relu", x, None, threshold=1.0 if threshold is None else threshold)
+    return _with_numbers("thresholded_relu", x, None, threshold=1.0 if threshold is None else threshold)
 
 
 def prelu(x: Variable, mode: str, param_attr: Any = None, name: str | None = None) -> Variable:

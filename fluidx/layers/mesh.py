@@ -1,4 +1,4 @@
-"""Layers that speak of ranks: where a value lies on a mesh. One device takes no notice."""
+"""The layer `shard`, which sets the placement of a value on a mesh of ranks. It has no effect on one device."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .helper import LayerWriter
 
 
 def shard(x: Variable, placement: Any = None, whole: str | Sequence[str] = (), name: str | None = None) -> Variable:
-    """x, which lies among ranks as `placement` says: `Shard(1, "tp")`, or a list of cuts over several axes of a mesh.
+    """x with the given placement: `Shard(1, "tp")`, or a list of shards over several axes of a mesh.
 
-    Over the mesh axes in `whole` every rank has all of it. Over axes that are not named it lies as it comes. The gradient lies likewise and
-    goes back to where x lies, where x is cut. What moves x is written between: a reduce_scatter where x is a sum over `tp`, an all_to_all
-    where it is cut along another axis, an all_gather where it becomes whole. On one device this is x.
+    Over the mesh axes in `whole`, x is replicated. Over axes that are not named, its placement stays. The gradient has the same placement,
+    and is redistributed to the placement of the input if that is sharded. Collectives redistribute x: a reduce_scatter if x is partial over
+    `tp`, an all_to_all if it is sharded along another axis, an all_gather if it becomes replicated. On one device the result is x.
 
     >>> import fluidx as fx
     >>> from fluidx.ir import Shard
@@ -31,7 +31,7 @@ def shard(x: Variable, placement: Any = None, whole: str | Sequence[str] = (), n
     if not groups:
         raise wrong(f"{helper.label}: give a placement such as Shard(1, 'tp'), or whole='tp'")
     if len(set(groups)) < len(groups):
-        raise wrong(f"{helper.label}: {', '.join(groups)} names an axis of the mesh twice")
+        raise wrong(f"{helper.label}: {', '.join(groups)} names a mesh axis twice")
     axes = [helper.axis(x, e.axis, "the axis of a cut") for e in entries]
     rest = len(together)
     return helper.op("shard", x, groups=groups, axes=(*axes, *[-1] * rest), units=(*(e.unit for e in entries), *[1] * rest))

@@ -1,4 +1,4 @@
-"""Metrics that are computed in the program."""
+"""Metrics computed in the program: accuracy and auc."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def accuracy(input: Variable, label: Variable, k: int = 1, correct: Variable | N
 def auc(
     input: Variable, label: Variable, curve: str = "ROC", num_thresholds: int = 2**12 - 1, topk: int = 1, slide_steps: int = 1
 ) -> tuple[Variable, Variable, list[Variable]]:
-    """The area under the ROC curve: (of all batches so far, of the last `slide_steps`, [counts]), the areas float64 [1].
+    """The area under the ROC curve, float64 [1]: (of all batches so far, of the last `slide_steps` batches, [counts]).
 
-    The last column of input [n, 2], or [n, 1], is the score of the positive class, label int64 [n, 1]. Scores are counted in
-    `num_thresholds` + 1 buckets over [0, 1], in variables that outlive a run: of the last batches, positive and negative, and of all.
-    `slide_steps=0` takes all batches for the last ones; `topk` has no effect.
+    The last column of input [n, 2], or [n, 1], is the score of the positive class; label is int64 [n, 1]. State variables count the scores
+    in `num_thresholds` + 1 buckets over [0, 1]: positive and negative ones of the last batches, and of all batches. `slide_steps=0` uses
+    all batches as the last ones; `topk` has no effect.
 
     >>> import numpy as np
     >>> import fluidx as fx
@@ -59,7 +59,7 @@ def auc(
     x, label = helper.variable(input, "input"), helper.variable(label, "label")
     helper.rank(x, "input", 2)
     if curve != "ROC":
-        raise wrong(f"{helper.label}: curve={curve!r} is not supported; there is 'ROC'")
+        raise wrong(f"{helper.label}: curve={curve!r} is not supported; the only one is 'ROC'")
     buckets = whole(helper.label, "num_thresholds", num_thresholds, 1) + 1
     window = whole(helper.label, "slide_steps", slide_steps, 0)
     width = helper.known(x, "input", 1)
@@ -81,7 +81,7 @@ def auc(
 
 
 def _of_window(helper: LayerWriter, counts: Variable, steps: int, buckets: int) -> Variable:
-    """The sum of the counts of so many batches, this one included."""
+    """The sum of the counts of the last `steps` batches, including this one."""
     kept = create_global_var([steps, buckets], 0, "int64", persistable=True, name=helper.fresh("batch_stat"))
     later = helper.op("slice", kept, axes=(0,), starts=(1,), ends=(steps,))
     now = helper.op("concat", [later, helper.op("reshape", counts, shape=(1, buckets))], axis=0)
@@ -89,7 +89,7 @@ def _of_window(helper: LayerWriter, counts: Variable, steps: int, buckets: int) 
 
 
 def _area(helper: LayerWriter, positive: Variable, negative: Variable) -> Variable:
-    """The area under the curve by trapezoids, from the highest scores down; 0 where there are no positives or no negatives."""
+    """The area under the curve by trapezoids, from the highest scores down; 0 if there are no positives or no negatives."""
     positive, negative = (helper.op("cast", v, dtype="float64") for v in (positive, negative))
     above = helper.op("elementwise_sub", helper.op("cumsum", positive, axis=0, reverse=True), helper.op("scale", positive, scale=0.5))
     area = helper.op("reduce_sum", helper.op("elementwise_mul", negative, above), dim=())

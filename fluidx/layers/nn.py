@@ -1,4 +1,5 @@
-"""The layers of neural networks beside convolutions and norms: fc, embedding, matrix products, dropout, softmax, attention, padding."""
+"""Layers of neural networks other than convolutions and normalizations: fc, embedding, matrix products, dropout, softmax, attention,
+padding."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ def fc(
 ) -> Variable:
     """A fully connected layer: act(input @ w + b).
 
-    The axes of input before `num_flatten_dims` stay, the others are flattened into the axis that w, of shape [their product, size],
-    meets. Several inputs have a weight each, and their products are added up; `param_attr` may then be a list.
+    The axes of input before `num_flatten_dims` stay. The others are flattened into one axis, which is multiplied by w of shape [their
+    product, size]. Several inputs have one weight each, and their products are added up; `param_attr` may be a list then.
 
     Shapes: input [n, ...] gives [n, size]; with num_flatten_dims=2 input [n, t, ...] gives [n, t, size].
 
     Types: input is of floats, and so are w, the bias and the result.
 
-    Raises ProgramError when an axis that is flattened has an open size, or when `num_flatten_dims` leaves no axis on one side.
+    Raises ProgramError if a flattened axis is open, or if `num_flatten_dims` leaves no axis on one side.
 
     >>> import fluidx as fx
     >>> main, startup = fx.Program(), fx.Program()
@@ -76,15 +77,15 @@ def embedding(
     param_attr: Any = None,
     dtype: Any = "float32",
 ) -> Variable:
-    """The rows of a trained [vocabulary, width] table that the integer ids in `input` name.
+    """The rows of a trained [vocabulary, width] table at the integer ids in `input`.
 
-    A last axis of size 1 is replaced by the width ([batch, 1] gives [batch, width]); other ids get a width axis behind them
-    ([batch, length] gives [batch, length, width]). The row `padding_idx` reads as zeros and is not trained. `is_sparse` and
-    `is_distributed` have no effect: gradients are dense.
+    A last axis of size 1 is replaced by the width ([batch, 1] gives [batch, width]); otherwise a width axis is appended ([batch, length]
+    gives [batch, length, width]). The row `padding_idx` is read as zeros and is not trained. `is_sparse` and `is_distributed` have no
+    effect: gradients are dense.
 
     Types: ids are int64 or int32; the table and the result are of `dtype`.
 
-    Raises ProgramError for ids of another dtype, and when `padding_idx` is no row of the table.
+    Raises ProgramError for ids of another dtype, and if `padding_idx` is not a row of the table.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -103,7 +104,7 @@ def fluid_embedding(
     param_attr: Any = None,
     dtype: Any = "float32",
 ) -> Variable:
-    """The rows of a trained [vocabulary, width] table that the integer ids in `input` name, along an axis behind those of input.
+    """The rows of a trained [vocabulary, width] table at the integer ids in `input`, along an appended axis.
 
     This is `fluidx.embedding`: [batch, 1] gives [batch, 1, width], where `layers.embedding` gives [batch, width].
 
@@ -136,7 +137,7 @@ def _embedding(
 
 
 def _ends_in_one(x: Variable) -> bool:
-    """Whether the last axis of `x` is there for form only, as fluid.layers has it."""
+    """Does `x` have a last axis of size 1, which fluid.layers drops?"""
     return x.ndim >= 2 and x.shape[-1] == 1
 
 
@@ -145,9 +146,9 @@ def mul(x: Variable, y: Variable, x_num_col_dims: int = 1, y_num_col_dims: int =
 
     Shapes: x [n, k] and y [k, m] give [n, m]; with x_num_col_dims=2 x [n, t, k] gives [n, t, m].
 
-    Types: x and y have one dtype, which the result has, too.
+    Types: x, y and the result have one dtype.
 
-    Raises ProgramError when the columns of x are not as many as the rows of y.
+    Raises ProgramError if the number of columns of x differs from the number of rows of y.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -166,7 +167,7 @@ def matmul(
 
     Shapes: x [..., n, k] and y [..., k, m] give [..., n, m].
 
-    Types: x and y have one dtype, which the result has, too.
+    Types: x, y and the result have one dtype.
 
     Raises ProgramError when the k of both differ, or the other axes do not broadcast.
 
@@ -185,7 +186,7 @@ def matmul(
 def bmm(x: Variable, y: Variable, name: str | None = None) -> Variable:
     """The matrix products of two batches: [b, n, k] and [b, k, m] give [b, n, m].
 
-    Raises ProgramError when x or y has not three axes, or when their sizes do not fit.
+    Raises ProgramError if x or y does not have three axes, or if their sizes do not fit.
     """
     helper = LayerWriter("bmm", name)
     x, y = helper.variable(x, "x"), helper.variable(y, "y")
@@ -205,11 +206,11 @@ def dropout(
     name: str | None = None,
     dropout_implementation: str = "downgrade_in_infer",
 ) -> Variable:
-    """x with each element set to 0 with probability `dropout_prob`, anew in every run.
+    """x with each element set to 0 with probability `dropout_prob`, drawn again in each run.
 
-    "downgrade_in_infer" multiplies by 1 - dropout_prob in inference; "upscale_in_train" divides by it in training (ONNX's way).
-    Without a seed one is derived from the program's random_seed and the variable's name. Ranks that hold slices of a batch draw
-    the slices of what one device would draw.
+    "downgrade_in_infer" multiplies by 1 - dropout_prob in inference; "upscale_in_train" divides by it in training (ONNX's way). Without a
+    seed, one is derived from the program's random_seed and the variable's name. Ranks with slices of a batch draw the slices of one
+    device's random numbers.
 
     Shapes: the result has x's shape.
 
@@ -267,9 +268,9 @@ def scaled_dot_product_attention(
     """softmax(q @ k' * scale + mask) @ v for each head, without keeping the scores; `scale` is 1 / sqrt(width of q) if left out.
 
     q is [..., heads, s, d], k [..., heads, t, d] and v [..., heads, t, e]; the result is [..., heads, s, e]. k and v may have fewer heads,
-    each for as many neighbours of q (grouped queries). `mask` broadcasts to [..., heads, s, t]: numbers are added to the scores, and where
-    a bool is False a row does not look. With `causal` row i looks at the first i + 1 rows of k, whatever s and t are, besides what the mask
-    says. A row that may look nowhere gives zeros. Weights cannot be dropped at random here; `nets.scaled_dot_product_attention` can.
+    each shared by neighbouring heads of q (grouped queries). `mask` broadcasts to [..., heads, s, t]: a float mask is added to the scores,
+    and False in a bool mask hides the position. With `causal`, row i also sees only the first i + 1 rows of k, whatever s and t are. A row
+    that sees no position gives zeros. There is no dropout of weights; `nets.scaled_dot_product_attention` has it.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -310,16 +311,16 @@ def log_softmax(input: Variable, axis: int = -1, dtype: Any = None, name: str | 
 
 
 def one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Variable:
-    """Rows of zeros with a 1 at the index that the integers in `input` give, as float32.
+    """Rows of zeros with a 1 at the index given by the integers in `input`, as float32.
 
-    A last axis of size 1 is replaced by `depth`; other inputs get an axis of `depth` behind them. `allow_out_of_range` makes a row of
-    zeros of an index outside [0, depth).
+    A last axis of size 1 is replaced by `depth`; otherwise an axis of size `depth` is appended. With `allow_out_of_range`, an index outside
+    [0, depth) gives a row of zeros.
 
     Shapes: [n, 1] gives [n, depth], and [n, t] gives [n, t, depth].
 
     Types: input is int64 or int32, the result float32.
 
-    Raises ProgramError for input of another dtype; ExecutionError in a run with an index outside, unless `allow_out_of_range`.
+    Raises ProgramError for input of another dtype, and ExecutionError in a run with an index out of range, unless `allow_out_of_range`.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -330,7 +331,7 @@ def one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Va
 
 
 def fluid_one_hot(input: Variable, depth: int, allow_out_of_range: bool = False) -> Variable:
-    """Rows of zeros with a 1 at the index that the integers in `input` give, along an axis behind those of input, as float32.
+    """Rows of zeros with a 1 at the index given by the integers in `input`, along an appended axis, as float32.
 
     This is `fluidx.one_hot`: [batch, 1] gives [batch, 1, depth], where `layers.one_hot` gives [batch, depth].
 
@@ -362,13 +363,13 @@ def label_smooth(
 
 
 def pad(x: Variable, paddings: Sequence[int], pad_value: float = 0.0, name: str | None = None) -> Variable:
-    """x with `pad_value` around it: paddings are (before, after) for axis 0, then for axis 1, ...
+    """x padded with `pad_value`: paddings are (before, after) for axis 0, then for axis 1, ...
 
     Shapes: axis i of size s becomes before + s + after.
 
-    Types: x is of any dtype, which the result has, too.
+    Types: x is of any dtype; the result has the same.
 
-    Raises ProgramError when `paddings` has not two entries for each axis.
+    Raises ProgramError if `paddings` does not have two entries for each axis.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():

@@ -1,4 +1,4 @@
-"""Layers that normalize: over batches, rows, groups of channels and neighbours."""
+"""Normalization layers: over batches, rows, groups of channels and neighbouring channels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .helper import LayerWriter
 
 
 def _wide(dtype: str) -> str:
-    """The dtype of statistics and scales: float32 for the half precisions."""
+    """The dtype of statistics and scales: float32 for 16-bit inputs."""
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
@@ -36,21 +36,21 @@ def batch_norm(
 ) -> Variable:
     """Batch normalization over all axes but the channels: (x - mean) / sqrt(variance + epsilon) * scale + bias.
 
-    While training, mean and variance are the batch's, and the moving ones become momentum * moving + (1 - momentum) * batch's. With
-    is_test (set by `Program.clone(for_test=True)`) or use_global_stats they are the moving ones. Scale and bias are `w_0` and `b_0`,
-    the moving mean and variance `w_1` and `w_2`, parameters that are not trained. `in_place` has no effect.
+    In training, mean and variance are those of the batch, and the moving ones become momentum * moving + (1 - momentum) * batch's. With
+    is_test (set by `Program.clone(for_test=True)`) or use_global_stats, the moving ones are used. Scale and bias are `w_0` and `b_0`; the
+    moving mean and variance are `w_1` and `w_2`, parameters that are not trained. `in_place` has no effect.
 
-    `sub_batches=g` is ghost batch normalization: while training, the batch is cut into g runs of rows, of B rows k*B//g to (k+1)*B//g,
-    and each is normalized by its own mean and variance. The moving ones then take the mean over the runs of their means and variances, each
-    run counted alike; a run without rows (a batch of fewer than g) does not count. One device and ranks compute the same: ranks whose
-    number divides g hold whole runs and exchange nothing but the moving statistics; other numbers of ranks gather the batch. Source:
-    Hoffer, Hubara and Soudry 2017, "Train longer, generalize better".
+    `sub_batches=g` is ghost batch normalization: in training, a batch of B rows is split into g parts, rows k*B//g to (k+1)*B//g, and each
+    part is normalized by its own mean and variance. The moving statistics use the mean of the parts' means and variances with equal
+    weights; a part without rows (in a batch of fewer than g) does not count. One device and ranks compute the same: if the number of ranks
+    divides g, ranks hold whole parts and exchange only the moving statistics; otherwise they gather the batch. Source: Hoffer, Hubara and
+    Soudry 2017, "Train longer, generalize better".
 
     Shapes: the result has input's shape, [n, c] or [n, c, ...]; scale, bias, mean and variance are [c].
 
     Types: input is float16, bfloat16, float32 or float64, and so is the result. The statistics of 16-bit input are float32.
 
-    Raises ProgramError when the channels have an open size, or scale or bias is left out.
+    Raises ProgramError if the channel axis is open, or if scale or bias is left out.
 
     >>> import numpy as np
     >>> import fluidx as fx
@@ -149,8 +149,8 @@ def rms_norm(
 ) -> Variable:
     """Division by the root of the mean square over the axes from `begin_norm_axis` on: x / sqrt(mean(x * x) + epsilon) * scale + bias.
 
-    Scale, and bias if there is a `shift`, are vectors over the normalized elements, whose sizes must be known. Raises ProgramError unless
-    input has floats and an axis before `begin_norm_axis`.
+    Scale, and with `shift` a bias, are vectors over the normalized elements, whose sizes must be known. Raises ProgramError unless input
+    has floats and an axis before `begin_norm_axis`.
 
     >>> import numpy as np
     >>> import fluidx as fx
@@ -173,7 +173,7 @@ def rms_norm(
 
 
 def _rows(helper: LayerWriter, input: Any, begin_norm_axis: int) -> tuple[Variable, int, tuple[int, ...]]:
-    """A layer's input, the first axis that it normalizes over, and the sizes from there on."""
+    """The input of a layer, the first axis that it normalizes, and the sizes of the normalized axes."""
     x = helper.variable(input, "input")
     axis = helper.axis(x, begin_norm_axis, "begin_norm_axis")
     return x, axis, tuple(helper.known(x, "input", a) for a in range(axis, x.ndim))

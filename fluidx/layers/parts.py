@@ -1,4 +1,4 @@
-"""Layers that add into, or choose between, parts of tensors: scatter_nd, einsum, maxout, unbind."""
+"""Layers that add into, select from or combine slices of tensors: scatter_nd, scatter_nd_add, einsum, maxout, unbind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .helper import LayerWriter
 
 
 def scatter_nd_add(ref: Variable, index: Variable, updates: Variable, name: str | None = None) -> Variable:
-    """ref with `updates` added to the elements or slices at the positions in the last axis of `index`, which may repeat.
+    """ref with `updates` added to the elements or slices at the positions in the last axis of `index`. Positions may repeat.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -32,9 +32,9 @@ def scatter_nd(index: Variable, updates: Variable, shape: Sequence[int], name: s
 
 
 def einsum(equation: str, *operands: Variable) -> Variable:
-    """Products of the operands, summed over the letters that the result lacks: "ij,jk->ik" is a matrix product.
+    """Products of the operands, summed over the letters that are not in the result: "ij,jk->ik" is a matrix product.
 
-    Each letter names one axis, none twice in one operand; the arrow is written. It is Paddle's einsum, which fluid had not yet.
+    Each letter names one axis, at most once in an operand, and the arrow is required. It is Paddle's einsum, which fluid does not have.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -55,7 +55,7 @@ def maxout(x: Variable, groups: int, name: str | None = None, axis: int = 1) -> 
     axis, groups = helper.axis(x, axis), whole(helper.label, "groups", groups, 2)
     channels = helper.known(x, "x", axis)
     if not axis or channels % groups:
-        raise wrong(f"{helper.label}: axis {axis} of variable {x.name!r} with shape {list(x.shape)} is no channels that divide by {groups}")
+        raise wrong(f"{helper.label}: axis {axis} of variable {x.name!r} with shape {list(x.shape)} has no channels that {groups} divides")
     rest = [helper.known(x, "x", k) for k in range(1, x.ndim) if k != axis]
     before, after = rest[: axis - 1], rest[axis - 1 :]
     parts = helper.op("reshape", x, shape=(0, *before, channels // groups, groups, *after))

@@ -1,4 +1,4 @@
-"""py_func: a function in Python as an operator."""
+"""The layer `py_func`: a Python function as an operator."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def py_func(
     backward_func: Callable[..., Any] | None = None,
     skip_vars_in_backward_input: Any = None,
 ) -> Any:
-    """`out`, variables that receive what `func` makes of the arrays of `x`; each is one Variable or a list.
+    """`out`, variables that receive the results of `func` on the arrays of `x`. Both are a Variable or a list.
 
-    Declare `out` with `default_main_program().current_block().create_var(name=..., dtype=..., shape=...)`; an open size of it is that of
-    the first x along the same axis. With `out=None` the function is called for what else it does, such as printing. `backward_func` is
-    called with the arrays of x, of out, and of the gradients of out, without those in `skip_vars_in_backward_input`, and gives the
-    gradients of x; without it nothing flows back.
+    Declare `out` with `default_main_program().current_block().create_var(name=..., dtype=..., shape=...)`; an open axis has the size of the
+    first x along the same axis. With `out=None` the function is called for its side effects, such as printing. `backward_func` gets the
+    arrays of x, of out, and of the gradients of out, without those in `skip_vars_in_backward_input`, and returns the gradients of x;
+    without it x gets no gradients.
 
-    On ranks each of them calls the functions with the whole arrays, so they must give the same everywhere.
+    Each rank calls the functions with whole arrays, so their results must be the same on all ranks.
 
     >>> import numpy as np
     >>> import fluidx as fx
@@ -42,11 +42,11 @@ def py_func(
     helper = LayerWriter("py_func")
     if not callable(func) or not (backward_func is None or callable(backward_func)):
         raise wrong(f"{helper.label}: func and backward_func must be functions, got {func!r:.60} and {backward_func!r:.60}")
-    xs, outs = _listed(helper, "x", x), _listed(helper, "out", out)
-    skipped = {v.name for v in _listed(helper, "skip_vars_in_backward_input", skip_vars_in_backward_input)}
+    xs, outs = _variables(helper, "x", x), _variables(helper, "out", out)
+    skipped = {v.name for v in _variables(helper, "skip_vars_in_backward_input", skip_vars_in_backward_input)}
     if unknown := skipped - {v.name for v in (*xs, *outs)}:
         raise wrong(f"{helper.label}: skip_vars_in_backward_input names {sorted(unknown)[0]!r}, which is neither in x nor in out")
-    if not outs:  # an operator has a result: one that nobody reads stands for it
+    if not outs:  # an operator needs a result: this one is not read
         outs, func = [helper.block.create_var(helper.fresh(), (1,), "int32", stop_gradient=True)], _without_result(func)
     types = [v.desc.type for v in outs]
     helper.op(
@@ -60,7 +60,7 @@ def py_func(
     return out
 
 
-def _listed(helper: LayerWriter, what: str, value: Any) -> list[Variable]:
+def _variables(helper: LayerWriter, what: str, value: Any) -> list[Variable]:
     items: Sequence[Any] = [] if value is None else value if isinstance(value, (list, tuple)) else [value]
     return [helper.variable(v, what) for v in items]
 

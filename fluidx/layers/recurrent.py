@@ -1,7 +1,7 @@
-"""Recurrent layers, written step by step over sequences of one length: cells, the walk over them, and lstm.
+"""Recurrent layers over sequences of equal length, unrolled step by step: cells, `rnn`, and lstm.
 
-Sequences are padded: `sequence_length` says where each ends. LoD tensors, and fluid's layers over them (dynamic_lstm, dynamic_gru), are not
-here; `rnn(LSTMCell(size), x, sequence_length=lengths)` is what to write instead.
+Sequences are padded, and `sequence_length` has their lengths. There are no LoD tensors, and none of fluid's layers over them (dynamic_lstm,
+dynamic_gru); write `rnn(LSTMCell(size), x, sequence_length=lengths)` instead.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _lstm_step(
     helper: LayerWriter, i: Variable, j: Variable, f: Variable, o: Variable, c: Variable, forget_bias: float, gate: str = "sigmoid",
     act: str = "tanh",
 ) -> tuple[Variable, Variable]:  # fmt: skip
-    """(hidden, cell) of what the input gate, the candidate, the forget gate and the output gate are given."""
+    """(hidden, cell) from the inputs of the input gate, the candidate, the forget gate and the output gate."""
     f = helper.op("scale", f, bias=forget_bias) if forget_bias else f
     kept = helper.op("elementwise_mul", c, helper.op(gate, f))
     c = helper.op("elementwise_add", kept, helper.op("elementwise_mul", helper.op(gate, i), helper.op(act, j)))
@@ -98,8 +98,8 @@ def gru_unit(
 ) -> tuple[Variable, Variable, Variable]:
     """One step of a GRU: (hidden, reset hidden, gates) of input [n, size], size = 3 * d, and hidden [n, d].
 
-    `input` is what the step's data adds to the update gate u, the reset gate r and the candidate m, as a layer fc gives it. The weight
-    [d, 3 * d] has the columns of u and r, then of m. hidden is (1 - u) * hidden + u * m, or u * hidden + (1 - u) * m with `origin_mode`.
+    `input` is the data's contribution to the update gate u, the reset gate r and the candidate m, such as the result of fc. The weight [d,
+    3 * d] has the columns of u and r, then of m. hidden is (1 - u) * hidden + u * m, or u * hidden + (1 - u) * m with `origin_mode`.
     """
     helper = LayerWriter("gru_unit")
     x, h = helper.variable(input, "input"), helper.variable(hidden, "hidden")
@@ -131,9 +131,9 @@ def gru_unit(
 
 
 class RNNCell:
-    """A step of a recurrent network: `call(inputs, states)` gives (outputs, new states), `state_shape` the sizes of the states.
+    """A step of a recurrent network: `call(inputs, states)` returns (outputs, new states), and `state_shape` has the sizes of the states.
 
-    A cell of your own gives both. Parameters are made in the first call and shared by all that follow.
+    A cell of your own defines both. Parameters are created in the first call and shared by later calls.
     """
 
     def call(self, inputs: Variable, states: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -151,7 +151,7 @@ class RNNCell:
     def get_initial_states(
         self, batch_ref: Variable, shape: Any = None, dtype: Any = "float32", init_value: float = 0.0, batch_dim_idx: int = 0
     ) -> Any:
-        """States filled with `init_value`, as many rows as axis `batch_dim_idx` of `batch_ref` has."""
+        """States filled with `init_value`, with as many rows as axis `batch_dim_idx` of `batch_ref` has elements."""
         helper = LayerWriter("rnn_state")
         ref = helper.variable(batch_ref, "batch_ref")
         attrs = {"dtype": dtype, "value": float(init_value), "input_dim_idx": batch_dim_idx, "output_dim_idx": 0}
@@ -166,7 +166,7 @@ class RNNCell:
 
 
 class _Gates:
-    """The weight and bias of a product, made when the width of what is fed is known."""
+    """The weight and bias of a product, created in the first call, when the width of its input is known."""
 
     def __init__(self, kind: str, param_attr: Any, bias_attr: Any):
         self.attrs = [self._named(kind, attr) for attr in (param_attr, bias_attr)]
@@ -249,7 +249,7 @@ class GRUCell(RNNCell):
         for attr in (param_attr, bias_attr):
             named = ParamAttr.of(attr)
             if named is not None and named.name:
-                raise wrong("layers.GRUCell: it has two weights and two biases, which one name cannot have; leave the name out")
+                raise wrong("layers.GRUCell: it has two weights and two biases, so they cannot have one name; leave the name out")
         self.gates, self.candidate = _Gates(name, param_attr, bias_attr), _Gates(name, param_attr, bias_attr)
 
     def call(self, inputs: Variable, states: Any, **kwargs: Any) -> tuple[Variable, Variable]:
@@ -267,7 +267,7 @@ class GRUCell(RNNCell):
 
 
 def _activations(label: str, gate: Any, act: Any) -> tuple[str, str]:
-    """Names of activations; fluid's functions are taken by their names."""
+    """Names of activations. fluid's functions are recognised by name."""
     given = (getattr(f, "__name__", f) or default for f, default in ((gate, "sigmoid"), (act, "tanh")))
     first, second = (one_of(label, what, f, ACTIVATIONS) for what, f in zip(("gate_activation", "activation"), given))
     return first, second
@@ -285,10 +285,10 @@ def rnn(
     is_reverse: bool = False,
     **kwargs: Any,
 ) -> tuple[Variable, Any]:
-    """(outputs of all steps, last states) of a cell walked over inputs [n, steps, ...], or [steps, n, ...] with `time_major`.
+    """(outputs of all steps, last states) of a cell run over inputs [n, steps, ...], or [steps, n, ...] with `time_major`.
 
-    The steps are written out, so their number has to be known. Behind the end of a sequence, `sequence_length` [n], states stay as they
-    are; outputs there are those of the cell. `is_reverse` walks from the last step. `kwargs` go to the cell.
+    The steps are unrolled, so their number must be known. After the end of a sequence, given by `sequence_length` [n], states do not
+    change, and outputs are those of the cell. `is_reverse` starts at the last step. `kwargs` are passed to the cell.
     """
     helper = LayerWriter("rnn")
     x = helper.variable(inputs, "inputs")
@@ -313,7 +313,7 @@ def rnn(
 
 
 def _chosen(helper: LayerWriter, active: Variable, new: Any, old: Any) -> Any:
-    """`new` where a sequence goes on, `old` where it has ended."""
+    """`new` where a sequence continues, `old` where it has ended."""
     if isinstance(new, Variable):
         return helper.op("where", active, new, old)
     return [_chosen(helper, active, a, b) for a, b in zip(new, old, strict=True)]
@@ -335,9 +335,9 @@ def lstm(
 ) -> tuple[Variable, Variable, Variable]:
     """LSTM layers over input [steps, n, width]: (outputs [steps, n, hidden], last hidden, last cell), as the states [layers, n, hidden].
 
-    With `is_bidirec` each layer walks both ways, outputs side by side, and there are two states a layer. `dropout_prob` drops between
-    layers. Steps are written out: their number has to be known, and `max_len` is at least that. A direction has a weight
-    [width + hidden, 4 * hidden] and a bias, where fluid has all of them in one flat parameter.
+    With `is_bidirec` each layer runs in both directions, their outputs are concatenated, and each layer has two states. Dropout with
+    `dropout_prob` is between layers. Steps are unrolled: their number must be known and at most `max_len`. Each direction has a weight
+    [width + hidden, 4 * hidden] and a bias; fluid has all of them in one flat parameter.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():

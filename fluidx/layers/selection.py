@@ -1,4 +1,5 @@
-"""Layers that pick by value, so that values decide the sizes of their results: a run plans what follows when it knows them."""
+"""Layers that select elements by value, so that result sizes depend on values. A run plans the following operators when it knows the sizes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from .helper import LayerWriter
 
 
 def masked_select(x: Variable, mask: Variable, name: str | None = None) -> Variable:
-    """The elements of x where `mask`, a bool of its shape, is true, as a vector. Gradients go to these elements.
+    """The elements of x where `mask`, a bool of its shape, is true, as a vector. These elements get the gradients.
 
     >>> import numpy as np
     >>> import fluidx as fx
@@ -31,13 +32,13 @@ def _unique(kind: str, x: Variable, dtype: Any, counted: bool) -> tuple[Variable
     helper.rank(x, "x", 1)
     dtype = as_dtype(dtype)
     if dtype not in ("int32", "int64"):
-        raise wrong(f"{helper.label}: dtype, which is that of positions, must be int32 or int64, got {dtype}")
+        raise wrong(f"{helper.label}: dtype, the dtype of positions, must be int32 or int64, got {dtype}")
     out, _, index, count = helper.op("unique", x, dtype=dtype, out={"First": None} if counted else {"First": None, "Count": None})
     return (out, index, count) if counted else (out, index)
 
 
 def unique(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable]:
-    """The different elements of a vector as they first occur, and for each element of x its position among them, of `dtype`.
+    """The distinct elements of a vector in order of first occurrence, and the position of each element of x among them, of `dtype`.
 
     >>> import numpy as np
     >>> import fluidx as fx
@@ -52,7 +53,7 @@ def unique(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable]:
 
 
 def unique_with_counts(x: Variable, dtype: Any = "int32") -> tuple[Variable, Variable, Variable]:
-    """As `unique`, and how often each of the different elements occurs in x."""
+    """As `unique`, and the count of each distinct element in x."""
     out, index, count = _unique("unique_with_counts", x, dtype, True)
     return out, index, count
 
@@ -71,14 +72,14 @@ def multiclass_nms(
     return_index: bool = False,
     return_rois_num: bool = False,
 ) -> Any:
-    """The boxes of all classes, without those that cover a better one: rows of class, score, left, top, right, bottom.
+    """Non-maximum suppression for each class: rows of class, score, left, top, right, bottom.
 
-    `bboxes` are [images, boxes, 4], `scores` [images, classes, boxes]. Of each class but `background_label` the `nms_top_k` boxes of the
-    best scores above `score_threshold` are looked at; one that shares more than `nms_threshold` of its union with a better one goes.
-    `nms_eta` below 1 makes that share smaller from box to box, down to 0.5. `keep_top_k` boxes of an image are kept, -1: all.
+    `bboxes` are [images, boxes, 4], `scores` [images, classes, boxes]. For each class except `background_label`, the `nms_top_k` boxes with
+    the best scores above `score_threshold` are candidates. A candidate is removed if its IoU with a better one is above `nms_threshold`.
+    `nms_eta` below 1 reduces this threshold after each box, down to 0.5. `keep_top_k` boxes of an image are kept, -1: all.
 
-    fluid says with LoD which rows are whose: `return_rois_num` gives the number of rows of each image instead, [images] int32, and
-    `return_index` which of all boxes each row is, [rows, 1] int32. Where nothing is found there are no rows, where fluid has one of -1.
+    fluid assigns rows to images by LoD. Here `return_rois_num` returns the number of rows of each image, [images] int32, and `return_index`
+    the index of each row among all boxes, [rows, 1] int32. If nothing is found there are no rows; fluid returns one row of -1.
     """
     helper = LayerWriter("multiclass_nms", name)
     bboxes, scores = helper.variable(bboxes, "bboxes"), helper.variable(scores, "scores")

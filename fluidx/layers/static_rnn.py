@@ -1,4 +1,4 @@
-"""StaticRNN: a recurrence whose step is written once and stands in the program as often as there are steps."""
+"""`StaticRNN`: a recurrent network whose step is written once and copied for each time step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .helper import LayerWriter
 
 
 class StaticRNN:
-    """A recurrent network over inputs [steps, batch, ...]. What is written under `step()` is one step.
+    """A recurrent network over inputs [steps, batch, ...]. The operators written under `step()` are one step.
 
-    The steps are written out, so their number has to be known. Parameters that the step makes are shared by all steps.
+    The steps are unrolled, so their number must be known. All steps share the parameters of the step.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -33,8 +33,8 @@ class StaticRNN:
     def __init__(self, name: str | None = None):
         self.helper = LayerWriter("static_rnn", name, label="layers.StaticRNN")
         self._body: Block | None = None
-        self._inputs: dict[str, Variable] = {}  # what a step calls it -> what all steps have
-        self._memories: dict[str, Variable] = {}  # what a step calls it -> the value before the first step
+        self._inputs: dict[str, Variable] = {}  # name in a step -> the value of all steps
+        self._memories: dict[str, Variable] = {}  # name in a step -> the value before the first step
         self._updates: dict[str, Variable] = {}
         self._outputs: list[Variable] = []
         self._results: list[Variable] | None = None
@@ -48,7 +48,7 @@ class StaticRNN:
         with self.helper.main.sub_block() as body:
             self._body = body
             yield
-        self._write_out(outer, body)
+        self._unroll(outer, body)
 
     def step_input(self, x: Variable) -> Variable:
         """x at the step: of [steps, batch, ...] the slice [batch, ...]."""
@@ -57,7 +57,7 @@ class StaticRNN:
             raise wrong(f"{self.helper.label}: step_input takes [steps, ...]; variable {x.name!r} has no axes")
         steps = self.helper.known(x, "x, the number of steps,", 0)
         if self._inputs and (first := next(iter(self._inputs.values()))).shape[0] != steps:
-            raise wrong(f"{self.helper.label}: {first.name!r} has {first.shape[0]} steps, {x.name!r} has {steps}; all inputs have as many")
+            raise wrong(f"{self.helper.label}: {first.name!r} has {first.shape[0]} steps, {x.name!r} has {steps}; they must be equal")
         name = self.helper.fresh("step_input")
         self._inputs[name] = x
         return body.create_var(name, x.shape[1:], x.dtype, stop_gradient=x.stop_gradient)
@@ -71,10 +71,10 @@ class StaticRNN:
         init_batch_dim_idx: int = 0,
         ref_batch_dim_idx: int = 1,
     ) -> Variable:
-        """A value that a step has from the step before it; before the first step `init`.
+        """A value carried from the previous step; `init` in the first step.
 
-        Without `init`, `shape` filled with `init_value`, whose axis `init_batch_dim_idx` is as long as axis `ref_batch_dim_idx` of
-        `batch_ref`, [steps, batch, ...]; of what step_input gave the whole input is meant.
+        Without `init`, it is `shape` filled with `init_value`, and axis `init_batch_dim_idx` has the size of axis `ref_batch_dim_idx` of
+        `batch_ref` [steps, batch, ...]. A result of step_input stands for the whole input.
         """
         body = self._inside("memory")
         if init is None:
@@ -95,7 +95,7 @@ class StaticRNN:
         if ref.block is self._body:
             raise wrong(f"{label}: batch_ref must come from step_input or from outside of the step; {ref.name!r} is computed in it")
         sizes = tuple(whole(label, "a size in shape", d) for d in shape)
-        # a variable from outside with fewer axes has its batch first
+        # an outer variable with fewer axes has the batch as its first axis
         ref_at = whole(label, "ref_batch_dim_idx", ref_at, 0)
         outer.append_op(
             "fill_constant_batch_size_like",
@@ -110,24 +110,24 @@ class StaticRNN:
         """Give `var`, computed in the step, to the next step as `mem`."""
         self._inside("update_memory")
         if not isinstance(mem, Variable) or mem.name not in self._memories:
-            raise wrong(f"{self.helper.label}: update_memory takes what memory() gave, got {mem!r:.80}")
+            raise wrong(f"{self.helper.label}: update_memory takes a result of memory(), got {mem!r:.80}")
         var = self.helper.variable(var, "var")
         if not mem.desc.type.accepts(var.desc.type):
             raise wrong(f"{self.helper.label}: memory {mem.name!r} is {mem.desc.type}, its update {var.name!r} is {var.desc.type}")
         self._updates[mem.name] = var
 
     def step_output(self, o: Variable) -> None:
-        """Keep `o` of every step: the network gives [steps, ...] of it."""
+        """Collect `o` of every step: the network returns it as [steps, ...]."""
         self._inside("step_output")
         self._outputs.append(self.helper.variable(o, "o"))
 
     def output(self, *outputs: Variable) -> None:
-        """`step_output` of several."""
+        """`step_output` for several variables."""
         for o in outputs:
             self.step_output(o)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What step_output kept, [steps, ...]: a Variable, or a list of them."""
+        """The values collected by step_output, [steps, ...]: a Variable, or a list of them."""
         if self._results is None:
             raise wrong(f"{self.helper.label}: write the step first: `with rnn.step():`")
         if not self._results:
@@ -136,10 +136,10 @@ class StaticRNN:
 
     def _inside(self, what: str) -> Block:
         if self._body is None or self.helper.main.current_block() is not self._body:
-            raise wrong(f"{self.helper.label}: {what} belongs into `with rnn.step():`")
+            raise wrong(f"{self.helper.label}: {what} must be called in `with rnn.step():`")
         return self._body
 
-    def _write_out(self, outer: Block, body: Block) -> None:
+    def _unroll(self, outer: Block, body: Block) -> None:
         if not self._inputs:
             raise wrong(f"{self.helper.label}: the step has no step_input, so the number of steps is unknown; call step_input first")
         if missing := [n for n in self._memories if n not in self._updates]:

@@ -17,7 +17,7 @@ from ..ir.types import Dim
 from ..param_attr import ParamAttr
 from .helper import LayerWriter
 
-Sizes = Sequence[int | Variable] | Variable  # numbers, or what the program computes
+Sizes = Sequence[int | Variable] | Variable  # numbers, or sizes that the program computes
 
 # -- declaring -----------------------------------------------------------------------------------------------------------
 
@@ -31,11 +31,10 @@ def data(
     type: Any = None,
     stop_gradient: bool = True,
 ) -> Variable:
-    """Declare an input that is fed at run time; a batch axis of -1 is put before `shape` unless append_batch_size=False.
+    """Declare an input that is fed at run time. A batch axis of -1 is added before `shape` unless append_batch_size=False.
 
-    As in fluid, no axis is put before a shape that has an open one already, -1 or a name. `lod_level` above 0 is refused, `type` has no
-    effect here.
-    `fluidx.data` takes the shape as it is.
+    As in fluid, no axis is added to a shape with an open axis, -1 or a name. `lod_level` above 0 raises ProgramError, and `type` has no
+    effect. `fluidx.data` uses the shape as it is.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()):
@@ -53,10 +52,10 @@ def fluid_data(
 ) -> Variable:
     """Declare an input that is fed at run time. None, -1 or a name in `shape` is an axis whose size the feed decides.
 
-    A name stands for one size: what is fed must have it along every axis of that name. This is `fluidx.data`.
+    A name stands for one size: feeds must have the same size along all axes of that name. This is `fluidx.data`.
 
-    `type`, a type or its text, stands for shape and dtype: "seq<f32[n,4]>" is fed with a list of arrays, "opt<f32[4]>" with an array or
-    None, "map<i64,f32[]>" with a dict, "str[n]" with an array of objects, "f32[*]" with an array of any rank.
+    `type`, a type or its text, replaces shape and dtype: "seq<f32[n,4]>" is fed with a list of arrays, "opt<f32[4]>" with an array or None,
+    "map<i64,f32[]>" with a dict, "str[n]" with an array of objects, "f32[*]" with an array of any rank.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()):
@@ -75,7 +74,7 @@ def fluid_data(
 
 
 def _sizes(owner: str, shape: Any) -> list[int]:
-    """Sizes as a variable is declared with: numbers, and -1 or a name for what the feed decides."""
+    """The sizes of a declaration: numbers, and -1 or a name for sizes that the feed determines."""
     try:
         given = [-1 if d is None else Dim(d) if isinstance(d, str) else d for d in _list(owner, "shape", shape)]
     except ProgramError as e:
@@ -90,7 +89,7 @@ def _declare_data(owner: str, name: str, shape: list[int], dtype: Any, lod_level
         raise wrong(f"{owner}: lod_level={lod_level} is not supported; pad the sequences to one length")
     block = default_main_program().global_block()
     if (old := block.descs.get(name)) is not None and not old.is_data:
-        raise wrong(f"{owner}: {name!r} is already declared in {block.program.label()} and is no data variable; choose another name")
+        raise wrong(f"{owner}: {name!r} is already declared in {block.program.label()} as another kind of variable; choose another name")
     try:
         return block.create_var(name, shape, dtype, stop_gradient=stop_gradient, is_data=True, type=type_)
     except ProgramError as e:
@@ -139,7 +138,7 @@ def create_parameter(
 def create_global_var(
     shape: Sequence[int], value: float, dtype: Any, persistable: bool = False, force_cpu: bool = False, name: str | None = None
 ) -> Variable:
-    """A variable that startup fills with `value` and that no optimizer trains; `force_cpu` has no effect."""
+    """A variable that startup fills with `value` and that optimizers do not train; `force_cpu` has no effect."""
     name = name or unique_name.generate("global_var")
     shape = wholes("layers.create_global_var", "shape", shape, least=0)
     value = number("layers.create_global_var", "value", value)
@@ -163,9 +162,9 @@ def fill_constant(
 ) -> Variable:
     """A tensor filled with `value`; `out`, when given, receives it. `force_cpu` has no effect.
 
-    The sizes are integers, or computed: a vector, or a list with Variables in it.
+    Sizes are integers, or computed: a vector, or a list that contains Variables.
 
-    Raises ProgramError when `value` is no number.
+    Raises ProgramError if `value` is not a number.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -261,10 +260,10 @@ def gaussian_random_batch_size_like(
 
 
 def sequence_mask(x: Variable, maxlen: Any = None, dtype: Any = "int64", name: str | None = None) -> Variable:
-    """1 for the steps below the lengths in x, 0 behind them: of x [...] the mask [..., maxlen], of `dtype`.
+    """1 for steps below the lengths in x, 0 for later ones: x [...] gives the mask [..., maxlen], of `dtype`.
 
-    `maxlen` is a number, a Variable of one, or None for the longest in x; only a number keeps the sizes of a program known, as ranks
-    need them.
+    `maxlen` is a number, a Variable with one number, or None for the longest length in x. Ranks need a number, because they need known
+    sizes.
 
     >>> import fluidx as fx
     >>> main = fx.Program()
@@ -338,9 +337,9 @@ def _random(op_type: str, shape: Sequence[int], dtype: Any, seed: int, name: str
 def uniform_random(
     shape: Sequence[int], dtype: Any = "float32", min: float = -1.0, max: float = 1.0, seed: int = 0, name: str | None = None
 ) -> Variable:
-    """Values uniform over [min, max), drawn anew in every run.
+    """Values uniform over [min, max), drawn again in each run.
 
-    Seed 0 stands for one derived from the program's random_seed and the variable's name.
+    For seed 0, the seed is derived from the program's random_seed and the variable's name.
     """
     return _random("uniform_random", shape, dtype, seed, name, min=min, max=max)
 
@@ -348,12 +347,12 @@ def uniform_random(
 def gaussian_random(
     shape: Sequence[int], mean: float = 0.0, std: float = 1.0, seed: int = 0, dtype: Any = "float32", name: str | None = None
 ) -> Variable:
-    """Normally distributed values, drawn anew in every run; the seed as in uniform_random."""
+    """Normally distributed values, drawn again in each run; `seed` as in uniform_random."""
     return _random("gaussian_random", shape, dtype, seed, name, mean=mean, std=std)
 
 
 def range(start: Any, end: Any, step: Any, dtype: Any) -> Variable:
-    """start, start + step, ... up to but not including end. The three are numbers, or Variables that have one.
+    """start, start + step, ... up to but not including end. The three are numbers, or Variables with one number.
 
     >>> import fluidx as fx
     >>> main = fx.Program()
@@ -406,7 +405,7 @@ def cast(x: Variable, dtype: Any) -> Variable:
 
     Shapes: the result has x's shape.
 
-    Raises ProgramError when `dtype` is no dtype.
+    Raises ProgramError if `dtype` is not a dtype.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -422,7 +421,7 @@ def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) ->
 
     Shapes: [n, 3] and [n, 5] give [n, 8] along axis 1.
 
-    Types: the variables have one dtype, which the result has, too.
+    Types: the variables and the result have one dtype.
 
     Raises ProgramError when dtypes or other sizes differ.
 
@@ -437,11 +436,11 @@ def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) ->
 
 
 def split(input: Variable, num_or_sections: int | Sequence[int], dim: int = -1, name: str | None = None) -> list[Variable]:
-    """input cut along axis `dim` into a number of equal parts, or into parts of the given sizes (one may be -1).
+    """input split along axis `dim` into a number of equal parts, or into parts of the given sizes (one may be -1).
 
     Shapes: [n, 6] gives three of [n, 2], or of [n, 1], [n, 2] and [n, 3] with the sizes [1, 2, 3].
 
-    Types: input is of any dtype, which the result has, too.
+    Types: input is of any dtype; the result has the same.
 
     Raises ProgramError when the number does not divide the axis, or the sizes do not add up to it.
 
@@ -473,11 +472,11 @@ def split(input: Variable, num_or_sections: int | Sequence[int], dim: int = -1, 
 
 
 def stack(x: Sequence[Variable], axis: int = 0, name: str | None = None) -> Variable:
-    """Variables of one shape put side by side along a new axis.
+    """Variables of one shape stacked along a new axis.
 
     Shapes: k variables [n, 3] give [k, n, 3], or [n, k, 3] with axis=1.
 
-    Types: the variables have one dtype, which the result has, too.
+    Types: the variables and the result have one dtype.
 
     Raises ProgramError when shapes or dtypes differ.
 
@@ -505,12 +504,12 @@ def unstack(x: Variable, axis: int = 0, num: int | None = None) -> list[Variable
 def reshape(
     x: Variable, shape: Sizes, actual_shape: Any = None, act: str | None = None, inplace: bool = False, name: str | None = None
 ) -> Variable:
-    """x with another shape and the same elements. One size may be -1 (what remains); 0 copies x's size at that axis.
+    """x with another shape and the same elements. One size may be -1 (the remaining elements); 0 copies x's size at that axis.
 
-    `inplace` has no effect: the result shares x's memory anyway. A shape may be computed: a vector as `shape` or `actual_shape`, which goes
-    before, or a list with Variables in it.
+    `inplace` has no effect: the result always shares x's memory. A shape may be computed: a vector as `shape` or `actual_shape`, which
+    takes precedence, or a list that contains Variables.
 
-    Types: x is of any dtype, which the result has, too.
+    Types: x is of any dtype; the result has the same.
 
     Raises ProgramError when the numbers of elements differ, or more than one size is -1.
 
@@ -537,9 +536,9 @@ def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Vari
 
     Shapes: axis i of the result is x's axis `perm[i]`.
 
-    Types: x is of any dtype, which the result has, too.
+    Types: x is of any dtype; the result has the same.
 
-    Raises ProgramError when `perm` does not name each axis once.
+    Raises ProgramError if `perm` does not contain each axis once.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -550,7 +549,7 @@ def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Vari
     x = helper.variable(x, "x")
     axes = tuple(helper.axis(x, a, "perm") for a in wholes(helper.label, "perm", perm))
     if sorted(axes) != list(builtins.range(x.ndim)):
-        raise wrong(f"{helper.label}: perm {list(perm)} is no order of the {x.ndim} axes of variable {x.name!r}")
+        raise wrong(f"{helper.label}: perm {list(perm)} is not an order of the {x.ndim} axes of variable {x.name!r}")
     return helper.op("transpose", x, axis=axes)
 
 
@@ -563,13 +562,13 @@ def _axes(helper: LayerWriter, x: Variable, axes: Any, extra: int = 0) -> tuple[
 
 
 def squeeze(input: Variable, axes: Sequence[int], name: str | None = None) -> Variable:
-    """input without the given axes, which have size 1; with no axes, without all axes of size 1.
+    """input without the given axes, which have size 1; if no axes are given, without all axes of size 1.
 
     Shapes: [n, 1, 3] gives [n, 3] with axes [1].
 
-    Types: input is of any dtype, which the result has, too.
+    Types: input is of any dtype; the result has the same.
 
-    Raises ProgramError when such an axis has another size.
+    Raises ProgramError if a given axis has another size.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -582,11 +581,11 @@ def squeeze(input: Variable, axes: Sequence[int], name: str | None = None) -> Va
 
 
 def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = None) -> Variable:
-    """input with new axes of size 1, at the given places of the result.
+    """input with new axes of size 1 at the given positions of the result.
 
     Shapes: [n, 3] gives [n, 1, 3] with axes [1].
 
-    Types: input is of any dtype, which the result has, too.
+    Types: input is of any dtype; the result has the same.
 
     Raises ProgramError when the result has no such axis.
 
@@ -601,11 +600,11 @@ def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = Non
 
 
 def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
-    """x as a matrix: the axes before `axis` make its rows, the others its columns.
+    """x as a matrix: the axes before `axis` become its rows, the others its columns.
 
     Shapes: [n, 3, 4] gives [n, 12].
 
-    Types: x is of any dtype, which the result has, too.
+    Types: x is of any dtype; the result has the same.
 
     Raises ProgramError when x has no such axis.
 
@@ -634,11 +633,12 @@ def _slice_args(helper: LayerWriter, x: Variable, axes: Any, **lists: Any) -> di
 
 
 def slice(input: Variable, axes: Sequence[int], starts: Sizes, ends: Sizes) -> Variable:
-    """input cut to [start, end) along the given axes; negative bounds count from the end. Bounds may be Variables, in lists or vectors.
+    """The slice [start, end) of input along the given axes; negative bounds count from the end. Bounds may be Variables, in lists or as
+    vectors.
 
-    Shapes: an axis that is cut has size end - start, at most what is there.
+    Shapes: a sliced axis has size end - start, but at most its size in input.
 
-    Types: input is of any dtype, which the result has, too.
+    Types: input is of any dtype; the result has the same.
 
     Raises ProgramError when input has no such axis, or the three lists differ in length.
 
@@ -657,7 +657,7 @@ def slice(input: Variable, axes: Sequence[int], starts: Sizes, ends: Sizes) -> V
 
 
 def strided_slice(input: Variable, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int], strides: Sequence[int]) -> Variable:
-    """input cut to start, start + stride, ... before end along the given axes; a negative stride walks backwards."""
+    """Elements start, start + stride, ... before end of input along the given axes; a negative stride goes backwards."""
     helper = LayerWriter("strided_slice")
     x = helper.variable(input, "input")
     attrs = _slice_args(helper, x, axes, starts=starts, ends=ends, strides=strides)
@@ -667,13 +667,13 @@ def strided_slice(input: Variable, axes: Sequence[int], starts: Sequence[int], e
 
 
 def expand(x: Variable, expand_times: Sizes, name: str | None = None) -> Variable:
-    """x repeated `expand_times[i]` times along each axis i; a vector, or a list with Variables in it, says so when it is known.
+    """x repeated `expand_times[i]` times along each axis i. `expand_times` may be computed: a vector, or a list that contains Variables.
 
     Shapes: [2, 3] gives [4, 3] with [2, 1].
 
-    Types: x is of any dtype, which the result has, too.
+    Types: x is of any dtype; the result has the same.
 
-    Raises ProgramError when there is not one number for each axis.
+    Raises ProgramError unless there is one number for each axis.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -697,14 +697,14 @@ def expand_as(x: Variable, target_tensor: Variable, name: str | None = None) -> 
 
 
 def reverse(x: Variable, axis: int | Sequence[int]) -> Variable:
-    """x with the order of elements turned around along the given axes."""
+    """x with its elements reversed along the given axes."""
     helper = LayerWriter("reverse")
     x = helper.variable(x, "x")
     return helper.op("reverse", x, axis=_axes(helper, x, axis))
 
 
 def flip(x: Variable, dims: int | Sequence[int]) -> Variable:
-    """x with the order of elements turned around along the given axes."""
+    """x with its elements reversed along the given axes."""
     return reverse(x, dims)
 
 
@@ -750,13 +750,13 @@ def size(input: Variable) -> Variable:
 
 
 def gather(input: Variable, index: Variable, overwrite: bool = True) -> Variable:
-    """The rows of input that `index` (integers, [n] or [n, 1]) names. `overwrite` has no effect: gradients of rows add up.
+    """The rows of input at the integers in `index`, [n] or [n, 1]. `overwrite` has no effect: gradients of repeated rows are added.
 
     Shapes: input [rows, ...] and n indices give [n, ...].
 
     Types: index is int64 or int32; the result has input's dtype.
 
-    Raises ProgramError for an index of another dtype; ExecutionError in a run with an index that is no row.
+    Raises ProgramError for an index of another dtype, and ExecutionError in a run with an index that is not a row.
 
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
@@ -774,14 +774,14 @@ def gather_nd(input: Variable, index: Variable, name: str | None = None) -> Vari
 
 
 def scatter(input: Variable, index: Variable, updates: Variable, name: str | None = None, overwrite: bool = True) -> Variable:
-    """input with the rows that `index` names replaced by those of `updates`; overwrite=False sets them to 0 and adds."""
+    """input with the rows at `index` replaced by those of `updates`; overwrite=False sets them to 0 and adds the updates."""
     helper = LayerWriter("scatter", name)
     args = helper.variable(input, "input"), helper.variable(index, "index"), helper.variable(updates, "updates")
     return helper.op("scatter", *args, overwrite=bool(overwrite))
 
 
 def where(condition: Variable, x: Variable | None = None, y: Variable | None = None, name: str | None = None) -> Variable:
-    """x where `condition` (bool) is true, y elsewhere; with the condition alone, a row for each true element with its int64 position.
+    """x where `condition` (bool) is true, y elsewhere. With only the condition, the int64 positions of true elements, one row for each.
 
     >>> import fluidx as fx
     >>> main = fx.Program()
@@ -834,7 +834,7 @@ def argsort(input: Variable, axis: int = -1, descending: bool = False, name: str
 def topk(input: Variable, k: Any, name: str | None = None) -> tuple[Variable, Variable]:
     """The k largest elements of the last axis, largest first, and their int64 indices.
 
-    k may be a Variable that has one number; ExecutionError is raised in a run where that is negative, or more than there are elements.
+    k may be a Variable with one number; a run raises ExecutionError if it is negative or above the number of elements.
 
     Shapes: [..., c] gives two of [..., k].
 

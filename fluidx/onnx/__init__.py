@@ -1,8 +1,8 @@
-"""ONNX models: read, run, trained as programs, and written. Needs the extra `fluidx[onnx]`.
+"""ONNX models: read them, run them, train them as programs, and write them. Needs the extra `fluidx[onnx]`.
 
-`load` gives a model as a program to train, `set_training` prepares it, `save` writes any program as a model, and `session` runs models that
-are no programs too: forests, loops whose results grow. `known` lists the operators that are taken, `face` and `host` add
-one of your own. `fluidx.onnx.backend` is the standard's interface of backends.
+`load` returns a model as a program to train, `set_training` prepares it, and `save` writes any program as a model. `session` runs models
+that cannot become a program too, such as tree ensembles and loops whose results grow. `known` lists the supported operators; `face` and
+`host` add operators of your own. `fluidx.onnx.backend` implements the standard's backend interface.
 
 >>> import fluidx as fx, numpy as np
 >>> from onnx import TensorProto, helper

@@ -1,4 +1,4 @@
-"""Arrays in files of NumPy, as commands read and write them: no file is trusted, and none is written that NumPy reads by pickle alone."""
+"""NumPy files that commands read and write. Files are not trusted, and pickles are neither read nor written."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .errors import OnnxError
 
 def read_array(path: Path) -> np.ndarray:
     """The array that np.save wrote to a file. Raises OnnxError."""
-    found = _read(path, "no array that np.save wrote")
+    found = _read(path, "not an array written by np.save")
     if not isinstance(found, np.ndarray):
-        raise OnnxError(f"{path} is no array that np.save wrote: it holds several, {', '.join(found) or 'none'}; save the one alone")
+        raise OnnxError(f"{path} is not an array written by np.save: it holds several, {', '.join(found) or 'none'}; save only one")
     return found
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays, by name, that np.savez wrote to a file. Raises OnnxError."""
-    found = _read(path, "no file of arrays that np.savez wrote")
+    found = _read(path, "not a file of arrays written by np.savez")
     if isinstance(found, np.ndarray):
         way = "np.savez(path, NAME=array, ...) writes arrays with their names"
-        raise OnnxError(f"{path} is no file of arrays that np.savez wrote: it holds one array without a name; {way}")
+        raise OnnxError(f"{path} is not a file of arrays written by np.savez: it holds one array without a name; {way}")
     return found
 
 
@@ -37,27 +37,27 @@ def _read(path: Path, else_what: str) -> Any:
             if begins != b"\x93NUMPY" and begins[:2] != b"PK":
                 is_text = begins.isascii() and begins.strip()
                 way = "; np.save(path, np.loadtxt(...)) makes an array of text" if is_text else ""
-                raise ValueError(f"it begins as no file of NumPy does{way}")
+                raise ValueError(f"it does not begin like a NumPy file{way}")
             stream.seek(0)
             found = np.load(stream, allow_pickle=False)
             return found if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
-    except Exception as e:  # headers, archives and sizes that anybody wrote: what reads them raises as it likes
+    except Exception as e:  # the file is not trusted, and NumPy raises errors of many types
         said = e.strerror if isinstance(e, OSError) and e.strerror else e
         raise OnnxError(f"{path} is {else_what}: {said}") from None
 
 
 def wider(dtype: np.dtype) -> np.dtype:
-    """The dtype in which a file holds arrays of this one: another one for those of ml_dtypes, which np.load does not know."""
+    """The dtype in which a file stores arrays of this dtype: a wider one for dtypes of ml_dtypes, which np.load does not know."""
     if dtype.kind != "V":
         return dtype
     return np.dtype({"int": np.int8, "uint": np.uint8}.get(dtype.name.rstrip("0123456789"), np.float32))
 
 
 def write_arrays(path: Path, values: Mapping[str, Any]) -> None:
-    """Write values as np.savez does: element k of a sequence as `name.k`, what a map has at a key as `name.key`, of what is absent nothing,
-    and what NumPy has no dtype for in the next wider one.
+    """Write values as np.savez does. Raises OnnxError for a value that is not supported, before anything is written.
 
-    Raises OnnxError for other values, before anything is written.
+    Element k of a sequence is `name.k`, the entry of a map is `name.key`, an absent value is left out, and a dtype that NumPy lacks becomes
+    the next wider one.
     """
     arrays = dict(part for name, value in values.items() for part in _parts(name, value))
 

@@ -15,14 +15,14 @@ from .values import type_proto
 
 
 class FluidxRep(BackendRep):
-    """A model that runs."""
+    """A prepared model."""
 
     def __init__(self, session: Session):
         self.session = session
         self._outputs = namedtupledict("Outputs", session.outputs)
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """The outputs, a tuple that knows their names, for inputs in order, by name, or for one alone. Raises OnnxError."""
+        """The outputs as a named tuple, for inputs in order, by name, or for a single input. Raises OnnxError."""
         return self._outputs(*self.session.run(inputs if isinstance(inputs, (list, tuple, dict)) else [inputs]))
 
 
@@ -40,20 +40,20 @@ class FluidxBackend(Backend):
 
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> FluidxRep:
-        """A model that runs again and again. Raises OnnxError for one that cannot, and for a device that is not supported."""
+        """A prepared model for many runs. Raises OnnxError if the model cannot run or the device is not supported."""
         _check_device(device)
         return FluidxRep(Session(read(model)))
 
     @classmethod
     def run_model(cls, model: ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
-        """The outputs of a model that runs once."""
+        """The outputs of a model for one run."""
         return cls.prepare(model, device, **kwargs).run(inputs)
 
     @classmethod
     def run_node(cls, node: NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any) -> tuple[Any, ...]:
-        """The outputs of one node that have a name, for the inputs that it names, in their order or by name.
+        """The outputs of one node that have a name, for its inputs by name or in their order.
 
-        It is of opset `opset_version`, left out: of the newest. Raises OnnxError.
+        The node is of opset `opset_version`, by default the newest. Raises OnnxError.
         """
         names = list(dict.fromkeys(n for n in node.input if n))
         given = {n: on_host(v) for n, v in _by_name(node, names, inputs).items() if v is not None}
@@ -72,7 +72,7 @@ class FluidxBackend(Backend):
         """Whether models run on a device, such as "CPU" or "CUDA:1"."""
         try:
             return bool(Device(device).type == DeviceType.CPU)
-        except (AttributeError, ValueError):  # no device, or none with such a number
+        except (AttributeError, ValueError):  # not a device, or the machine has no device of that number
             return False
 
 
@@ -82,7 +82,7 @@ def _check_device(device: str) -> None:
 
 
 def _by_name(node: NodeProto, names: list[str], inputs: Any) -> Mapping[str, Any]:
-    """What is fed to a node, by the names of its inputs. A name that stands twice is fed once, or as often as it stands."""
+    """The values fed to a node, by names of its inputs. A name that occurs twice is fed once, or as often as it occurs."""
     if isinstance(inputs, Mapping):
         return inputs
     fed = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]

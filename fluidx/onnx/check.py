@@ -1,4 +1,4 @@
-"""Models are looked through before anything is made of them: operators that fluidx has not, and what the standard forbids."""
+"""Checks of a model before it is imported: the standard's checker, damaged names, and operators that fluidx does not support."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ _MOST = 20  # nodes that a message lists
 
 
 def valid(model: Any) -> None:
-    """Raise OnnxError for a model that the standard's own checker refuses, but for inputs and outputs without a shape: files have them."""
+    """Raise OnnxError if the standard's checker refuses the model. Inputs and outputs without a shape are allowed, because real files have
+    them."""
     import onnx
 
     try:
         onnx.checker.check_model(_with_shapes(model))
     except onnx.checker.ValidationError as e:
         raise OnnxError(f"not a valid ONNX model: {e}") from None
-    except Exception as e:  # of its C++ side: what cannot be serialised, text that is no UTF-8
+    except Exception as e:  # raised in C++: a model that cannot be serialised, text that is not UTF-8
         raise OnnxError(f"not a valid ONNX model: {type(e).__name__}: {e}") from None
 
 
 def _with_shapes(model: Any) -> Any:
-    """The model with some shape wherever an input or an output of it has none."""
+    """The model with a shape added to each input and output that has none."""
 
     def without(m: Any) -> list[Any]:
         tensors = [v.type.tensor_type for v in (*m.graph.input, *m.graph.output) if v.type.HasField("tensor_type")]
@@ -42,7 +43,7 @@ def _with_shapes(model: Any) -> Any:
 
 
 def readable(model: Any) -> None:
-    """Raise OnnxError where names are no text, as in a file with other bytes in it: protobuf gives them as bytes."""
+    """Raise OnnxError if a name is not text, as in a damaged file: protobuf returns such names as bytes."""
     tops = (model.graph, *model.functions)
     said = (model.producer_name, model.producer_version, *(o.domain for top in (model, *model.functions) for o in top.opset_import))
     for top in tops:
@@ -56,11 +57,11 @@ def readable(model: Any) -> None:
                 names += [p.op_type, p.domain, p.name, *p.input, *p.output, *(a.name for a in p.attribute)]
             odd = next((n for n in (*said, *names) if isinstance(n, bytes)), None)
             if odd is not None:
-                raise OnnxError(f"not a valid ONNX model: {odd!r:.80} is no name, which is UTF-8 text; the file is damaged")
+                raise OnnxError(f"not a valid ONNX model: {odd!r:.80} is not UTF-8 text, as names must be; the file is damaged")
 
 
 def all_graphs(graph: Any) -> Iterator[Any]:
-    """A graph, or a function, and all graphs in it."""
+    """A graph or a function, and all sub-graphs in it."""
     yield graph
     for p in graph.node:
         for g in graphs_of(p):
@@ -68,7 +69,7 @@ def all_graphs(graph: Any) -> Iterator[Any]:
 
 
 def supported(model: Any) -> None:
-    """Raise OnnxError that lists every node which fluidx has no operator for, with the nearest one."""
+    """Raise an OnnxError that lists each node without a supported operator, with the nearest supported name."""
     load_all()
     opsets = opsets_of(model)
     own = {(domain_of(f.domain), f.name) for f in model.functions}
@@ -92,7 +93,7 @@ def _has(p: Any, opsets: Mapping[str, int], own: set[tuple[str, str]]) -> bool:
         newest = onnx.defs.get_schema(p.op_type, onnx.defs.onnx_opset_version(), domain) if not domain else schema
     except onnx.defs.SchemaError:
         return False
-    # an operator that the standard gave up is another one after conversion
+    # the converter replaces an operator that the standard deprecated
     return schema.has_function or schema.has_context_dependent_function or (newest.deprecated and not schema.deprecated)
 
 

@@ -1,4 +1,4 @@
-"""Constants: what is known while a program is written, as variables of it."""
+"""Known values of an import as variables of the program: constants, parameters and outputs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from .values import ABSENT, Weight, are_texts, in_float, in_programs
 if TYPE_CHECKING:
     from .importer import Importer
 
-_SMALL = 64  # elements: constants up to here are operators of the program, larger ones variables that startup fills
+_SMALL = 64  # elements. Smaller constants are operators of the program; larger ones are state variables that startup fills.
 
 
 def constant(importer: Importer, value: Any) -> Variable:
-    """A known value: an operator that makes it, a parameter, or what startup fills. Raises ProgramError for what is of no type."""
+    """A known value as a variable: the result of an operator, a parameter, or a state variable. Raises ProgramError for a value that a
+    program cannot hold."""
     if isinstance(value, list):
         return _sequence(importer, value)
     array, b = importer.array(value), importer.b
@@ -59,7 +60,7 @@ def _sequence(importer: Importer, values: list[Any], name: str | None = None) ->
 
 
 def block_output(importer: Importer, value: Any, info: Any) -> Variable:
-    """The variable that a block gives for a value, of the type that its graph declares where that is an optional or a sequence."""
+    """The variable for an output of a block. An optional or a sequence has the type that the graph declares."""
     t = value_type(info.type) if info.type.WhichOneof("value") in ("optional_type", "sequence_type") else None
     if value is ABSENT and isinstance(t, OptionalType):
         return importer.b.optional(elem=str(t.elem))
@@ -70,7 +71,7 @@ def block_output(importer: Importer, value: Any, info: Any) -> Variable:
 
 
 def output(importer: Importer, info: Any) -> Variable:
-    """The variable of an output of the model. One that holds nothing is of the type that the model declares."""
+    """The variable of an output of the model. An empty optional has the type that the model declares."""
     value, name, b = importer.lookup(info.name), importer.fresh(info.name), importer.b
     if value is ABSENT and isinstance(t := value_type(info.type), OptionalType):
         return b.optional(elem=str(t.elem), name=name)

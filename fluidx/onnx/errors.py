@@ -1,4 +1,4 @@
-"""What an ONNX model can get wrong."""
+"""The error class of ONNX models."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from ..ir.errors import ProgramError, install
 
 
 class OnnxError(ProgramError):
-    """A model cannot be read, or holds what fluidx does not know; the text names the node."""
+    """A model cannot be read or exported, or has something that fluidx does not support. The text names the node."""
 
 
 def need_onnx() -> None:
-    """Raise OnnxError where the package that reads and writes models is not installed."""
+    """Raise OnnxError if the package onnx is not installed."""
     from importlib.util import find_spec
 
     if find_spec("onnx") is None:
-        raise OnnxError(f"ONNX models are read and written with the package onnx, which is not installed; {install('onnx')}")
+        raise OnnxError(f"ONNX models need the package onnx, which is not installed; {install('onnx')}")

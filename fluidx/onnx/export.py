@@ -1,4 +1,4 @@
-"""Programs as ONNX models: what is needed to compute some fetches, in its inference form, with the values that parameters have."""
+"""`save` writes a program as an ONNX model: the part that computes some fetches, in inference form, with the values of its parameters."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from .training_info import training_info, training_step
 from .types import open_sizes, type_proto_of
 from .values import dtype_code
 
-_OPSET, _IR = 21, 10  # what runtimes of the last years read; the operators of opset 21 came with IR 10
-_OPSETS = range(13, 27)  # 13: the first in which axes are operands, and Softmax has one
-_VERSIONS = {"ai.onnx.ml": 4}  # of domains: the LabelEncoder of that takes NaN for a key
-_LIMIT = (1 << 31) - (1 << 20)  # bytes: protobuf writes no larger message
-_MOST = 20  # operators that a message lists
+_OPSET, _IR = 21, 10  # runtimes of recent years read these; operators of opset 21 need IR 10
+_OPSETS = range(13, 27)  # 13 is the first opset in which axes are operands and Softmax has a single axis
+_VERSIONS = {"ai.onnx.ml": 4}  # versions of other domains: LabelEncoder accepts NaN as a key from version 4 on
+_LIMIT = (1 << 31) - (1 << 20)  # bytes; protobuf writes no larger message
+_MOST = 20  # operators listed in a message
 _END = (1 << 63) - 1
 
 
@@ -52,18 +52,18 @@ def save(
 ) -> None:
     """Write the part of a program that computes `fetches` as an ONNX model, in its inference form.
 
-    `feeds` are its inputs in order; left out, all data that the fetches need. Parameters have the values that they have in `scope` (left
-    out: the global one), or on the ranks of a ParallelExecutor, `executor`; those that are processes of one script all call this, and rank
-    0 writes. An older file is replaced when the model is whole. Raises OnnxError that lists every operator which ONNX has not,
-    NotInitializedError where a parameter has no value.
+    `feeds` are its inputs in order, by default all data that the fetches need. Parameters have their values in `scope` (by default the
+    global one), or on the ranks of `executor`, a ParallelExecutor. Ranks that are processes of one script all call this, and rank 0 writes.
+    An older file is replaced when the model is complete. Raises OnnxError that lists every operator without an ONNX form, and
+    NotInitializedError if a parameter has no value.
 
-    The nodes are those of `opset`, 13 to 26, and what an older one lacks is written out in what it has, or listed. `ir_version` is that of
-    the file: runtimes refuse one that is newer than they are, whatever the opset.
+    The nodes are those of `opset`, 13 to 26. An operator that this opset lacks is written as other nodes, or listed in the error.
+    `ir_version` is that of the file: runtimes refuse files of a newer version than theirs, whatever the opset.
 
-    With the `loss` that the program was minimized for, the model also holds a step of its training, `training_info`: loss, gradients and
-    updates as nodes, and the state of the optimizer with the values that it has. `fx.onnx.training_step` makes a model of that.
+    With the `loss` that the program was minimized for, the model also has a training step, `training_info`: loss, gradients and updates as
+    nodes, and the optimizer state with its values. `fx.onnx.training_step` extracts it as a model.
 
-    The program of a rank is written whole and without values, to be looked at: what ONNX has not are nodes of the domain `ai.fluidx`.
+    A rank program is written whole and without values, to look at: operators without an ONNX form become nodes of the domain `ai.fluidx`.
 
     >>> import fluidx as fx
     >>> main, startup = fx.Program("net"), fx.Program()
@@ -78,7 +78,7 @@ def save(
     model = to_onnx(program, feeds, fetches, executor, scope, opset, ir_version, loss)
     size = model.ByteSize()
     if size > _LIMIT:
-        raise OnnxError(f"the model has {size} bytes, and protobuf writes {_LIMIT} at most")
+        raise OnnxError(f"the model has {size} bytes, but protobuf writes at most {_LIMIT}")
 
     def write() -> None:
         write_atomically(os.fspath(path), lambda stream: stream.write(model.SerializeToString()))
@@ -103,13 +103,13 @@ def to_onnx(
     targets = [_name(v) for v in ([fetches] if isinstance(fetches, (str, Variable)) else fetches)]
     if program.rank is not None:
         if loss is not None:
-            raise OnnxError(f"save: {program.label()} is written whole, as a rank runs it; loss is for the program that it was made from")
+            raise OnnxError(f"save: {program.label()} is exported whole; give loss with the program that it was made from")
         graph = _Graph(program, executor, scope, opset, opaque=True)
         return _model(rank_model(program, targets, graph), [], opset, ir_version, program)
     if not targets:
         raise OnnxError("save: name at least one variable to compute in `fetches`")
     if twice := [n for n, times in Counter(targets).items() if times > 1]:
-        raise OnnxError(f"save: {twice[0]!r} is fetched twice, and the outputs of a model have different names")
+        raise OnnxError(f"save: {twice[0]!r} is fetched twice, but outputs of a model must have different names")
     if program.strategy:
         raise OnnxError(
             f"{program.label()} is the result of transpiling; save the program that it was made from, with executor=the ParallelExecutor"
@@ -129,7 +129,7 @@ def _model(graph: Any, steps: list[Any], opset: int, ir_version: int, program: P
         producer_name="fluidx",
         producer_version=__version__,
         ir_version=ir_version,
-        opset_imports=imports(nodes, opset),
+        opset_imports=opset_imports(nodes, opset),
     )
     model.training_info.extend(steps)
     if program.rank is not None:
@@ -155,8 +155,8 @@ def _check_versions(opset: int, ir_version: int) -> None:
             raise OnnxError(f"save: {what} must be one of {known[0]} to {known[-1]}, got {found!r}")
 
 
-def imports(nodes: Iterable[Any], opset: int) -> list[Any]:
-    """The opset of the standard, and the versions of the other domains that nodes are of."""
+def opset_imports(nodes: Iterable[Any], opset: int) -> list[Any]:
+    """The opset imports of a model: the standard's, and the versions of the other domains of the nodes."""
     from onnx import helper
 
     return [
@@ -166,7 +166,7 @@ def imports(nodes: Iterable[Any], opset: int) -> list[Any]:
 
 
 def _check(model: Any, program: Program) -> None:
-    """An operator may be in ONNX, and not for these types."""
+    """Check the model. ONNX may have an operator, but not for these types."""
     import onnx
 
     try:
@@ -180,7 +180,7 @@ def _name(v: Any) -> str:
 
 
 def _needed(program: Program, targets: Sequence[str]) -> list[str]:
-    """The data that targets need, in the order of declaration."""
+    """The data variables that targets need, in the order of declaration."""
     source = program.clone(for_test=True)
     for name in targets:
         program.global_block().desc(name)
@@ -190,7 +190,7 @@ def _needed(program: Program, targets: Sequence[str]) -> list[str]:
 
 
 class _Graph:
-    """The graph of one program: nodes, and the values of its parameters."""
+    """The graph of one program while it is exported: nodes, and the values of its parameters."""
 
     def __init__(self, program: Program, executor: Any, scope: Any, opset: int, opaque: bool = False):
         load_all()
@@ -198,14 +198,14 @@ class _Graph:
         self.program, self.block = program, program.global_block()
         self.executor, self.scope = executor, scope if scope is not None else global_scope()
         self.nodes: list[Any] = []
-        self.now: dict[str, str] = {}  # variable -> the value that it is at this point: a name that is written twice is two values
+        self.now: dict[str, str] = {}  # variable -> its present ONNX value: a variable that is written twice has two values
         self.uses: Counter[str] = Counter()
         self.taken = {n for block in program.blocks for n in block.descs}
         self.sizes = StandInShapes(self.block)
-        self.axes: dict[int, str] = {}  # what open axes are called, by the number that stands for their size
+        self.axes: dict[int, str] = {}  # names of open axes, by the number that stands for their size
         types = (d.type for d in self.block.descs.values())
         self.said = {n for t in types if isinstance(t, TensorType) for n in size_names(t.shape)}
-        self.wrong: list[OnnxError] = []
+        self.errors: list[OnnxError] = []
         self.counts: dict[str, Iterator[int]] = defaultdict(lambda: count(1))
         self.constants: dict[tuple[str, tuple[int, ...], Any], str] = {}
 
@@ -219,23 +219,21 @@ class _Graph:
         return helper.make_graph(self.nodes, self.program.name, inputs, outputs, initializer=stored)
 
     def computed(self, targets: Sequence[str], made: set[str]) -> list[str]:
-        """Write all operators; the values that targets have then. No value gets a name that is `made` already."""
+        """Write all operators. Returns the final values of the targets. New values do not use names in `made`."""
         self.now.update((n, n) for n in self.block.descs)
         self.uses = Counter(n for op in self.block.oplist for n in op.input_arg_names) + Counter(targets)
         made = set(made)
         self._write_all(self.block.oplist, made)
-        if self.wrong:
-            more = f"\n  and {len(self.wrong) - _MOST} more" if len(self.wrong) > _MOST else ""
-            many = "one operator" if len(self.wrong) == 1 else f"{len(self.wrong)} operators"
+        if self.errors:
+            more = f"\n  and {len(self.errors) - _MOST} more" if len(self.errors) > _MOST else ""
+            many = "one operator" if len(self.errors) == 1 else f"{len(self.errors)} operators"
             where = f"{self.program.label()} cannot be written as ONNX of opset {self.opset}"
-            raise OnnxError(f"{many} of {where}:\n  " + "\n  ".join(map(str, self.wrong[:_MOST])) + more)
+            raise OnnxError(f"{many} of {where}:\n  " + "\n  ".join(map(str, self.errors[:_MOST])) + more)
         return [self._result(n, made) for n in targets]
 
     def sub_graph(self, idx: int, feeds: Sequence[str], results: Sequence[str], before: Sequence[Any] = ()) -> Any:
-        """The graph of a sub-block, which begins with values for `feeds`, variables that it reads and may write; its outputs are `results`.
-
-        `before` are inputs that stand before those of the feeds.
-        """
+        """The graph of a sub-block. Its inputs are `before` and then values for `feeds`, which are variables that it reads and may write;
+        its outputs are the values of `results`."""
         from onnx import helper
 
         outer = self.block, self.nodes, self.now, self.constants
@@ -258,7 +256,7 @@ class _Graph:
             self.block, self.nodes, self.now, self.constants = outer
 
     def _write_all(self, ops: Sequence[Operator], made: set[str]) -> None:
-        """Write operators; what cannot be written is kept, to be told of all at once."""
+        """Write operators. Errors are collected, to report all of them at once."""
         for op in ops:
             start = len(self.nodes)
             try:
@@ -268,7 +266,7 @@ class _Graph:
                 if self.opaque:
                     self._write_opaque(op, made)
                     continue
-                self.wrong.append(e)
+                self.errors.append(e)
                 made.update(op.output_arg_names)
 
     def _write(self, op: Operator, made: set[str]) -> None:
@@ -284,10 +282,10 @@ class _Graph:
                 self._give(variable, value, value in operands, start, made)
 
     def _write_opaque(self, op: Operator, made: set[str]) -> None:
-        """An operator that ONNX has not; one that gives nothing gives a name to stand for it."""
+        """Write an operator without an ONNX form as an opaque node. One without outputs gets an invented output name."""
         start, names = len(self.nodes), [*op.output_arg_names]
         outputs = [self.fresh(n) for n in names] or [self.fresh(op.type)]
-        inputs = [self.now[n] if self._exists(n, made) else "" for n in op.input_arg_names]  # a root alone may have what it hands out
+        inputs = [self.now[n] if self._exists(n, made) else "" for n in op.input_arg_names]  # a value may exist only at its root
         self.nodes.append(opaque_node(op, inputs, outputs))
         for variable, value in zip(names, outputs):
             self._give(variable, value, False, start, made)
@@ -297,10 +295,10 @@ class _Graph:
         return self.now[name] in made or d.is_data or d.persistable
 
     def _give(self, variable: str, value: str, is_operand: bool, start: int, made: set[str]) -> None:
-        """A value that nodes from `start` on make gets the name of its variable."""
-        desc = self.block.descs.get(variable)  # None: it is one of outside, with a value there
+        """Name a value that nodes from `start` on compute after its variable."""
+        desc = self.block.descs.get(variable)  # None: it is an outer variable, which has a value there
         name = self.fresh(variable) if variable in made or desc is None or desc.persistable else variable
-        if is_operand:  # of an operator that leaves its operand as it is
+        if is_operand:  # the operator returns its operand unchanged
             self.nodes.append(_node("Identity", [value], [name], {}))
         else:
             for p in self.nodes[max(start - 1, 0) :]:
@@ -310,12 +308,12 @@ class _Graph:
         made.add(name)
 
     def _result(self, name: str, made: set[str]) -> str:
-        """What the graph hands out is made by a node."""
+        """The value of an output of the graph. A node must compute it."""
         if self.now[name] in made:
             return self.now[name]
         maker = next((op for op in self.block.oplist if name in op.output_arg_names), None)
         if maker is not None:
-            why = Op(self, maker).wrong(f"its output {name!r} is not in ONNX; fetch another one")
+            why = Op(self, maker).wrong(f"its output {name!r} has no ONNX form; fetch another one")
             raise OnnxError(f"{self.program.label()} cannot be written as ONNX:\n  {why}")
         self.nodes.append(_node("Identity", [name], [out := self.fresh(name)], {}))
         return out
@@ -323,7 +321,7 @@ class _Graph:
     def stored(self, name: str) -> Any:
         from onnx import numpy_helper
 
-        return numpy_helper.from_array(np.asarray(self._value(name), order="C"), name)  # ascontiguousarray gives a number an axis
+        return numpy_helper.from_array(np.asarray(self._value(name), order="C"), name)  # ascontiguousarray would give a scalar an axis
 
     def _value(self, name: str) -> np.ndarray:
         if self.executor is not None and hasattr(self.executor, "state"):
@@ -335,7 +333,7 @@ class _Graph:
         return np.asarray(self.scope.get(name))
 
     def info(self, variable: str, name: str, inner: bool = False) -> Any:
-        """What a value is; inside of a sub-block open axes have no names, and rows that come with the rounds no number."""
+        """The ValueInfoProto of a value. In a sub-block open axes have no names, and the axis of rounds has no size."""
         from onnx import helper
 
         t = self.block.desc(variable).type
@@ -347,7 +345,7 @@ class _Graph:
         return helper.make_tensor_value_info(name, dtype_code(np_dtype(t.dtype)), dims)
 
     def _axis_name(self, variable: str, axis: int) -> str:
-        """The name of an open axis: one for all that are known to be equally long."""
+        """The name of an open axis: one name for all axes that are known to be equal."""
         declared, number = self.block.desc(variable), self.sizes.shape(variable)[axis]
         if number not in self.axes:
             size = declared.type.shape[axis]
@@ -357,14 +355,14 @@ class _Graph:
         return self.axes[number]
 
     def fresh(self, name: str) -> str:
-        """A name that no variable has, and that was not given before."""
+        """A name that no variable and no earlier value has."""
         while (found := f"{name}_{next(self.counts[name])}") in self.taken:
             pass
         self.taken.add(found)
         return found
 
     def constant(self, array: np.ndarray) -> str:
-        """A constant, a node: an initializer of floats would be a parameter to whoever reads the model."""
+        """A Constant node. A float initializer would be a parameter to readers of the model."""
         key = array.dtype.name, array.shape, tuple(array.flat) if array.dtype.kind == "O" else array.tobytes()
         if key not in self.constants:
             self.constants[key] = self.fresh("constant")
@@ -373,7 +371,7 @@ class _Graph:
 
 
 class Op:
-    """One operator of a program, while it is written as nodes."""
+    """One operator of a program during export, as export functions get it."""
 
     def __init__(self, graph: _Graph, op: Operator):
         self.graph, self.op = graph, op
@@ -386,11 +384,11 @@ class Op:
         return bool(self.op.inputs.get(slot))
 
     def many(self, slot: str) -> list[str]:
-        """The values of a slot."""
+        """The values of all variables in a slot."""
         return [self.graph.now[n] for n in self.op.inputs.get(slot, ())]
 
     def __getitem__(self, slot: str) -> str:
-        """The value of a slot that takes one."""
+        """The value of a slot with one variable."""
         return self.many(slot)[0]
 
     def type_of(self, slot: str) -> TensorType:
@@ -403,17 +401,17 @@ class Op:
         return self.block.desc(self.op.outputs[slot][0]).type
 
     def is_used(self, slot: str) -> bool:
-        """Whether an operator, or who asks for it, reads an output."""
+        """Whether an operator or a fetch reads an output."""
         return any(self.graph.uses[n] for n in self.op.outputs.get(slot, ()))
 
     # -- nodes ------------------------------------------------------------------------------------------------------------------
 
     def emit(self, op_type: str, *inputs: str, **attrs: Any) -> str:
-        """Write a node with one output, whose name this is."""
+        """Write a node with one output. Returns the name of the output."""
         return self.several(op_type, 1, *inputs, **attrs)[0]
 
     def several(self, op_type: str, many: int, *inputs: str, **attrs: Any) -> list[str]:
-        """Write a node with several outputs. Raises OnnxError where the opset does not have it."""
+        """Write a node with several outputs. Raises OnnxError if the opset lacks it."""
         if not attrs.get("domain") and self.lacks(op_type):
             raise self.wrong(f"its {op_type} is in ONNX from opset {_first_opsets()[op_type]} on")
         outs = [self.graph.fresh(f"{self.op.output_arg_names[0]}.{op_type.lower()}") for _ in range(many)]
@@ -421,17 +419,17 @@ class Op:
         return outs
 
     def lacks(self, op_type: str) -> bool:
-        """Whether the opset that is written is older than an operator."""
+        """Whether the target opset is older than an operator."""
         return _first_opsets()[op_type] > self.opset
 
     def sizes(self, value: str, start: int, stop: int) -> str:
-        """Those of some axes of a value."""
+        """The sizes of some axes of a value."""
         if self.opset >= 15:
             return self.emit("Shape", value, start=start, end=stop)
         return self.emit("Slice", self.emit("Shape", value), self.ints([start]), self.ints([stop or _END]))
 
     def reduced(self, op_type: str, value: str, axes: Sequence[int], keepdims: bool) -> str:
-        """A reduction; of all axes where none are named."""
+        """A reduction over `axes`, or over all axes if there are none."""
         if not axes:
             return self.emit(op_type, value, keepdims=int(keepdims))
         if self.opset >= 18 or op_type == "ReduceSum":
@@ -439,7 +437,7 @@ class Op:
         return self.emit(op_type, value, axes=[*axes], keepdims=int(keepdims))
 
     def with_third(self, slot: str, kinds: Container[str], value: str) -> str | None:
-        """The node of one of `kinds` that was written last, given a third operand, if what it makes is for this operator alone."""
+        """Add a third operand to the last node, if it is of one of `kinds` and only this operator reads its result."""
         nodes, name = self.graph.nodes, self.op.inputs[slot][0]
         last = nodes[-1] if nodes else None
         if last is None or last.output[0] != name or last.op_type not in kinds or len(last.input) != 2 or self.graph.uses[name] > 1:
@@ -470,7 +468,7 @@ class Op:
 
     @staticmethod
     def code(dtype: str) -> int:
-        """How ONNX numbers a dtype."""
+        """ONNX's code of a dtype."""
         return dtype_code(np_dtype(dtype))
 
     def wrong(self, why: str) -> OnnxError:
@@ -480,7 +478,7 @@ class Op:
 
 @cache
 def _first_opsets() -> dict[str, int]:
-    """The opset in which each operator came."""
+    """The opset that introduced each operator."""
     from onnx.defs import get_all_schemas_with_history
 
     found: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Kinds of files that are no ONNX models, by how they begin: what each is, and how a model comes out of it."""
+"""Recognition of files that are not ONNX models by their first bytes, with advice on how to get a model from them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from io import BytesIO
 from pathlib import Path
 
 _EXPORT = "export it with torch.onnx.export(model, example, 'model.onnx')"
-_BEGINS: tuple[tuple[int, bytes, str], ...] = (  # where in the file, which bytes, what it is and what to do
+_BEGINS: tuple[tuple[int, bytes, str], ...] = (  # offset, bytes at that offset, kind of file and advice
     (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes it: load it with Keras, then model.export('model.onnx', format='onnx')"),
     (4, b"TFL3", "a TensorFlow Lite model: convert it with python -m tf2onnx.convert --tflite model.tflite --output model.onnx"),
     (4, b"ORTM", "a model in ONNX Runtime's own format: read the .onnx file that it was made from"),
-    (0, b"\x93NUMPY", "an array that np.save wrote: a model is a graph of operators; arrays are what it is run on"),
-    (0, b"GGUF", "a GGUF file, which holds weights and no graph: export the model that they are of"),
-    (0, b"version https://git-lfs", "a pointer of Git LFS and not the file itself: git lfs pull fetches it"),
+    (0, b"\x93NUMPY", "an array that np.save wrote: a model is a graph of operators; arrays are its inputs"),
+    (0, b"GGUF", "a GGUF file, which holds weights and no graph: export the model that they belong to"),
+    (0, b"version https://git-lfs", "a Git LFS pointer, not the file itself: git lfs pull fetches it"),
     (0, b"\x1f\x8b", "compressed with gzip: unpack it first"),
     (0, b"BZh", "compressed with bzip2: unpack it first"),
     (0, b"\xfd7zXZ\x00", "compressed with xz: unpack it first"),
@@ -25,9 +25,9 @@ _BEGINS: tuple[tuple[int, bytes, str], ...] = (  # where in the file, which byte
 
 
 def looks_like(data: bytes, size: int, path: Path | None = None) -> str:
-    """What a file of `size` bytes that is no ONNX model is, with the way to one, by how it begins; "" where that does not say.
+    """The kind of a file that is not an ONNX model, with advice; "" if its first bytes do not tell.
 
-    The table of an archive is at its end: it is read from `path` where that is given.
+    `size` is its number of bytes. An archive has its table at the end, which is read from `path` if that is given.
     """
     if not data:
         return "an empty file: write or download it again"
@@ -47,7 +47,7 @@ def _archive(file: Path | BytesIO) -> str:
     try:
         names = zipfile.ZipFile(file).namelist()
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, EOFError):
-        return "a zip archive that is damaged or cut: download it again"
+        return "a zip archive that is damaged or truncated: download it again"
     last = {name.rsplit("/", 1)[-1] for name in names}
     if "data.pkl" in last:
         script = " (TorchScript)" if any("/code/" in name for name in names) else ""
@@ -55,7 +55,7 @@ def _archive(file: Path | BytesIO) -> str:
     if "config.json" in last and "metadata.json" in last:
         return "a Keras archive: load it with keras.models.load_model, then model.export('model.onnx', format='onnx')"
     if names and all(name.endswith(".npy") for name in names):
-        return "arrays that np.savez wrote: a model is a graph of operators; arrays are what it is run or trained on"
+        return "arrays that np.savez wrote: a model is a graph of operators; arrays are its inputs"
     inside = [name for name in names if name.endswith(".onnx")]
     return f"a zip archive: unpack it and read {inside[0]!r:.80}" if inside else "a zip archive: unpack it, and read the .onnx file in it"
 
@@ -68,7 +68,7 @@ def _text(start: bytes) -> str:
     if not text or not all(c.isprintable() or c.isspace() for c in text):
         return ""
     if text[:14].lower() == "<!doctype html" or text[:5].lower() == "<html":
-        return "a web page, as a download leaves that did not reach the file: download it again"
+        return "a web page instead of the downloaded file: download it again"
     if text.startswith("<"):
-        return "text: onnx.parser.parse_model(text) reads a model that is written as text, and fx.onnx.load takes what it gives"
+        return "text: onnx.parser.parse_model(text) reads a model in text form, and fx.onnx.load takes its result"
     return "text: an ONNX model is a binary file, which onnx.save or an exporter writes"

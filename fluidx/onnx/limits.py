@@ -1,4 +1,4 @@
-"""Sizes in a model are numbers that anybody can write: they are compared with the memory of the machine before they are allocated."""
+"""Limits on what a model may ask for. Anybody can write sizes into a file, so they are compared with the memory of the machine first."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from math import prod
 from ..ir.errors import ProgramError
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
-AXES = 64  # of NumPy's arrays
-UNROLLED = 512  # operators of rounds that are written one behind the other
-OPERATORS = 200_000  # of a block of a program, and nodes of a model whose functions are written out where they are called
-ROUNDS = 1_000_000  # of a Loop, before it is said to have no end
+AXES = 64  # the most that NumPy supports
+UNROLLED = 512  # operators of unrolled rounds of a loop
+OPERATORS = 200_000  # in a block of a program, and nodes of a model after its functions are inlined
+ROUNDS = 1_000_000  # rounds of a Loop, before it counts as endless
 
 
 def room(shape: Sequence[int], itemsize: int = 8) -> tuple[int, ...]:
-    """`shape`, where it has no negative size and the machine has the memory for it. Raises ProgramError."""
+    """`shape` as integers. Raises ProgramError if a size is negative or the machine has too little memory."""
     shape = tuple(int(d) for d in shape)
     if any(d < 0 for d in shape):
         raise ProgramError(f"it asks for the shape {list(shape)}: sizes are not negative")

@@ -1,4 +1,4 @@
-"""Models as programs: `load` writes the program of a model, whose open axes stay open, to be trained, transpiled and written out again."""
+"""`load` turns an ONNX model into a program to train, transpile and export again. Open axes stay open."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from .values import Weight
 
 
 class OnnxModel:
-    """An ONNX model as programs: `program` computes `fetches` of `feeds`, lists of variables; `startup` gives parameters their values.
+    """An ONNX model as programs. `program` computes `fetches` from `feeds`, which are lists of variables; `startup` initialises the
+    parameters.
 
-    `model["name"]` is the variable of a name of the model. Build a loss on it under `fx.program_guard(model.program, model.startup)`.
+    `model["name"]` is the variable for a value of the model. Build a loss on it under `fx.program_guard(model.program, model.startup)`.
     """
 
     def __init__(self, proto: Any, importer: Importer):
@@ -45,7 +46,7 @@ class OnnxModel:
 
     @property
     def trained_names(self) -> dict[str, str]:
-        """What the model calls its weights -> the names of the parameters of `program` that hold them, which are trained unless frozen."""
+        """Names of weights in the model -> names of the parameters of `program` that hold them. These are trained unless frozen."""
         weights = {w.name: v for w, v in self._importer._made.values() if isinstance(w, Weight)}
         return {name: v.name for name, v in weights.items() if self.program.global_block().has_var(v.name)}
 
@@ -53,20 +54,20 @@ class OnnxModel:
         try:
             return output(self._importer, info)
         except ProgramError as e:
-            raise OnnxError(f"output {info.name!r} is no variable of the program: {e}") from None
+            raise OnnxError(f"output {info.name!r} is not a variable of the program: {e}") from None
 
     def __getitem__(self, name: str) -> Variable:
-        """The variable that holds a value of the model. Raises OnnxError where there is none."""
+        """The variable for a value of the model. Raises OnnxError if there is none."""
         env = self._importer.env
         if name not in env:
             raise OnnxError(f"the model has no value {name!r}; {nearest(name, env, 'it has')}")
         try:
             return self._importer.variable(env[name])
         except ProgramError as e:
-            raise OnnxError(f"value {name!r} is no variable of the program: {e}") from None
+            raise OnnxError(f"value {name!r} is not a variable of the program: {e}") from None
 
     def run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
-        """The outputs for inputs by name or in order, with the values that the file has; they may be of any shape that it takes."""
+        """The outputs for inputs by name or in order, of any shape that the model supports. Parameters have the values of the file."""
         if self._session is None:
             self._session = Session(self.proto)
         return self._session.run(feed)
@@ -76,16 +77,16 @@ class OnnxModel:
 
 
 def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None, also_train: str | Sequence[str] = ()) -> OnnxModel:
-    """The program of a model: of a path, bytes or a ModelProto.
+    """The program of a model, from a path, bytes or a ModelProto.
 
-    Axes that the model leaves open stay open, under the names that it gives them; `shapes` gives the sizes of inputs, by name, where the
-    program has to know them, or opens (-1 or a name) what the model has fixed.
+    Open axes of the model stay open and keep their names. `shapes` gives sizes of inputs by name, if the program needs them, or opens axes
+    that the model fixes (-1 or a name).
 
-    Float initializers are parameters. One of a single number that only arithmetic reads (the scale of an attention, a limit) is a constant;
-    `also_train`, names or patterns, makes it a parameter. Running statistics that an exporter merged with equal initializers become
-    initializers of their own.
+    Float initializers are parameters. A single number that only arithmetic reads, such as the scale of an attention or a limit, is a
+    constant; `also_train`, names or patterns, makes it a parameter. If an exporter merged running statistics with equal initializers, they
+    become initializers of their own.
 
-    Raises OnnxError for what is no model, and for one that holds operators which fluidx does not have, all of which it names.
+    Raises OnnxError if the source is not a model, and for operators that fluidx does not support, all of which it names.
 
     >>> import fluidx as fx
     >>> from onnx import TensorProto, helper
@@ -103,7 +104,7 @@ def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None, a
     name = program_name(proto.graph)
     own = source.producer_name == "fluidx"
     roles = Roles(proto.graph)
-    trained = {n for n, t in roles.tensors.items() if own} | _also_trained(roles, also_train)  # fluidx writes constants as nodes
+    trained = {n for n, t in roles.tensors.items() if own} | _also_trained(roles, also_train)  # fluidx exports constants as nodes
     importer = Importer(
         Program(name),
         Program(f"{name}_startup"),
@@ -113,7 +114,7 @@ def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None, a
         constants=() if own else set(roles.constants()),
         trained=trained,
     )
-    with unique_name.guard():  # a model gives one program, however often it is loaded
+    with unique_name.guard():  # each load of a model gives the same names
         importer.take_weights(proto.graph)
         _declare(importer, proto.graph, dict(shapes or {}), named=own)
         importer.run_nodes(proto.graph.node)
@@ -121,20 +122,20 @@ def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None, a
 
 
 def _also_trained(roles: Roles, patterns: str | Sequence[str]) -> set[str]:
-    """The floats of the model whose names are like one of the patterns. Raises OnnxError for a pattern like which none is."""
+    """The float initializers and constants whose names match a pattern. Raises OnnxError for a pattern without a match."""
     if isinstance(patterns, str):
         patterns = (patterns,)
     names, found = roles.floats(), set[str]()
     for p in patterns:
         like = {n for n in names if fnmatchcase(n, p)}
         if not like:
-            raise OnnxError(f"also_train names {p!r}, and no float in the model is called so; {nearest(p, names, 'they are')}")
+            raise OnnxError(f"also_train names {p!r}, but no float of the model has that name; {nearest(p, names, 'they are')}")
         found |= like
     return found
 
 
 def _declare(importer: Importer, graph: Any, shapes: dict[str, Sequence[int | str]], named: bool) -> None:
-    """Inputs as data of the program; axes of what is no tensor have the model's names if `named`."""
+    """Declare the inputs as data variables. Axes of sequences, optionals and maps keep the model's names if `named`."""
     inputs = [i for i in graph.input if i.name not in importer.env]
     for name in shapes:
         if all(i.name != name for i in inputs):
@@ -159,7 +160,7 @@ def _declare(importer: Importer, graph: Any, shapes: dict[str, Sequence[int | st
 
 
 def _declare_no_tensor(importer: Importer, i: Any, given: Sequence[int | str] | None, named: bool) -> None:
-    """A sequence, optional or map as data of the program."""
+    """Declare a sequence, an optional or a map as a data variable."""
     try:
         declared = value_type(i.type, named)
         if given is not None:
@@ -170,18 +171,19 @@ def _declare_no_tensor(importer: Importer, i: Any, given: Sequence[int | str] | 
 
 
 class _AxisNames:
-    """The names that a model has for open axes, as a program can write them.
+    """Names of open axes of a model, in the form that a program can write.
 
-    A program takes axes 0 without a name for one batch. A model says nothing of two of them, so each gets a name.
+    A program takes an unnamed axis 0 of each input for one batch. A model does not say whether two unnamed ones are equal, so each gets a
+    name.
     """
 
     def __init__(self, inputs: Sequence[Any]):
-        said = [_said(i, k) for i in inputs for k in range(len(i.type.tensor_type.shape.dim))]
-        self._given = {s: Dim(s) for s in said if isinstance(s, str) and re.fullmatch(WORD, s)}
-        self._many = sum(bool(i.type.tensor_type.shape.dim) and _said(i, 0) == "" for i in inputs) > 1
+        declared = [_declared(i, k) for i in inputs for k in range(len(i.type.tensor_type.shape.dim))]
+        self._given = {s: Dim(s) for s in declared if isinstance(s, str) and re.fullmatch(WORD, s)}
+        self._many = sum(bool(i.type.tensor_type.shape.dim) and _declared(i, 0) == "" for i in inputs) > 1
 
     def size(self, i: Any, axis: int) -> int:
-        said = _said(i, axis)
+        said = _declared(i, axis)
         if isinstance(said, int):
             return said
         if said:
@@ -195,7 +197,7 @@ class _AxisNames:
         return self._given.setdefault(key, Dim(next(n for n in free if n not in taken)))
 
 
-def _said(i: Any, axis: int) -> int | str:
-    """The size of an axis of an input, the name of an open one, "" for one without a name."""
+def _declared(i: Any, axis: int) -> int | str:
+    """The size of an axis of an input, the name of an open axis, or "" for an open axis without a name."""
     d = i.type.tensor_type.shape.dim[axis]
     return d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param

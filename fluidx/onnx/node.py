@@ -1,4 +1,4 @@
-"""Node: what a face is handed."""
+"""`Node`: the view of one ONNX node that import functions get."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Node:
         return k < len(self.operands) and self.operands[k] is not None
 
     def x(self, k: int = 0) -> Any:
-        """Operand k as a variable of the program, None where it is not given."""
+        """Operand k as a variable of the program; None if it is left out."""
         return self.importer.variable(self.operands[k]) if self.has(k) else None
 
     def xs(self, start: int = 0) -> list[Variable]:
@@ -40,7 +40,7 @@ class Node:
         return [self.x(k) for k in range(start, len(self.operands))]
 
     def value(self, k: int = 0) -> Any:
-        """Operand k as a value on the host, computed now if need be; None where it is not given."""
+        """Operand k as a value on the host, computed now if necessary; None if it is left out."""
         return self.importer.value(self.operands[k], self) if self.has(k) else None
 
     def values(self, start: int = 0) -> list[Any]:
@@ -48,7 +48,7 @@ class Node:
         return list(self.importer.value(self.operands[start:], self))
 
     def ints(self, k: int) -> list[int] | None:
-        """A vector of sizes, axes or the like."""
+        """The integers of operand k: sizes, axes or the like. None if it is left out."""
         found = self.value(k)
         return None if found is None else [int(v) for v in np.asarray(found).ravel()]
 
@@ -61,7 +61,7 @@ class Node:
         return TensorType(as_dtype(v.dtype), v.shape)
 
     def shape(self, k: int = 0) -> tuple[int, ...]:
-        """The shape of operand k, also of one that a program cannot hold."""
+        """The shape of operand k, even if a program cannot hold it."""
         return tuple(self.importer.array(self.operands[k]).shape)
 
     def rank(self, k: int = 0) -> int:
@@ -75,10 +75,10 @@ class Node:
         return self.importer.variable(np.asarray(value, dtype))
 
     def filler(self, value: np.ndarray) -> float:
-        """The number that an operator fills with, which is the first of an array."""
+        """The number of a fill operator: the first element of an array."""
         number = value.flat[0]
         if not in_float(number):
-            raise self.wrong(f"it fills with {number}; a program fills with numbers that a float of 64 bits has, fx.onnx.session runs it")
+            raise self.wrong(f"it fills with {number}, which a 64-bit float cannot hold exactly, so a program cannot; fx.onnx.session can")
         return float(number)
 
     def constant(self, array: np.ndarray) -> Any:
@@ -102,17 +102,17 @@ class Node:
             return [s.decode("utf-8", "replace") for s in found]
         if a.type == A.TENSOR:
             return array_of(found)
-        if a.type in (A.FLOAT, A.FLOATS):  # the file has 32 bits of what was written as 1e-5
+        if a.type in (A.FLOAT, A.FLOATS):  # the file has the float32 value of a number that was written as 1e-5
             return _shortest(found) if a.type == A.FLOAT else [_shortest(v) for v in found]
         return list(found) if a.type == A.INTS else found
 
     @property
     def attributes(self) -> set[str]:
-        """The names of those that are given."""
+        """The names of the attributes that the node has."""
         return set(self._attrs)
 
     def once(self, make: Callable[[], Any]) -> Any:
-        """What `make` makes of the attributes, in the first run of this node alone."""
+        """The result of `make`, which depends only on the attributes. It is called in the first run of this node and then cached."""
         kept = self.importer.node_cache
         if id(self.proto) not in kept:
             kept[id(self.proto)] = self.proto, make()
@@ -123,23 +123,23 @@ class Node:
         return list(self.proto.output)
 
     def wants(self, k: int) -> bool:
-        """Does somebody read output k?"""
+        """Does a node read output k?"""
         return k < len(self.proto.output) and self.proto.output[k] != ""
 
     def wrong(self, what: str) -> OnnxError:
         return OnnxError(f"node {self.proto.name or self.op_type!r} ({self.op_type}): {what}")
 
     def by_body(self) -> Any:
-        """The outputs by the body of the schema's function: for a face that covers common cases only."""
+        """The outputs by the function body of the schema, for an import function that covers common cases only."""
         return self.importer.by_body(self)
 
     # -- graphs ------------------------------------------------------------------------------------------------------------------
 
     def inline(self, graph: Any, feeds: list[Any], own: Mapping[str, Any] | None = None) -> list[Any]:
-        """Write the nodes of a sub-graph here, its inputs being `feeds`, its weights `own` if given; the values of its outputs."""
+        """Write the nodes of a sub-graph here, with inputs `feeds` and weights `own` if given. Returns the values of its outputs."""
         return self.importer.inline(graph, feeds, own)
 
 
 def _shortest(value: float) -> float:
-    """The number with the fewest digits that is this one in float32."""
+    """The number with the fewest digits that rounds to this value in float32."""
     return float(str(np.float32(value)))

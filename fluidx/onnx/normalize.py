@@ -1,4 +1,4 @@
-"""The form of a model: names, operands and attributes, as schemas say. What converts models takes it for granted, and dies without it."""
+"""Checks of a model against operator schemas: names, operands and attributes. onnx's converter assumes them, and crashes otherwise."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .limits import AXES
 from .values import numpy_dtype
 
 NEWEST = 28  # the opset that the import functions are written for
-_DEPTH = 64  # of graphs in graphs; files cannot hold half as many
+_DEPTH = 64  # of nested sub-graphs; protobuf reads less than half as many
 
 
-# Attributes that onnx's shape inference takes at their word, which ends the process: what they have to be, and whether they are.
+# Attributes that onnx's shape inference does not check, so that a wrong value crashes the process: the requirement and its test.
 _TRUSTED: dict[tuple[str, str], tuple[str, Callable[[Any, int], bool]]] = {
     ("Split", "num_outputs"): ("the number of its outputs", lambda node, value: value == len(node.output)),
     ("GatherND", "batch_dims"): ("not negative", lambda node, value: value >= 0),
@@ -23,17 +23,20 @@ _TRUSTED: dict[tuple[str, str], tuple[str, Callable[[Any, int], bool]]] = {
 
 
 def domain_of(name: str) -> str:
-    """A domain as schemas call it: "" is the standard's own."""
+    """A domain as schemas name it: "" is the standard's own."""
     return "" if name == "ai.onnx" else name
 
 
 def opsets_of(owner: Any) -> dict[str, int]:
-    """The opset of each domain that a model or a function imports; of a domain imported twice the last one counts, as in ONNX Runtime and
-    onnx's checker. Raises OnnxError for a number that no opset has, and for an opset newer than the installed onnx knows."""
+    """The opset of each domain that a model or a function imports. If a domain is imported twice, the last import counts, as in ONNX
+    Runtime and onnx's checker.
+
+    Raises OnnxError for an impossible number, and for an opset newer than the installed onnx supports.
+    """
     newest = _newest_opsets()
     for o in owner.opset_import:
         domain = domain_of(o.domain)
-        if not 0 < o.version < 2**31:  # what onnx looks up are 32 bits
+        if not 0 < o.version < 2**31:  # onnx looks up 32-bit numbers
             raise OnnxError(f"the model is of opset {o.version} of {o.domain or 'ai.onnx'}, and there is no such opset")
         if o.version > newest.get(domain, o.version):
             raise OnnxError(
@@ -55,7 +58,7 @@ def _newest_opsets() -> dict[str, int]:
 
 
 def with_one_opset(model: Any) -> Any:
-    """The model with one import for each domain: onnx's converter changes only the first of several."""
+    """The model with one opset import for each domain: onnx's converter changes only the first of several."""
     owners = (model, *model.functions)
     if all(len(opsets_of(o)) == len(o.opset_import) for o in owners):
         return model
@@ -75,7 +78,7 @@ def initialized(graph: Any) -> set[str]:
 
 
 class _Form(NamedTuple):
-    """Of an operator: how many operands and outputs, which operands have to be there, and the types of attributes."""
+    """The numbers of operands and outputs that an operator may have, its required operands, and the types of its attributes."""
 
     operands: tuple[int, int]
     outputs: tuple[int, int]
@@ -85,7 +88,7 @@ class _Form(NamedTuple):
 
 
 def check_form(model: Any) -> None:
-    """Raises OnnxError for names that are made twice or not at all, and for nodes that do not have the form of their operator."""
+    """Raise OnnxError for names that are defined twice or not at all, and for nodes that do not match the schema of their operator."""
     opsets = opsets_of(model)
     _check_graph(model.graph, opsets, set(), 0)
     for f in model.functions:
@@ -106,7 +109,7 @@ def _check_graph(graph: Any, opsets: Mapping[str, int], outer: set[str], depth: 
     made = _check_nodes(graph.node, opsets, outer.union(*given), depth)
     lost = next((o.name for o in graph.output if o.name not in made), None)
     if lost is not None:
-        raise OnnxError(f"the graph {graph.name!r} gives {lost!r}, which nothing in it makes")
+        raise OnnxError(f"the graph {graph.name!r} has the output {lost!r}, which no node computes")
 
 
 def _check_type(value: Any) -> None:
@@ -119,7 +122,7 @@ def _check_type(value: Any) -> None:
 
 
 def _check_nodes(nodes: Sequence[Any], opsets: Mapping[str, int], known: set[str], depth: int) -> set[str]:
-    """All names that there are after the nodes."""
+    """All names that are defined after the nodes."""
     known, made = set(known), set[str]()
     for node in nodes:
         who = f"node {node.name or node.op_type!r} ({node.op_type})"
@@ -130,7 +133,7 @@ def _check_nodes(nodes: Sequence[Any], opsets: Mapping[str, int], known: set[str
             _check_graph(graph, opsets, known, depth + 1)
         for name in filter(None, node.output):
             if name in made:
-                raise OnnxError(f"{who} makes {name!r}, which a node before it makes too")
+                raise OnnxError(f"{who} defines {name!r}, which an earlier node defines too")
             made.add(name)
         known.update(node.output)
         form = _form(node, who, opsets)
@@ -140,7 +143,7 @@ def _check_nodes(nodes: Sequence[Any], opsets: Mapping[str, int], known: set[str
 
 
 def graphs_of(node: Any) -> Iterator[Any]:
-    """The graphs that a node holds."""
+    """The sub-graphs of a node."""
     for a in node.attribute:
         if a.HasField("g"):
             yield a.g
@@ -148,7 +151,7 @@ def graphs_of(node: Any) -> Iterator[Any]:
 
 
 def _form(node: Any, who: str, opsets: Mapping[str, int]) -> _Form | None:
-    """The form of a node's operator; None where only the model itself, or nobody, knows it."""
+    """The form of a node's operator; None if the model defines it as a function, or if its domain is unknown."""
     domain = domain_of(node.domain)
     form = _form_of(node.op_type, domain, opsets[domain]) if domain in opsets else None
     if form is None and not domain:
@@ -179,7 +182,7 @@ def _form_of(op_type: str, domain: str, opset: int) -> _Form | None:
 
 
 def _unlike(node: Any, form: _Form) -> str:
-    """How a node differs from the form of its operator; "" where it does not."""
+    """How a node differs from the form of its operator; "" if it matches."""
     from onnx import AttributeProto
 
     for what, found, (least, most) in (("operands", len(node.input), form.operands), ("outputs", len(node.output), form.outputs)):
@@ -187,7 +190,7 @@ def _unlike(node: Any, form: _Form) -> str:
             return f"expected {least} to {most} {what}, found {found}" if least < most else f"expected {least} {what}, found {found}"
     for k, (name, needed) in enumerate(zip(node.input, form.single)):
         if needed and not name:
-            return f"operand {k} is left out, and it has to be there"
+            return f"operand {k} is left out, but it is required"
     given = set()
     for a in node.attribute:
         wanted = form.attributes.get(a.name)
@@ -199,7 +202,7 @@ def _unlike(node: Any, form: _Form) -> str:
             return f"attribute {a.name!r} is of type {kinds.Name(wanted)}, found {kinds.Name(a.type)}"
         given.add(a.name)
         far = next((v for v in (a.i, *a.ints) if abs(v) > AXES), None) if a.name in ("axis", "axes") else None
-        if far is not None:  # onnx's shape inference counts axes in 32 bits, and writes where what is left of a number points
+        if far is not None:  # onnx's shape inference casts axes to 32 bits, and would write outside of its arrays
             return f"attribute {a.name!r} names axis {far}, and no array has more than {AXES} axes"
         trusted = _TRUSTED.get((node.op_type, a.name))
         if trusted is not None and not trusted[1](node, a.i):

@@ -1,4 +1,4 @@
-"""Rank programs as models to be looked at: operators that ONNX has not are nodes of a domain of their own."""
+"""Rank programs exported as ONNX models to look at. Operators without an ONNX form become nodes of the domain `ai.fluidx`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ..ir import Operator, Program
 from .errors import OnnxError
 
 DOMAIN = "ai.fluidx"
-_PREFIX = "fluidx."  # of what metadata says of a rank program
+_PREFIX = "fluidx."  # keys of metadata about a rank program
 
 
 def rank_model(program: Program, targets: Sequence[str], graph: Any) -> Any:
-    """The GraphProto of a whole rank program, what lasts being inputs and, as it has become, outputs."""
+    """The GraphProto of a whole rank program. State variables are inputs, and outputs with their new values."""
     from onnx import helper
 
     block = program.global_block()
@@ -30,7 +30,7 @@ def rank_model(program: Program, targets: Sequence[str], graph: Any) -> Any:
 
 
 def describe(model: Any, program: Program) -> None:
-    """Say in a model's metadata which rank of what it is."""
+    """Record in the metadata which rank of which program the model is."""
     said = {
         "rank": program.rank,
         "world_size": program.world_size,
@@ -43,17 +43,17 @@ def describe(model: Any, program: Program) -> None:
 
 
 def refuse(model: Any) -> None:
-    """Raises OnnxError for what `describe` has described."""
+    """Raise OnnxError for a model that `describe` marked as a rank program."""
     said = {p.key: p.value for p in model.metadata_props if p.key.startswith(_PREFIX)}
     if said:
         raise OnnxError(
-            f"the model is the program of rank {said.get('fluidx.rank')} of {said.get('fluidx.world_size')}, to be looked at, and has no "
+            f"the model is the program of rank {said.get('fluidx.rank')} of {said.get('fluidx.world_size')}, exported to look at, without "
             "weights; fx.Program.parse_from_string reads its metadata 'fluidx.program'"
         )
 
 
 def opaque_node(op: Operator, inputs: list[str], outputs: list[str]) -> Any:
-    """An operator as a node of its own name. `slots` says which slot each operand is of."""
+    """An operator as a node of the same name. The attribute `slots` gives the input slot of each operand."""
     from onnx import helper
 
     slots = [slot for slot, names in op.inputs.items() for _ in names]

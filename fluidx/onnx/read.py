@@ -1,4 +1,4 @@
-"""Model files: read, confined to their folder, brought to one opset, with functions of their own written out."""
+"""Reading of model files: parse, check, inline the functions of the model, and convert it to the newest opset."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .errors import OnnxError, need_onnx
 from .external_data import load_outside, outside
 from .file_kinds import looks_like
 from .normalize import NEWEST, check_form, domain_of, opsets_of, with_one_opset
-from .upgrade_opset import brought_up, show
+from .upgrade_opset import reveal, upgraded
 from .values import dense_of
 
-_MOST_BYTES = 2**31  # of a file: what protobuf reads
-_BEGINNING = 4096  # bytes that tell what a larger file is
-_DEEPEST = 64  # calls of functions in functions
-OPSET_8 = "fluidx.opset8"  # the domain that Scan of opset 8 gets: it has a batch, which the converter takes away, and the data with it
+_MOST_BYTES = 2**31  # the largest file that protobuf reads
+_BEGINNING = 4096  # bytes that are enough to recognise the kind of a larger file
+_DEEPEST = 64  # nested calls of functions
+OPSET_8 = "fluidx.opset8"  # the domain given to Scan of opset 8: the converter drops its batch axis, and the data with it
 
 
 def read(source: Any, strict: bool = False) -> Any:
-    """A `ModelProto` of a path, of bytes or of a ModelProto, its operators those of the newest opset.
+    """A `ModelProto` with operators of the newest opset, from a path, bytes or a ModelProto.
 
-    Tensors outside of the file have to lie in its folder. Raises OnnxError for what is no model, for operators that fluidx does not have,
-    and for what cannot be converted; if `strict`, for what the standard's own checker refuses.
+    External tensors must be in the folder of the file. Raises OnnxError if it is not a model, if fluidx does not support an operator, or if
+    the model cannot be converted; if `strict`, also if the standard's checker refuses it.
     """
     model = parsed(source)
     if lying := outside(model):
@@ -45,7 +45,7 @@ def read(source: Any, strict: bool = False) -> Any:
 
 
 def parsed(source: Any) -> Any:
-    """A `ModelProto` of a path, of bytes or of a ModelProto, as it stands there."""
+    """A `ModelProto` from a path, bytes or a ModelProto, unchanged."""
     need_onnx()
     import onnx
     from google.protobuf.message import DecodeError
@@ -65,7 +65,7 @@ def parsed(source: Any) -> Any:
         model.ParseFromString(data)
         why = "" if model.HasField("graph") else "it has no graph"
     except DecodeError as e:
-        why = f"it is damaged or cut, or of another kind ({e}); download or export it again"
+        why = f"it is damaged, truncated or of another kind ({e}); download or export it again"
     if why:
         kind = looks_like(data, len(data), path)
         raise OnnxError(f"{path or 'the bytes'}: not an ONNX model: {f'it looks like {kind}' if kind else why}")
@@ -75,12 +75,12 @@ def parsed(source: Any) -> Any:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file of at most 2 GB, which is what a model may have: larger weights lie in files beside it."""
+    """The bytes of a file. A model file has at most 2 GB: larger weights are in files beside it."""
     try:
         if path.is_dir():
             inside = sorted(p.name for p in path.glob("*.onnx"))
-            has = f"it holds {', '.join(inside[:5])}" if inside else "there is no .onnx file in it"
-            raise OnnxError(f"{path} is a folder, and a model is a file; {has}")
+            has = f"it contains {', '.join(inside[:5])}" if inside else "it contains no .onnx file"
+            raise OnnxError(f"{path} is a folder, not a model file; {has}")
         if path.exists() and not path.is_file():
             raise OnnxError(f"{path} is a pipe or a device, and a model is a file")
         size = path.stat().st_size
@@ -91,13 +91,13 @@ def _content(path: Path) -> bytes:
         raise OnnxError(f"cannot read {name}: {e.strerror if isinstance(e, OSError) else e}") from None
     if size > _MOST_BYTES:
         kind = looks_like(data, size, path)
-        what = f"it looks like {kind}" if kind else "its weights have to lie in files beside it: onnx.save(..., save_as_external_data=True)"
+        what = f"it looks like {kind}" if kind else "its weights must be in files beside it: onnx.save(..., save_as_external_data=True)"
         raise OnnxError(f"{path}: not an ONNX model, which has at most 2 GB: {what}")
     return data
 
 
 def _with_dense(model: Any) -> Any:
-    """The model with all elements of its sparse tensors, which the converter does not know."""
+    """The model with dense tensors in place of sparse ones, which the converter does not support."""
     from onnx import helper, numpy_helper
 
     if not any(_sparse(top) for top in (model.graph, *model.functions)):
@@ -108,7 +108,7 @@ def _with_dense(model: Any) -> Any:
         if isinstance(sparse, type(changed.graph)):
             sparse.initializer.extend(numpy_helper.from_array(dense_of(s), s.values.name) for s in sparse.sparse_initializer)
             del sparse.sparse_initializer[:]
-        else:  # of a Constant
+        else:  # the value of a Constant
             sparse.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(dense_of(sparse.sparse_tensor))))
     return changed
 
@@ -126,18 +126,18 @@ def _inlined(model: Any) -> Any:
     _check_calls(model)
     try:
         return inliner.inline_local_functions(_with_defaults(model), convert_version=True)
-    except Exception as e:  # as below
-        raise OnnxError(f"the functions of the model cannot be written out: {e}") from None
+    except Exception as e:  # raised in C++, of several types
+        raise OnnxError(f"the functions of the model cannot be inlined: {e}") from None
 
 
 def _check_calls(model: Any) -> None:
-    """Refuse functions that come to too many nodes, or to more bytes than the machine has, where they are written out: each may call others
-    many times, so that a small file is a huge graph."""
+    """Refuse functions that would be too many nodes, or more bytes than the machine has, after inlining. Each may call others many times,
+    so a small file can be a huge graph."""
     functions = {(domain_of(f.domain), f.name, f.overload): f for f in model.functions}
     sizes: dict[tuple[str, str, str], tuple[int, int]] = {}
 
     def size(top: Any, name: str, open_calls: frozenset[tuple[str, str, str]]) -> tuple[int, int]:
-        """Nodes and bytes of a graph or a function with what it calls."""
+        """Nodes and bytes of a graph or a function, including the functions that it calls."""
         nodes, size_ = 0, top.ByteSize()
         for p in (p for g in all_graphs(top) for p in g.node):
             key = domain_of(p.domain), p.op_type, p.overload
@@ -146,7 +146,7 @@ def _check_calls(model: Any) -> None:
                 continue
             if key in open_calls or len(open_calls) > _DEEPEST:
                 way = f"{name} calls {p.op_type}"
-                raise OnnxError(f"the functions of the model call each other in a ring, or more than {_DEEPEST} deep: {way}")
+                raise OnnxError(f"the functions of the model are recursive, or nested more than {_DEEPEST} deep: {way}")
             if key not in sizes:
                 sizes[key] = size(functions[key], p.op_type, open_calls | {key})
             nodes, size_ = nodes + sizes[key][0], size_ + sizes[key][1]
@@ -157,15 +157,15 @@ def _check_calls(model: Any) -> None:
     where = f"the largest is {most[1]} with {sizes[most][0]}" if most is not None else "none is called"
     if nodes > limits.OPERATORS:
         raise OnnxError(
-            f"the functions of the model come to {nodes} nodes where they are called ({where}), and "
+            f"inlining the functions of the model gives {nodes} nodes ({where}), and "
             f"fluidx.onnx.limits.OPERATORS allows {limits.OPERATORS}; raise it if the model is meant to be so large"
         )
     if size_ > limits.MEMORY:
-        raise OnnxError(f"the functions of the model come to {size_ >> 20} MB where they are called ({where}), more than this machine has")
+        raise OnnxError(f"inlining the functions of the model gives {size_ >> 20} MB ({where}), more than this machine has")
 
 
 def _with_defaults(model: Any) -> Any:
-    """The model with the defaults of attributes in each call of a function that does not give them; the inliner forgets them."""
+    """The model with default values of attributes added to each call of a function, because the inliner ignores them."""
     if not any(f.attribute_proto for f in model.functions):
         return model
     changed = type(model)()
@@ -186,19 +186,19 @@ def _converted(model: Any) -> Any:
     target = min(NEWEST, onnx.defs.onnx_opset_version())
     if opset is None or opset >= target:
         return model
-    model = brought_up(model, opset)
+    model = upgraded(model, opset)
     if opset == 8:
         model = _with_scans_apart(model, target)
     try:
         converted = onnx.version_converter.convert_version(model, target)
-    except Exception as e:  # its C++ side raises RuntimeError, and ValueError for what it cannot serialise
-        raise OnnxError(f"the model is of opset {opset}, and cannot be brought to {target}: {e}") from None
-    show(converted)
+    except Exception as e:  # raised in C++: RuntimeError, and ValueError if it cannot serialise the model
+        raise OnnxError(f"the model is of opset {opset}, and cannot be converted to {target}: {e}") from None
+    reveal(converted)
     return converted
 
 
 def _with_scans_apart(model: Any, target: int) -> Any:
-    """The model with its Scans in a domain of their own, which no converter rewrites, their bodies already brought to the target."""
+    """The model with its Scans in another domain, so that the converter leaves them, and with their bodies converted to the target."""
     import onnx
 
     if not any(node.op_type == "Scan" for node in model.graph.node):

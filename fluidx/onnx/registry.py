@@ -1,4 +1,4 @@
-"""What operators of ONNX fluidx takes: by domain and name, their versions, and how each is done."""
+"""The list of ONNX operators that fluidx supports, and registration of functions for operators of other domains."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ OPERATORS, HOST, BODY = "operators", "host", "body"
 
 
 class OnnxOperator(NamedTuple):
-    """An operator of ONNX. `versions` are those that the installed onnx knows; none of a domain that it does not know.
+    """An ONNX operator that fluidx supports.
 
-    `how` is "operators" where a program has it, "host" where NumPy computes it, "body" where the function that its schema defines is
-    written out.
+    `versions` are those that the installed onnx knows, none for a domain that it does not know. `how` is "operators" if programs have it,
+    "host" if NumPy computes it, and "body" if the function of its schema is expanded.
     """
 
     domain: str
@@ -28,10 +28,10 @@ class OnnxOperator(NamedTuple):
 
 
 def known(domain: str | None = None) -> list[OnnxOperator]:
-    """All operators that fluidx takes, those registered by users too, by domain and name; with `domain`, of that one.
+    """All supported operators by domain and name, including registered ones; with `domain`, only those of that domain.
 
-    The standard's own domain is "" or "ai.onnx". Its models are brought to the newest opset before anything is made of them, so that all
-    versions of an operator are taken; operators of other domains are taken as they are.
+    The standard's own domain is "" or "ai.onnx". Its models are converted to the newest opset first, so all versions of an operator are
+    supported. Operators of other domains are imported as they are.
 
     >>> import fluidx as fx
     >>> fx.onnx.known("ai.onnx")[0]
@@ -46,11 +46,11 @@ def known(domain: str | None = None) -> list[OnnxOperator]:
 
 
 def face(*names: str, domain: str) -> Callable[[ImportFunction], ImportFunction]:
-    """Enter a function as what operators of a domain of your own are in programs; one that was entered before is replaced.
+    """Register a function that imports operators of your own domain into programs. It replaces an earlier one.
 
-    The function is given a node: `n.x(k)` is operand k as a variable, `n.attr(name, default)` an attribute, `n.b` a builder with a method
-    for each operator of a program. What it gives is the output, or a tuple of outputs. The gradient is that of the operators it writes.
-    Raises OnnxError for an operator that fluidx has itself.
+    The function takes a node: `n.x(k)` is operand k as a variable, `n.attr(name, default)` an attribute, and `n.b` a builder with a method
+    for each operator of a program. It returns the output, or a tuple of outputs. Its operators have their gradients. Raises OnnxError for
+    an operator that fluidx has itself.
 
     >>> import fluidx as fx, numpy as np
     >>> from onnx import TensorProto, helper
@@ -68,10 +68,10 @@ def face(*names: str, domain: str) -> Callable[[ImportFunction], ImportFunction]
 
 
 def host(*names: str, domain: str) -> Callable[[ImportFunction], ImportFunction]:
-    """Enter a function as what computes operators of a domain of your own with NumPy; one that was entered before is replaced.
+    """Register a function that computes operators of your own domain with NumPy. It replaces an earlier one.
 
-    The function is given a node, of which `n.value(k)` is operand k as an array. A model with such an operator is run by `session`; in a
-    program it can be only where its operands are known. Raises OnnxError for an operator that fluidx has itself.
+    The function takes a node, and `n.value(k)` is operand k as an array. `session` runs models with such an operator; a program can contain
+    it only if its operands are known. Raises OnnxError for an operator that fluidx has itself.
 
     >>> import fluidx as fx, numpy as np
     >>> @fx.onnx.host("Count", domain="com.example")
@@ -90,13 +90,13 @@ def _own(table: dict[tuple[str, str], ImportFunction], names: tuple[str, ...], d
     keys = [(domain_of(domain), n) for n in names]
     for key in keys:
         if key in table and table[key].__module__.startswith(import_tables.FUNCTIONS):
-            raise OnnxError(f"fluidx has operator {key[1]} of domain {domain or 'ai.onnx'!r}; take another name, or a domain of your own")
+            raise OnnxError(f"fluidx has operator {key[1]} of domain {domain or 'ai.onnx'!r}; use another name or a domain of your own")
 
-    def enter(f: ImportFunction) -> ImportFunction:
+    def register(f: ImportFunction) -> ImportFunction:
         table.update((key, f) for key in keys)
         return f
 
-    return enter
+    return register
 
 
 def _how(key: tuple[str, str]) -> str:
@@ -104,7 +104,7 @@ def _how(key: tuple[str, str]) -> str:
 
 
 def _schemas() -> tuple[dict[tuple[str, str], tuple[int, ...]], set[tuple[str, str]]]:
-    """The versions of all operators, and those which a schema of the standard gives a body."""
+    """The versions of all operators, and the operators for which a schema defines a function body."""
     import onnx
 
     versions: dict[tuple[str, str], set[int]] = {}

@@ -1,4 +1,4 @@
-"""The commands `fluidx onnx info`, `check` and `run`."""
+"""The text that the commands `fluidx onnx info`, `ops`, `check` and `run` print."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .roles import described, sharing
 from .sessions import session
 from .values import numpy_dtype
 
-_MOST = 30  # weights of one kind that are listed
+_MOST = 30  # weights listed under one title
 
 
 def info(path: str, whole: bool = False) -> str:
-    """Inputs, outputs, operators and weights of a model: which are trained and which are not; `whole`, however many there are."""
+    """Inputs, outputs, operators and weights of a model, and which weights are trained. `whole` lists all weights."""
     model = parsed(path)
     readable(model)
     graph = model.graph
@@ -44,7 +44,7 @@ def info(path: str, whole: bool = False) -> str:
 
 
 def _weights(model: Any, whole: bool) -> list[str]:
-    """A line for each weight, those that are trained first."""
+    """A line for each weight, trained ones first."""
     try:
         loaded = load(model)
         graph, parameters = loaded.proto.graph, set(loaded.trained_names)
@@ -121,7 +121,8 @@ def check(path: str, shapes: Mapping[str, Sequence[int]] | None = None) -> str:
 
 
 def run(path: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
-    """The outputs of a model by name, for inputs from .npy files, sequences from .npz files of elements. Optionals may be missing."""
+    """The outputs of a model by name, for inputs from .npy files. A sequence is an .npz file of its elements, and optionals may be missing.
+    """
     ready = session(path)
     types = {i.name: i.type for i in ready.graph.input}
     fed: dict[str, Any] = {n: None for n in ready.inputs if types[n].HasField("optional_type")}
@@ -134,14 +135,14 @@ def run(path: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
     if wrong := [n for n in inputs if n not in types] or [n for n in ready.inputs if n not in fed]:
         takes = ", ".join(_value(i) for i in ready.graph.input if i.name in ready.inputs) or "nothing"
         close = nearest(wrong[0], ready.inputs)
-        said = f"input {wrong[0]!r} is not fed" if wrong[0] in types else f"{wrong[0]!r} is no input"
+        said = f"input {wrong[0]!r} is not fed" if wrong[0] in types else f"{wrong[0]!r} is not an input"
         said += f"; {close}" if wrong[0] not in types and close.startswith("did you mean") else ""
         raise OnnxError(f"{said}; the model takes {takes}: give each as -i NAME=FILE.npy")
     return dict(zip(ready.outputs, ready.run(fed), strict=True))
 
 
 def shown(name: str, value: Any) -> str:
-    """An output in print."""
+    """An output as the command prints it."""
     if not isinstance(value, np.ndarray):
         return f"{name}: {value!r}"
     return f"{name}: {'string' if value.dtype.kind == 'O' else value.dtype.name}{list(value.shape)}\n{value}"

@@ -1,4 +1,5 @@
-"""Roles of initializers, by the nodes that read them: what is trained, what is a constant of arithmetic, what several nodes share."""
+"""Roles of initializers, derived from the nodes that read them: trained weight, constant of arithmetic, running statistic, shared weight.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from .import_tables import FACTORS, STATISTICS, load_all
 from .normalize import domain_of
 from .values import numpy_dtype
 
-_SHOWN = 5  # weights that a line names
+_SHOWN = 5  # weights named in one line
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 
 
@@ -25,7 +26,8 @@ class Read(NamedTuple):
 
 
 class Roles:
-    """Who reads each initializer of a graph, also through Identity nodes, which exporters put where they merged equal initializers."""
+    """The nodes that read each initializer of a graph, directly or through the Identity nodes that exporters write for merged initializers.
+    """
 
     def __init__(self, graph: Any):
         load_all()
@@ -39,26 +41,26 @@ class Roles:
                 self.reads.get(self.origin(name), []).append(Read(node, slot))
 
     def origin(self, name: str) -> str:
-        """What Identity nodes pass on under that name."""
+        """The name behind a chain of Identity nodes."""
         while (maker := self._makers.get(name)) is not None and _is_identity(maker) and maker.input:
             name = maker.input[0]
         return name
 
     def constants(self) -> Iterator[str]:
-        """Initializers of one element that only arithmetic reads, as an attention reads its scale: no node has them as its weight."""
+        """Initializers of one element that only arithmetic reads, such as the scale of an attention. No node uses them as a weight."""
         for name, t in self.tensors.items():
             if prod(t.dims) == 1 and self.reads[name] and all(self._is_factor(r, name) for r in self.reads[name]):
                 yield name
 
     def _is_factor(self, read: Read, name: str) -> bool:
-        """Does arithmetic read it, and not as the bias that is added to a product with one output?"""
+        """Does arithmetic read it? The bias added to a product with a single output does not count."""
         if (domain_of(read.node.domain), read.node.op_type) not in FACTORS:
             return False
         others = [n for n in read.node.input if self.origin(n) != name]
         return read.node.op_type != "Add" or not any(self._has_one_output(self._makers.get(n)) for n in others)
 
     def _has_one_output(self, node: Any) -> bool:
-        """Is it a product with a weight that has one column, or one filter?"""
+        """Is it a product with a weight of one column or one filter?"""
         if node is None or node.op_type not in _PRODUCTS or domain_of(node.domain):
             return False
         weight = next((self.tensors[n] for n in map(self._behind_transpose, node.input) if n in self.tensors), None)
@@ -69,23 +71,23 @@ class Roles:
         return self.origin(maker.input[0] if maker is not None and maker.op_type == "Transpose" else name)
 
     def shared(self) -> dict[str, int]:
-        """Float initializers that are no constants and that several nodes read -> how many."""
+        """Float initializers that several nodes read -> the number of nodes. Constants are left out."""
         constants = set(self.constants())
         weights = [n for n, t in self.tensors.items() if _is_float(t) and n not in constants]
         counts = {n: len({id(r.node) for r in self.reads[n]}) for n in weights}
         return {n: k for n, k in counts.items() if k > 1}
 
     def floats(self) -> list[str]:
-        """The names of initializers, and of constants in nodes, that are floats."""
+        """The names of float initializers and of float constants in nodes."""
         return [n for n, t in {**self.tensors, **self.held}.items() if _is_float(t)]
 
     def statistics(self, name: str) -> list[Read]:
-        """Where an initializer is a running statistic of a normalization."""
+        """The reads of an initializer as a running statistic of a normalization."""
         return [r for r in self.reads[name] if r.slot in STATISTICS.get((domain_of(r.node.domain), r.node.op_type), {})]
 
 
 def sharing(graph: Any, trained: Collection[str]) -> str:
-    """A line about the trained initializers that several nodes read; "" where there are none."""
+    """A line about trained initializers that several nodes read; "" if there are none."""
     shared = {n: k for n, k in Roles(graph).shared().items() if n in trained}
     if not shared:
         return ""
@@ -93,13 +95,13 @@ def sharing(graph: Any, trained: Collection[str]) -> str:
     listed = ", ".join(f"{n} by {shared[n]}" for n in some) + ", ..." * (len(shared) > len(some))
     many = "1 weight is" if len(shared) == 1 else f"{len(shared)} weights are each"
     return (
-        f"{many} read by several nodes, which train it as one: {listed}. Exporters merge weights that are equal, as those of a fresh model "
-        "are; the section 'From PyTorch and back' of docs/onnx.md keeps them apart"
+        f"{many} read by several nodes, which train it as one: {listed}. Exporters merge equal weights, such as those of a new model "
+        "; the section 'From PyTorch and back' of docs/onnx.md says how to keep them separate"
     )
 
 
 class InitializerRole(NamedTuple):
-    """What an initializer, or a constant in a node, is for training. `why` says who reads it, or why it is not trained."""
+    """The role of an initializer, or of a constant in a node, in training. `why` names its readers, or the reason why it is not trained."""
 
     name: str
     dtype: str
@@ -109,8 +111,8 @@ class InitializerRole(NamedTuple):
 
 
 def described(graph: Any, parameters: Collection[str] | None) -> list[InitializerRole]:
-    """The role of each float weight and initializer of a graph; `parameters` are names of those that its program has as parameters, None
-    where it has no program."""
+    """The role of each float weight and initializer of a graph. `parameters` names those that are parameters of its program, and is None
+    without a program."""
     roles = Roles(graph)
     constants = set(roles.constants())
     found = []
@@ -126,7 +128,7 @@ def described(graph: Any, parameters: Collection[str] | None) -> list[Initialize
 
 
 def _why_not(roles: Roles, name: str, tensor: Any, is_constant: bool) -> str:
-    """Why an initializer is not trained; "" where nothing in the graph speaks against it."""
+    """Why an initializer is not trained; "" if the graph gives no reason."""
     reads = roles.reads.get(name, [])
     if not _is_float(tensor):
         return "only floats are trained"
@@ -148,9 +150,9 @@ def _is_identity(node: Any) -> bool:
 
 
 def with_own_statistics(model: Any) -> Any:
-    """The model with running statistics of their own for each normalization, where an exporter merged them with initializers equal to them.
+    """The model with separate running statistics for each normalization, where an exporter merged them with equal initializers.
 
-    Training updates them; what is read elsewhere too would change with them.
+    Training updates statistics, which would change the other users of a merged initializer.
     """
     roles = Roles(model.graph)
     if not any(len(reads) > 1 and roles.statistics(name) for name, reads in roles.reads.items()):

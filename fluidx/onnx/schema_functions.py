@@ -1,4 +1,4 @@
-"""Bodies: the function that the schema of an operator defines, with the attributes of the node that stands for it."""
+"""Functions that schemas define for operators, filled with the attributes of the node that is expanded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def function_of(importer: Importer, n: Node) -> tuple[Any, Any]:
-    """The FunctionProto for a node and its schema. Raises OnnxError where there is none."""
+    """The FunctionProto for a node, and its schema. Raises OnnxError if there is none."""
     import onnx
 
     domain = domain_of(n.proto.domain)
@@ -36,7 +36,7 @@ def function_of(importer: Importer, n: Node) -> tuple[Any, Any]:
     elif schema.has_function:
         body = schema.get_function_with_opset_version(max(v for v in schema.function_opset_versions if v <= opset))
     else:
-        raise n.wrong("fluidx has no such operator yet")
+        raise n.wrong("fluidx does not support this operator yet")
     function = onnx.FunctionProto()
     function.ParseFromString(body)
     if not function.node:
@@ -45,7 +45,7 @@ def function_of(importer: Importer, n: Node) -> tuple[Any, Any]:
 
 
 def _type_of(importer: Importer, value: Any) -> Any:
-    """The TypeProto of a value, on the host or in the program; an empty one where it is absent."""
+    """The TypeProto of a value, on the host or in the program; an empty one for an absent value."""
     from onnx import TypeProto, helper
 
     if value is None or value is ABSENT:
@@ -58,15 +58,15 @@ def _type_of(importer: Importer, value: Any) -> Any:
 
 
 def names_outside(function: Any, outputs: Sequence[str]) -> dict[str, str]:
-    """Names of a function's outputs -> those of the node that calls it, where the body has no such name itself."""
+    """Maps names of a function's outputs to names of the node's outputs, for those that the body does not use itself."""
     if any(a.HasField("g") for p in function.node for a in p.attribute):
-        return {}  # a graph in it may read them
+        return {}  # a sub-graph may read them
     inside = {*function.input, *(name for p in function.node for name in (*p.input, *p.output))}
     return {name: given for name, given in zip(function.output, outputs) if given and given not in inside}
 
 
 def with_attributes(proto: Any, n: Node, schema: Any, names: Mapping[str, str]) -> Any:
-    """A node of a function body, whose attributes may be those of the node that calls it, as are the `names` of what it returns."""
+    """A copy of a node of a function body, with attributes taken from the calling node and with output names replaced by `names`."""
     import onnx
 
     new = onnx.NodeProto()

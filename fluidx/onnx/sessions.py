@@ -1,4 +1,4 @@
-"""Session: a model that runs. A program is written for the shapes that are fed, and kept for when they recur."""
+"""`Session` runs a model. It writes a program for the shapes of the feeds, and keeps the program for later runs with the same shapes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .staged_runs import StagedPlan, read_by_host
 from .values import ABSENT, in_programs, numpy_dtype
 
 _MAX_PLANS = 16
-_MAX_ALIKE = 4  # of them for feeds of one kind
+_MAX_ALIKE = 4  # plans for feeds of the same names, types and shapes
 
 
 class Session:
-    """Runs a ModelProto of the newest opset on what is fed."""
+    """Runs a ModelProto of the newest opset."""
 
     def __init__(self, model: Any):
         self.model, self.graph = model, model.graph
@@ -44,19 +44,20 @@ class Session:
         self._executor = Executor(CPUPlace())
 
     def run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
-        """The outputs, for inputs by name or in order. Raises OnnxError for inputs that are missing or unknown, and for what fails."""
+        """The outputs, for inputs by name or in order. Raises OnnxError for missing or unknown inputs, and for every failure of the model.
+        """
         try:
             return self._run(feed)
         except FluidxError:
             raise
-        except Exception as e:  # a model, and what is fed, may be anything
+        except Exception as e:  # neither the model nor the feeds are trusted
             raise OnnxError(f"the model cannot be run: {type(e).__name__}: {e}") from e
 
     def _run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         fed: Any = feed
         plain = type(fed) is dict and set(map(type, fed.values())) <= {np.ndarray}
         key = _kind(fed) if plain else ()
-        if not plain or key not in self._plans:  # names and types that were fed before need no second look
+        if not plain or key not in self._plans:  # names and types of a known plan were checked before
             fed = {n: self._in_own_dtype(n, on_host(v)) for n, v in self._by_name(feed).items()}
             key = _kind(fed)
         plans = self._plans.get(key)
@@ -64,13 +65,13 @@ class Session:
             for name, value in fed.items():
                 self._check_type(name, value)
         for plan, given in plans or ():
-            with suppress(FluidxError):  # it may be written for other values, and fail before it is seen that it is
+            with suppress(FluidxError):  # a plan for other values may fail before its checks do
                 found = plan.run({v: fed[n] for n, v in given.items()})
                 if found is not None:
                     return found
         plan, given = self._write(fed)
         found = plan.run({v: fed[n] for n, v in given.items()})
-        assert found is not None, "what was written for values is right for them"
+        assert found is not None, "a new plan must fit the values that it was written for"
         self._keep(key, plan, given)
         return found
 
@@ -86,24 +87,24 @@ class Session:
         if isinstance(feed, Mapping):
             fed = dict(feed)
         elif not isinstance(feed, (list, tuple)):
-            raise OnnxError(f"inputs are fed by name in a dict, or in order in a list, not as {type(feed).__name__}; {has}")
+            raise OnnxError(f"feed inputs by name in a dict, or in order in a list, not as {type(feed).__name__}; {has}")
         elif len(feed) > len(self.inputs):
             raise OnnxError(f"{len(feed)} values are fed; {has}")
         else:
             fed = dict(zip(self.inputs, feed, strict=False))
         missing, unknown = [n for n in self.inputs if n not in fed], [n for n in fed if n not in self._types]
-        wrong = [*(f"{n!r} is no input" for n in unknown[:1]), *(f"input {n!r} is not fed" for n in missing[:1])]
+        wrong = [*(f"{n!r} is not an input" for n in unknown[:1]), *(f"input {n!r} is not fed" for n in missing[:1])]
         if wrong:
             raise OnnxError(f"{', and '.join(wrong)}; {has}")
         return fed
 
     def dtype(self, name: str) -> np.dtype | None:
-        """The dtype of an input; None where there is no such input, or it is no tensor of one."""
+        """The dtype of an input. None if the input is missing or not a tensor."""
         code = self._types[name].tensor_type.elem_type if name in self._types else 0
         return numpy_dtype(code) if code else None
 
     def _in_own_dtype(self, name: str, value: Any) -> Any:
-        """What is fed, in the dtype of the input. Raises OnnxError where its values would be others."""
+        """The fed value in the dtype of the input. Raises OnnxError if the conversion would change values."""
         own = self.dtype(name)
         if own is None or not isinstance(value, np.ndarray) or value.dtype == own:
             return value
@@ -114,10 +115,10 @@ class Session:
             raise OnnxError(f"input {name!r} takes {_type(own)}, {found}") from None
 
     def _check_type(self, name: str, value: Any) -> None:
-        """Raise OnnxError for what is no array, and for one of another rank than the input's. Sizes are not looked at: files declare some
-        that are not so."""
+        """Raise OnnxError if the value is not an array, or has another number of axes than the input. Sizes are not compared, because some
+        files declare wrong ones."""
         t = self._types[name].tensor_type
-        if not t.elem_type or isinstance(value, dict):  # what takes maps says so itself
+        if not t.elem_type or isinstance(value, dict):  # operators that take maps check them
             return
         if not isinstance(value, np.ndarray):
             what = "nothing" if value is ABSENT else f"a {type(value).__name__}"
@@ -128,7 +129,7 @@ class Session:
             raise OnnxError(f"input {name!r} has {len(sizes)} axes, [{', '.join(map(str, sizes))}]; found {list(value.shape)}{one}")
 
     def _write(self, fed: Mapping[str, Any]) -> tuple[StagedPlan, dict[str, Any]]:
-        """A plan, and what each input is in it: the name of a variable, or a RuntimeValue."""
+        """A plan, and for each input the name of its variable or its RuntimeValue."""
         main, startup = Program(program_name(self.graph)), Program(f"{program_name(self.graph)}_startup")
         importer = Importer(main, startup, self.opsets)
         importer.node_cache = self._kept
@@ -144,7 +145,7 @@ class Session:
 
 
 def _folded(main: Program, scope: Scope, importer: Importer, outputs: list[Any]) -> Program:
-    """The program with what is done by channel computed into the filters that lie in the scope, which is the program's own."""
+    """The program with batch normalizations and scales folded into the filters in the scope, which no other program uses."""
     if what_trains(main) is not None:
         return main
     wanted = read_by_host(importer.host_steps, outputs)
@@ -157,12 +158,12 @@ def _folded(main: Program, scope: Scope, importer: Importer, outputs: list[Any])
 
 
 def _kind(fed: Mapping[str, Any]) -> tuple:
-    """What a plan is kept by."""
+    """The key of a plan."""
     return tuple([(n, v.dtype, v.shape) if isinstance(v, np.ndarray) else (n, type(v)) for n, v in fed.items()])
 
 
 def on_host(value: Any) -> Any:
-    """What is fed, as the host has it: arrays, lists of them, ABSENT."""
+    """A fed value as the host stores it: an array, a list of them, or ABSENT."""
     if value is None or value is ABSENT:
         return ABSENT
     if isinstance(value, list):
@@ -185,5 +186,5 @@ def program_name(graph: Any) -> str:
 
 
 def session(source: Any) -> Session:
-    """A model of a path, bytes or a ModelProto, ready to run."""
+    """A session for a model, given as a path, bytes or a ModelProto."""
     return Session(read(source))

@@ -1,8 +1,7 @@
-"""Open sizes: what Shape says of a variable with open axes, carried along by arithmetic on the host until an operator takes a shape.
+"""Arithmetic on open sizes: the result of Shape on a variable with open axes, computed on the host until an operator takes a shape.
 
-A number stands for each open size, as in ir/sizes.py: equal numbers are equal sizes. Only operators on integers that hold for every size
-that may be fed carry them along; what they come to is the shape of a result. Where that is not enough the program computes the sizes, or
-the model is refused.
+A number stands for each open size, as in ir/sizes.py: equal numbers are equal sizes. Only integer operators that are right for every size
+can compute with them, and the result is a shape. Otherwise the program computes the sizes, or the model is refused.
 """
 
 from __future__ import annotations
@@ -22,12 +21,15 @@ from .values import Outputs, as_outputs
 if TYPE_CHECKING:
     from .node import Node
 
-_LEAST, _MOST = 1 << 32, 1 << 62  # between them a number stands for an open size, or a multiple or a part of one
+_LEAST, _MOST = 1 << 32, 1 << 62  # numbers between these stand for an open size, or for a multiple or a fraction of one
 
 
 class Open:
-    """An array of sizes, some of them open, and the `least` that each can be: an axis may be empty. `write` writes the operators that
-    compute it; where it is not `exact`, a division may have left a remainder, which the numbers do not know."""
+    """An array of sizes, some of them open.
+
+    `least` has the least value of each: an axis may be empty. `write` writes the operators that compute the array. It is not `exact` after
+    a division that may have left a remainder, which the numbers do not show.
+    """
 
     def __init__(self, array: np.ndarray, write: Callable[[], Variable], exact: bool, least: np.ndarray):
         self.array, self.write, self.exact, self.least = array, write, exact, least
@@ -42,20 +44,20 @@ def _opened(x: Any) -> Any:
 
 
 def with_open(n: Node) -> Any:
-    """What a node makes where sizes are open; None where none of its operands has to do with them."""
+    """The outputs of a node that computes with open sizes; None if no operand is open."""
     if n.op_type in ("Shape", "Size"):
         v = n.operands[0]
         return _shape(n, v) if isinstance(v, Variable) and ANY in v.shape else None
     at = [k for k, v in enumerate(n.operands) if isinstance(v, Open)]
     if not at:
         return None
-    taker = _TAKERS.get((n.op_type, at[0])) if len(at) == 1 else None
+    use = _SHAPE_USERS.get((n.op_type, at[0])) if len(at) == 1 else None
     try:
-        if taker is None:
-            return _carried(n)
-        if taker is not _reshape and not n.operands[at[0]].exact:  # a reshape counts elements
-            raise _refused(n, "it takes a size that is open, divided, perhaps with a remainder")
-        return taker(n)
+        if use is None:
+            return _computed_on_host(n)
+        if use is not _reshape and not n.operands[at[0]].exact:  # a reshape compares numbers of elements
+            raise _refused(n, "it takes an open size that was divided, perhaps with a remainder")
+        return use(n)
     except OnnxError as refused:
         try:
             return computed(n)
@@ -64,7 +66,7 @@ def with_open(n: Node) -> Any:
 
 
 def computed(n: Node) -> Any:
-    """What a node makes where the program computes the sizes."""
+    """The outputs of a node if the program computes the sizes."""
     operands = [n.importer.variable(v) if isinstance(v, Open) else v for v in n.operands]
     return n.importer.outputs_of(type(n)(n.importer, n.proto, operands))
 
@@ -73,10 +75,10 @@ def _refused(n: Node, why: str) -> Exception:
     inputs = {v.name: v.shape for v in n.importer.inputs if ANY in v.shape}
     name, shape = next(iter(inputs.items()), ("x", (ANY,)))
     fixed = ", ".join("8" if d == ANY else str(d) for d in shape)
-    return n.wrong(f'{why}; give the sizes that will be fed: load(shapes={{"{name}": [{fixed}]}})')
+    return n.wrong(f'{why}; give the sizes of the feeds: load(shapes={{"{name}": [{fixed}]}})')
 
 
-# -- makers and carriers ------------------------------------------------------------------------------------------------------
+# -- arithmetic on open sizes -----------------------------------------------------------------------------------------------------
 
 
 def _shape(n: Node, v: Variable) -> Any:
@@ -100,7 +102,7 @@ def _shape(n: Node, v: Variable) -> Any:
 
 
 def _sizes(n: Node, v: Variable) -> list[int]:
-    """The shape of a variable, numbers standing for its open sizes. What only long axes come to, as a slice up to 8, is open too."""
+    """The shape of a variable, with numbers for its open sizes. An axis is open too if its size depends on one, such as a slice up to 8."""
     opened, found = n.importer.open_axes, list(n.b.sizes.shape(v.name))
     for axis, (declared, size) in enumerate(zip(v.shape, found, strict=True)):
         if declared == ANY and not is_open(size):
@@ -109,25 +111,25 @@ def _sizes(n: Node, v: Variable) -> list[int]:
     return found
 
 
-# What moves sizes, and sums and products of them.
+# Operators that rearrange sizes. They also work on sums and products of sizes.
 _MOVES = frozenset({
     "Concat", "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose",
     "Unsqueeze",
 })  # fmt: skip
-_INTEGER = (6, 7)  # the codes of int32 and int64
+_INTEGER = (6, 7)  # ONNX's codes of int32 and int64
 
 
-def _carried(n: Node) -> Any:
+def _computed_on_host(n: Node) -> Any:
     values = [n.importer.array(v) for v in n.operands]
     if any(isinstance(v, Variable) for v in values):
-        raise _refused(n, "it takes a size that is open together with what the program computes")
+        raise _refused(n, "it takes an open size together with a value that the program computes")
     cast = n.op_type == "Cast" and n.attr("to") in _INTEGER
-    told = [k for k, v in enumerate(n.operands) if isinstance(v, Open) and (n.op_type not in _MOVES or k and n.op_type != "Concat")]
-    if told and not (cast or n.op_type in _RULES):
-        raise _refused(n, f"operand {told[0]} depends on an open size")
+    uses_values = [k for k, v in enumerate(n.operands) if isinstance(v, Open) and (n.op_type not in _MOVES or k and n.op_type != "Concat")]
+    if uses_values and not (cast or n.op_type in _RULES):
+        raise _refused(n, f"operand {uses_values[0]} depends on an open size")
     exact = all(v.exact for v in n.operands if isinstance(v, Open))
     if n.op_type == "Equal" and not exact:
-        raise _refused(n, "it compares a size that is open, divided, perhaps with a remainder")
+        raise _refused(n, "it compares an open size that was divided, perhaps with a remainder")
 
     def result(values: list[Any]) -> Any:
         values = [v.astype(np.int64) if isinstance(v, np.ndarray) and v.dtype.kind in "iu" else v for v in values]
@@ -136,7 +138,7 @@ def _carried(n: Node) -> Any:
         return _RULES[n.op_type](n, *values) if n.op_type in _RULES else n.importer.outputs_of(type(n)(n.importer, n.proto, values))
 
     made, exact = result(values), exact and n.op_type != "Div"
-    # sums and products of sizes, and what is moved, are least where the sizes are
+    # sums, products and rearranged sizes are least where the sizes are least
     least = result([v.least if isinstance(v, Open) else w for v, w in zip(n.operands, values, strict=True)]) if exact else made
 
     def wrapped(k: int, value: Any, least: Any) -> Any:
@@ -157,29 +159,30 @@ def _sum(n: Node, x: Any, y: Any) -> Any:
 
 
 def _difference(n: Node, x: Any, y: Any) -> Any:
-    """A number less another one stands for nothing, unless it is a multiple of it; and numbers that can be below 0 for no axis."""
+    """The difference of sizes. It has no number if an open size is subtracted, except from a multiple of itself; a size that may be
+    negative is no axis."""
     unsure = _opened(y) & ((x % np.where(_opened(y), y, 1) != 0) | (_least(n, 0) < 0) | (_least(n, 1) < 0))
     if any(isinstance(v, Open) and not v.exact for v in n.operands) or unsure.any():
-        raise _refused(n, "it subtracts a size that is open")
+        raise _refused(n, "it subtracts an open size")
     return _numbers(n, x - y, x, y)
 
 
 def _product(n: Node, x: Any, y: Any) -> Any:
     if _opened(x).any() and _opened(y).any():
-        raise _refused(n, "it multiplies sizes that are both open")
+        raise _refused(n, "it multiplies two open sizes")
     return _numbers(n, x * y, x, y)
 
 
 def _quotient(n: Node, x: Any, y: Any) -> Any:
     if _opened(y).any() or not y.all() or (x % y).any():
-        raise _refused(n, "it divides a size that is open, perhaps with a remainder")
+        raise _refused(n, "it divides an open size, perhaps with a remainder")
     return _numbers(n, x // y, x, y)
 
 
 def _numbers(n: Node, made: Any, x: Any, y: Any) -> Any:
-    """What is made of open sizes, if numbers stand for it: not where it is below 0, or too small or large a part."""
+    """The result `made`, if its numbers can stand for sizes: they are not negative, and no fraction or multiple is out of range."""
     if not (_opened(made) | (made == 0) | ~(_opened(x) | _opened(y))).all():
-        raise _refused(n, "it computes with a size that is open")
+        raise _refused(n, "it computes with an open size")
     return made
 
 
@@ -193,12 +196,13 @@ def _product_of_all(n: Node, x: Any, axes: Any = None) -> Any:
 
 
 def _equal(n: Node, x: Any, y: Any) -> Any:
-    """Equal numbers that axes have are equal sizes, and a size is no number below the least that it can be; all else is not known."""
+    """Equality of sizes. Equal numbers are equal sizes, and a size differs from a number below its least value; otherwise the result is
+    unknown."""
     a, b, least_a, least_b = np.broadcast_arrays(x, y, _least(n, 0), _least(n, 1))
     alike = (a == b) & (least_a >= 0) & (least_b >= 0)
     apart = _opened(a) & ~_opened(b) & (b < least_a) | _opened(b) & ~_opened(a) & (a < least_b)
     if not (alike | apart | ~_opened(a) & ~_opened(b)).all():
-        raise _refused(n, "it compares a size that is open")
+        raise _refused(n, "it compares an open size")
     return x == y
 
 
@@ -213,16 +217,16 @@ _RULES: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-# -- takers -------------------------------------------------------------------------------------------------------------------
+# -- operators that take a shape --------------------------------------------------------------------------------------------------
 
 
-def _wanted(n: Node, k: int) -> list[int]:
+def _target(n: Node, k: int) -> list[int]:
     return [int(v) for v in n.importer.array(n.operands[k]).ravel()]
 
 
 def _reshape(n: Node) -> Variable:
-    """An open size is that of the same axis, written 0, or what the others leave, written -1."""
-    x, target = n.x(0), _wanted(n, 1)
+    """A Reshape to open sizes. An open size is that of the same axis, written 0, or the rest of the elements, written -1."""
+    x, target = n.x(0), _target(n, 1)
     have = _sizes(n, x)
     sizes = [have[k] if t == 0 and not n.attr("allowzero", 0) and k < len(have) else t for k, t in enumerate(target)]
     rest = prod(d for d in sizes if d != ANY)
@@ -235,17 +239,17 @@ def _reshape(n: Node) -> Variable:
 
 
 def _expand(n: Node) -> Variable:
-    x, target = n.x(0), _wanted(n, 1)
+    x, target = n.x(0), _target(n, 1)
     have = _sizes(n, x)
     axes = max(len(have), len(target))
     have, target = [1] * (axes - len(have)) + have, [1] * (axes - len(target)) + target
     if any(is_open(h) and t not in (1, h) for h, t in zip(have, target, strict=True)):
-        raise _refused(n, "it repeats along an axis that is open, if that has one element")
-    return _repeated(n, x, [t if h == 1 else 1 for h, t in zip(have, target, strict=True)])
+        raise _refused(n, "it would repeat along an open axis if that axis has one element")
+    return _repeat(n, x, [t if h == 1 else 1 for h, t in zip(have, target, strict=True)])
 
 
-def _repeated(n: Node, x: Variable, times: list[int]) -> Variable:
-    """x, whose axes are those at the end of `times`, repeated so often along each of them."""
+def _repeat(n: Node, x: Variable, times: list[int]) -> Variable:
+    """x repeated `times` along each axis; x has the last axes of `times`."""
     known = tuple(1 if is_open(t) else t for t in times)
     fills = [n.b.fill_constant(shape=known, dtype=x.dtype, value=1.0)] if prod(known) != 1 or len(known) > x.ndim else []
     fills += [_like(n, t, [1] * k + [ANY] + [1] * (len(times) - k - 1), k, x.dtype, 1.0) for k, t in enumerate(times) if is_open(t)]
@@ -254,22 +258,22 @@ def _repeated(n: Node, x: Variable, times: list[int]) -> Variable:
     return x
 
 
-def _filled(n: Node) -> Variable:
-    value, shape = n.attr("value", np.zeros(1, np.float32)), _wanted(n, 0)
+def _constant_of_shape(n: Node) -> Variable:
+    value, shape = n.attr("value", np.zeros(1, np.float32)), _target(n, 0)
     at = next(k for k, d in enumerate(shape) if is_open(d))
     known = [d if not is_open(d) or k == at else 1 for k, d in enumerate(shape)]
     first = _like(n, shape[at], known, at, value.dtype.name, n.filler(value))
-    return _repeated(n, first, [d if is_open(d) and k != at else 1 for k, d in enumerate(shape)])
+    return _repeat(n, first, [d if is_open(d) and k != at else 1 for k, d in enumerate(shape)])
 
 
 def _like(n: Node, number: int, shape: list[int], axis: int, dtype: str, value: float) -> Variable:
     if number not in n.importer.open_axes:
-        raise _refused(n, f"axis {axis} of its result is computed of a size that is open")
+        raise _refused(n, f"axis {axis} of its result is computed from an open size")
     v, source = n.importer.open_axes[number]
     shape = [ANY if k == axis else d for k, d in enumerate(shape)]
     return n.b.fill_constant_batch_size_like(v, shape=tuple(shape), dtype=dtype, value=value, input_dim_idx=source, output_dim_idx=axis)
 
 
-_TAKERS: dict[tuple[str, int], Callable[[Node], Variable]] = {
-    ("Reshape", 1): _reshape, ("Expand", 1): _expand, ("ConstantOfShape", 0): _filled,
+_SHAPE_USERS: dict[tuple[str, int], Callable[[Node], Variable]] = {
+    ("Reshape", 1): _reshape, ("Expand", 1): _expand, ("ConstantOfShape", 0): _constant_of_shape,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""set_training: models are written for inference, and this makes of one what is to be trained."""
+"""`set_training` prepares a loaded model for training: models are written for inference."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ def set_training(
     head: Callable[[OnnxModel], Variable] | None = None,
     loss: str | Callable[[Variable], Variable] | None = None,
 ) -> Variable | None:
-    """Prepare a loaded model for training, before a loss is built on it or as one is; returns the loss where `loss` asks for one.
+    """Prepare a loaded model for training, before a loss is built on it or together with it. Returns the loss if `loss` is given.
 
-    `batch_norm`: those whose output or a parameter has a name like one of the patterns (True: all) take the statistics of the batch and
-    update the running ones. `dropout`: Dropout nodes drop again, at the model's rate (True) or at another one. `freeze`: parameters whose
-    names are like one of the patterns (`layer1.*`) are not trained.
+    `batch_norm`: normalizations whose output or a parameter matches one of the patterns (True: all) use the statistics of the batch and
+    update the running ones. `dropout`: Dropout nodes drop again, at the model's rate (True) or at the given one. `freeze`: parameters that
+    match one of the patterns (`layer1.*`) are not trained.
 
-    `head` is called under the guard of the model's programs and gives the new output, built on a value such as `model["flatten"]`; what
-    only the old outputs needed goes away. `loss` is a function of the output, or "softmax_with_cross_entropy" (of labels that are fed as
-    "label": int64[-1, 1]), "square_error_cost" or "sigmoid_cross_entropy_with_logits" (of "label", like the output): its mean. Where a
-    model ends in a softmax, the cross entropy takes what lies before it.
+    `head` is called under the guard of the model's programs and returns the new output, built on a value such as `model["flatten"]`;
+    operators that only the old outputs needed are removed. `loss` is a function of the output, or one of these names, and the result is its
+    mean: "softmax_with_cross_entropy" (of labels fed as "label": int64[-1, 1]), "square_error_cost" or "sigmoid_cross_entropy_with_logits"
+    (of "label", shaped like the output). If the model ends in a softmax, the cross entropy takes the input of the softmax.
 
-    Raises OnnxError for a pattern that names nothing, and where parameters go into the loss through whole numbers, so that no gradient
-    reaches them: that is so in quantized models.
+    Raises OnnxError for a pattern without a match, and for parameters whose values are converted to integers before the loss, so that no
+    gradient reaches them, as in quantized models.
     """
     program = model.program if isinstance(model, OnnxModel) else model
     if not isinstance(program, Program):
-        raise OnnxError(f"set_training: expected what fx.onnx.load gave, or a Program, got {type(model).__name__}")
+        raise OnnxError(f"set_training: expected an OnnxModel of fx.onnx.load, or a Program, got {type(model).__name__}")
     for op in program.ops:
         if op.role in (Role.BACKWARD, Role.OPTIMIZE):
-            raise OnnxError(f"{program.label()} computes gradients already, of the model as it was; call set_training before minimize")
+            raise OnnxError(f"{program.label()} already computes gradients; call set_training before minimize")
     if not isinstance(model, OnnxModel) and (head or loss):
-        raise OnnxError("set_training: head and loss are for what fx.onnx.load gave; on a Program, build them with layers")
+        raise OnnxError("set_training: head and loss need an OnnxModel of fx.onnx.load; on a Program, build them with layers")
     if head is not None and not callable(head):
-        raise OnnxError(f"set_training: head must be a function of the model that gives the new output, got {head!r}")
-    norms = ("*",) if batch_norm is True else () if batch_norm is False else _several("batch_norm", batch_norm)
-    frozen = _several("freeze", freeze)
+        raise OnnxError(f"set_training: head must be a function of the model that returns the new output, got {head!r}")
+    norms = ("*",) if batch_norm is True else () if batch_norm is False else _patterns("batch_norm", batch_norm)
+    frozen = _patterns("freeze", freeze)
     if dropout is not True and not _is_rate(dropout):
         raise OnnxError(f"set_training: dropout must be True, False or a rate of at least 0 and below 1, got {dropout!r}")
-    _wake_batch_norms(program, norms)
+    _activate_batch_norms(program, norms)
     if dropout is not False:
-        _wake_dropouts(program, None if dropout is True else float(dropout))
+        _activate_dropouts(program, None if dropout is True else float(dropout))
     _freeze(program, frozen)
     if isinstance(model, OnnxModel) and head is not None:
         _replace_head(model, head)
@@ -70,14 +70,14 @@ def _is_rate(value: Any) -> bool:
     return isinstance(value, Real) and 0.0 <= float(value) < 1.0
 
 
-def _several(option: str, patterns: Any) -> tuple[str, ...]:
+def _patterns(option: str, patterns: Any) -> tuple[str, ...]:
     found = (patterns,) if isinstance(patterns, str) else tuple(patterns) if isinstance(patterns, Iterable) else (patterns,)
     if wrong := [p for p in found if not isinstance(p, str)]:
         raise OnnxError(f"set_training: {option} must be a pattern of names or a list of them, got {wrong[0]!r}")
     return found
 
 
-def _like(names: Iterable[str], patterns: Sequence[str]) -> bool:
+def _match(names: Iterable[str], patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(n, p) for n in names for p in patterns)
 
 
@@ -87,7 +87,7 @@ def _rewritten(program: Program, change: Callable[[Operator], Operator]) -> None
     program._touch()
 
 
-def _wake_batch_norms(program: Program, patterns: Sequence[str]) -> None:
+def _activate_batch_norms(program: Program, patterns: Sequence[str]) -> None:
     block = program.global_block()
     known = [n for op in program.ops if op.type == "batch_norm" for n in (*op.outputs["Y"], *op.input_arg_names[1:])]
     _all_used(patterns, known, "batch_norm", "values and parameters of batch normalizations are")
@@ -95,14 +95,14 @@ def _wake_batch_norms(program: Program, patterns: Sequence[str]) -> None:
     def change(op: Operator) -> Operator:
         if op.type != "batch_norm":
             return op
-        woken = _like((*op.outputs["Y"], *op.input_arg_names[1:]), patterns)
+        matches = _match((*op.outputs["Y"], *op.input_arg_names[1:]), patterns)
         running = {slot: op.inputs[slot] for slot in ("Mean", "Variance")}
         for slot, (name,) in running.items():
             if block.desc(name).is_parameter:
-                _stays(block, name)
-            elif woken:
-                raise OnnxError(f"{op.to_string()}: {slot} is computed in the model, and cannot be updated; leave it out of batch_norm=")
-        if not woken:
+                _exclude_from_training(block, name)
+            elif matches:
+                raise OnnxError(f"{op.to_string()}: {slot} is computed in the model and cannot be updated; leave it out of batch_norm=")
+        if not matches:
             return op
         for slot in ("MeanOut", "VarianceOut"):
             block.descs.pop(op.outputs[slot][0], None)
@@ -112,7 +112,7 @@ def _wake_batch_norms(program: Program, patterns: Sequence[str]) -> None:
     _rewritten(program, change)
 
 
-def _wake_dropouts(program: Program, rate: float | None) -> None:
+def _activate_dropouts(program: Program, rate: float | None) -> None:
     block = program.global_block()
 
     def change(op: Operator) -> Operator:
@@ -132,20 +132,20 @@ def _freeze(program: Program, patterns: Sequence[str]) -> None:
     names = [p.name for p in program.all_parameters()]
     _all_used(patterns, names, "freeze", "the parameters are")
     for name in names:
-        if _like((name,), patterns):
-            _stays(program.global_block(), name)
+        if _match((name,), patterns):
+            _exclude_from_training(program.global_block(), name)
 
 
-def _stays(block: Block, parameter: str) -> None:
-    """No gradient changes that parameter."""
+def _exclude_from_training(block: Block, parameter: str) -> None:
+    """Do not train that parameter."""
     desc = block.desc(parameter)
     block.declare(desc.changed(stop_gradient=True, attrs={**desc.attrs, "trainable": False}))
 
 
 def _all_used(patterns: Sequence[str], names: Sequence[str], option: str, what: str) -> None:
     for p in patterns:
-        if p != "*" and not _like(names, (p,)):
-            raise OnnxError(f"set_training: {option} names {p!r}, and nothing is called so; {nearest(p, set(names), what)}")
+        if p != "*" and not _match(names, (p,)):
+            raise OnnxError(f"set_training: {option} names {p!r}, but nothing has that name; {nearest(p, set(names), what)}")
 
 
 # -- heads and losses ---------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def _replace_head(model: OnnxModel, head: Callable[[OnnxModel], Variable]) -> No
 
 
 def _keep(model: OnnxModel, targets: Sequence[str]) -> None:
-    """Drop operators and parameters that only others than `targets` need."""
+    """Drop operators and parameters that are not needed for `targets`."""
     main, startup = model.program.global_block(), model.startup.global_block()
     kept = flow.live_ops(model.program, targets, given=set())
     used = {n for op in kept for n in (*flow.reads(model.program, op), *flow.writes(model.program, op))} | set(targets)
@@ -200,7 +200,8 @@ def _built_loss(model: OnnxModel, loss: str | Callable[[Variable], Variable]) ->
 
 
 def _before_softmax(program: Program, y: Variable) -> Variable:
-    """What a softmax over the last axis makes y of; y where none does. Below opset 13 it works on two axes, with a reshape around it."""
+    """The input of the softmax over the last axis that makes y; y if there is none. Below opset 13, softmax has two axes and a reshape
+    around it."""
     block, sizes = program.global_block(), StandInShapes(program.global_block())
     made = _maker(program, y)
     inner = _maker(program, block.var(made.inputs["X"][0])) if made is not None and made.type == "reshape" else made
@@ -219,7 +220,7 @@ def _maker(program: Program, v: Variable) -> Operator | None:
 
 
 def _check_reached(program: Program, loss: Variable) -> None:
-    """Refuse parameters that the loss is computed of and that no gradient reaches: they would silently stay."""
+    """Refuse parameters that the loss depends on but that no gradient reaches: they would silently keep their values."""
     from ..backward import gradients
 
     if not isinstance(loss, Variable) or loss.block.program is not program:
@@ -239,7 +240,7 @@ def _check_reached(program: Program, loss: Variable) -> None:
         if behind.intersection(flow.reads(program, op)):
             behind.update(flow.writes(program, op))
             whole = whole or next((n for n in flow.writes(program, op) if not block.desc(n).type.is_float), "")
-    why = f"; {whole!r}, which they go into, is {block.desc(whole).type.dtype}" if whole else ""
+    why = f"; {whole!r}, computed from them, is {block.desc(whole).type.dtype}" if whole else ""
     some = ", ".join(stuck[:5]) + ", ..." * (len(stuck) > 5)
     raise OnnxError(
         f"set_training: no gradient reaches {len(stuck)} of {len(wanted)} parameters ({some}){why}. "

@@ -1,6 +1,6 @@
-"""A training step in a model: `ModelProto.training_info`, whose algorithm computes the loss, its gradients and the new parameters.
+"""`ModelProto.training_info`: one training step stored in a model, whose algorithm computes the loss, its gradients and the new parameters.
 
-The standard runs graph and algorithm as one graph: values of the first may be read in the second, and no name is made twice.
+The standard runs graph and algorithm as one graph: the algorithm may read values of the graph, and no name is defined twice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .read import parsed
 
 
 def training_info(program: Program, loss: str, inference: Any, graph_of: Callable[[Program], Any]) -> Any:
-    """The TrainingInfoProto of a program that was minimized, beside the graph of its inference form."""
+    """The TrainingInfoProto of a minimized program, beside the graph of its inference form."""
     from onnx import TrainingInfoProto, helper
 
     step, moved = _step(program, loss)
@@ -42,13 +42,13 @@ def training_info(program: Program, loss: str, inference: Any, graph_of: Callabl
 
 
 def _step(program: Program, loss: str) -> tuple[Program, list[str]]:
-    """What a run of the program does to its loss and to what lasts, and the names of what lasts."""
+    """The program reduced to its loss and the updates of state variables, and the names of those variables."""
     block = program.global_block()
     block.desc(loss)
     written = dict.fromkeys(n for op in block.oplist for n in op.output_arg_names)
     moved = [n for n in written if block.has_var(n) and block.desc(n).persistable]
     if not any(block.desc(n).is_parameter for n in moved):
-        raise OnnxError(f"save: {program.label()} moves no parameter, and a step of its training is asked for; call minimize first")
+        raise OnnxError(f"save: {program.label()} updates no parameter, so it has no training step; call minimize first")
     step = program.clone()
     target = step.global_block()
     target.oplist[:] = flow.live_ops(step, [loss, *moved], given=set())
@@ -57,11 +57,11 @@ def _step(program: Program, loss: str) -> tuple[Program, list[str]]:
 
 
 def _reuse(nodes: list[Any], others: Sequence[Any]) -> dict[str, str]:
-    """Take away nodes that do what others do; the names that stand for what they made."""
-    known, same, kept = {_what(node): node for node in others}, dict[str, str](), []
+    """Remove nodes that compute the same as `others`. Returns their outputs -> the equal outputs of the others."""
+    known, same, kept = {_meaning(node): node for node in others}, dict[str, str](), []
     for node in nodes:
         node.input[:] = [same.get(n, n) for n in node.input]
-        found = known.get(_what(node))
+        found = known.get(_meaning(node))
         if found is None:
             kept.append(node)
         else:
@@ -70,16 +70,16 @@ def _reuse(nodes: list[Any], others: Sequence[Any]) -> dict[str, str]:
     return same
 
 
-def _what(node: Any) -> tuple[Any, ...]:
+def _meaning(node: Any) -> tuple[Any, ...]:
     attributes = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
     return node.domain, node.op_type, tuple(node.input), len(node.output), tuple(attributes)
 
 
 def training_step(source: Any) -> Any:
-    """The training step of a model, of a path, bytes or a ModelProto, as a model of its own that any runtime can run.
+    """The training step of a model, given as a path, bytes or a ModelProto, as a model of its own that any runtime can run.
 
-    It holds graph and algorithm as one graph, whose inputs and outputs are those of both; what its `update_binding` says is in
-    metadata: `update:NAME` is the output that the initializer NAME becomes. Raises OnnxError for a model without a training step.
+    It joins graph and algorithm in one graph, with the inputs and outputs of both. Each `update_binding` becomes metadata: `update:NAME` is
+    the output with the new value of initializer NAME. Raises OnnxError for a model without a training step.
     """
     import onnx
 

@@ -1,6 +1,6 @@
-"""Forests: trees that rows go down, and what the leaves that they come to add up to.
+"""Tree ensembles: each row of the input reaches a leaf in each tree, and the weights of these leaves are combined.
 
-A C kernel takes one row after the other down the trees; NumPy takes all rows down all trees at once, a level at a time.
+A C kernel takes one row after the other; NumPy takes all rows through all trees at once, level by level.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from .. import native
 from .errors import OnnxError
 
-_AT_ONCE = 1 << 14  # places of rows in trees: what NumPy works on at a time stays in the cache
+_AT_ONCE = 1 << 14  # rows times trees that NumPy computes at a time, so that they stay in the cache
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
 _COMPARED: tuple[Callable[[Any, Any], Any], ...] = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
 _HOW = {"SUM": 0, "AVERAGE": 0, "MIN": 1, "MAX": 2}
 
 
 class _Packed(NamedTuple):
-    """A forest as trees.h lays it out, and how many features and targets it names."""
+    """A tree ensemble in the layout of trees.h, with the numbers of features and targets."""
 
     nodes: np.ndarray
     roots: np.ndarray
@@ -33,7 +33,7 @@ class _Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class Forest:
-    """Nodes of all trees, and what leaves add: `weight` to `target`, from `starts` on, `counts` of them."""
+    """Nodes of all trees. A leaf adds `weight` to `target` in `counts` entries from `starts` on."""
 
     roots: np.ndarray
     feature: np.ndarray
@@ -67,7 +67,7 @@ class Forest:
                 at = node
             else:
                 at[left] = node
-        raise OnnxError("a tree of the ensemble leads from a node back to it")
+        raise OnnxError("a tree of the ensemble has a cycle")
 
     def _says_yes(self, node: np.ndarray, value: np.ndarray) -> np.ndarray:
         found = np.zeros(len(node), bool)
@@ -82,7 +82,7 @@ class Forest:
         return np.where(np.isnan(value), found | self.missing[node], found)
 
     def added(self, x: np.ndarray, targets: int, how: str) -> np.ndarray:
-        """[rows, targets]: what the leaves of each row add up to; the least or the largest of it; 0 where no leaf says anything."""
+        """[rows, targets]: for each row the sum, the minimum or the maximum of the weights of its leaves, or 0 if there are none."""
         found = self._natively(x, targets, how) if native.enabled() else None
         if found is None:
             step = max(_AT_ONCE // max(len(self.roots), 1), 1)
@@ -117,7 +117,7 @@ class Forest:
         return found
 
     def _pack(self, dtype: np.dtype) -> _Packed | None:
-        """None of what NumPy is left with: sets of values, and what is damaged, which C must not follow."""
+        """The packed ensemble. None for sets of values, which only NumPy supports, and for a damaged ensemble, which C must not follow."""
         count, leaf = len(self.mode), self.mode < 0
         if dtype.name not in ("float32", "float64") or not count or (self.mode >= len(_COMPARED)).any() or not self._sound():
             return None
@@ -131,7 +131,7 @@ class Forest:
         return _Packed(nodes, self.roots.astype("i4"), self.target.astype("i4"), self.weight, features, targets)
 
     def _sound(self) -> bool:
-        """Whether all that nodes name is there, and no way leads back to where it was."""
+        """Whether all indices are in range and the trees have no cycle."""
         inner, count = self.mode >= 0, len(self.mode)
         named = np.concatenate([self.roots, self.yes[inner], self.no[inner]])
         if len(named) and not 0 <= named.min() <= named.max() < count or (self.feature[inner] < 0).any() or (self.target < 0).any():

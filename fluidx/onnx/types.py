@@ -1,4 +1,4 @@
-"""Types that models declare, as types of programs, and the other way round."""
+"""Conversion between TypeProto of ONNX and types of programs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from .values import dtype_code, numpy_dtype
 
 
 def value_type(declared: Any, named: bool = False, depth: int = 0) -> ValueType:
-    """The type that a TypeProto declares. Open axes have their names in it only if `named`: most files give those of all elements one name,
-    whatever their sizes.
+    """The type that a TypeProto declares. Raises OnnxError if it has no type or is a sparse tensor.
 
-    Raises OnnxError for what is of no type, and for sparse tensors.
+    Open axes keep their names only if `named`: most files use one name in all elements of a sequence, although the sizes differ.
     """
     kind = declared.WhichOneof("value")
     if depth > MAX_NESTING:
-        raise OnnxError(f"its type is nested deeper than {MAX_NESTING}")
+        raise OnnxError(f"its type has more levels than {MAX_NESTING}")
     if kind == "tensor_type":
         t = declared.tensor_type
         if not t.HasField("shape"):
@@ -42,7 +41,7 @@ def _size(d: Any, named: bool) -> int:
 
 
 def dtype_of(code: int) -> str:
-    """The dtype that a TensorProto.DataType is. Raises OnnxError for a number that is none."""
+    """The dtype of a TensorProto.DataType. Raises OnnxError for an unknown code."""
     try:
         return as_dtype(numpy_dtype(code))
     except (KeyError, TypeError, ValueError):
@@ -50,12 +49,12 @@ def dtype_of(code: int) -> str:
 
 
 def open_sizes(t: TensorType) -> list[Any]:
-    """The sizes of a tensor, as ONNX writes them: None or a name for what is open."""
+    """The sizes of a tensor for ONNX: open ones are None or a name."""
     return [d if d != ANY else d.name if isinstance(d, Dim) else None for d in t.shape]
 
 
 def type_proto_of(t: ValueType, sizes: Callable[[TensorType], Iterable[Any]]) -> Any:
-    """The TypeProto that declares a type; `sizes` gives those of a tensor, None or a name for what is open."""
+    """The TypeProto that declares a type. `sizes` returns the sizes of a tensor; open ones are None or a name."""
     from onnx import helper
 
     if isinstance(t, SequenceType):

@@ -14,32 +14,32 @@ from .limits import room
 
 _HELD = {np_dtype(name) for name in SHORT if name not in (*TINY, "string")}
 
-# A sequence is a list, a map a dict, an optional that holds nothing is ABSENT, strings are an array of objects; all else is an array.
+# A sequence is a list, a map is a dict, an empty optional is ABSENT, strings are an array of objects, and every other value is an array.
 Host = Any
 
 
 class Absent:
-    """An optional that holds nothing, fed or computed; an input that a node does not name is None."""
+    """An empty optional, fed or computed. An input that a node leaves out is None instead."""
 
     def __repr__(self) -> str:
         return "absent"
 
     def __reduce__(self) -> str:
-        return "ABSENT"  # there is one, also where values are copied
+        return "ABSENT"  # copies of values keep the one instance
 
 
 ABSENT = Absent()
 
 
 class Weight:
-    """A float initializer: known, and a parameter of the program where an operator computes with it."""
+    """A float initializer. Its array is known, and it becomes a parameter of the program if an operator reads it."""
 
     def __init__(self, name: str, array: np.ndarray):
         self.name, self.array = name, array
 
 
 class RuntimeValue:
-    """What another run may have another value of, and no program holds; `value` is that of the run for which the program is written."""
+    """A value that may differ in another run and that no program can hold. `value` is that of the run that the program is written for."""
 
     def __init__(self, value: Host):
         self.value = value
@@ -55,17 +55,17 @@ def as_outputs(result: Any) -> list[Any]:
 
 
 def each(value: Any, f: Callable[[Any], Any]) -> Any:
-    """A value with `f` of what it holds: of each element where it is a sequence, however deep."""
+    """The value with `f` applied to it, or for a sequence, however deep, to each of its elements."""
     return [each(v, f) for v in value] if isinstance(value, list) else f(value)
 
 
 def leaves(value: Any) -> list[Any]:
-    """The elements of sequences, however deep; a value that is none alone."""
+    """The elements of a sequence, however deep; another value alone in a list."""
     return [leaf for v in value for leaf in leaves(v)] if isinstance(value, list) else [value]
 
 
 def array_of(tensor: Any) -> np.ndarray:
-    """The array of a TensorProto; strings as objects."""
+    """The array of a TensorProto. Strings become objects."""
     from onnx import TensorProto, numpy_helper
 
     if tensor.data_location == TensorProto.EXTERNAL:
@@ -93,7 +93,7 @@ def dense_of(s: Any) -> np.ndarray:
 
 
 def numpy_dtype(code: int) -> np.dtype:
-    """The NumPy dtype of a TensorProto.DataType; strings are objects. Raises ProgramError for a number of none."""
+    """The NumPy dtype of a TensorProto.DataType; strings are objects. Raises ProgramError for an unknown code."""
     from onnx import TensorProto, helper
 
     if code not in TensorProto.DataType.values() or code == TensorProto.UNDEFINED:
@@ -109,7 +109,7 @@ def dtype_code(dtype: np.dtype) -> int:
 
 
 def in_float(number: Any) -> bool:
-    """Is it the same number in 64 bits of a float, which operators that fill are told? Integers beyond 2^53 may not be.
+    """Does a 64-bit float hold the number exactly? Fill operators take their number as one; integers beyond 2^53 may not fit.
 
     >>> in_float(np.int64(2**53)), in_float(np.int64(2**53 + 1)), in_float(np.float32(0.1))
     (True, False, True)
@@ -118,7 +118,7 @@ def in_float(number: Any) -> bool:
 
 
 def in_programs(value: Any) -> bool:
-    """Does a plan compute with it? Others stay on the host: sequences, optionals, strings, dtypes that have no arithmetic."""
+    """Can a plan compute with the value? Sequences, optionals, strings, and dtypes without arithmetic stay on the host."""
     return isinstance(value, np.ndarray) and value.dtype in _HELD
 
 

@@ -1,4 +1,4 @@
-"""How the windows of convolutions and pools lie over a value: what ONNX says of it in attributes, worked out for each axis."""
+"""Geometry of the windows of convolutions and pools along each axis, computed from ONNX attributes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .node import Node
 
 
 class Along(NamedTuple):
-    """Windows along one axis. With `after` elements of padding behind, `out` windows cover all that they read, and no more fit.
+    """Windows along one axis. `size` and `out` are ANY for an open axis.
 
-    `size` and `out` are ANY for an open axis.
+    With `after` elements of padding behind, `out` windows cover everything that they read, and no more windows fit.
     """
 
     size: int
@@ -25,33 +25,33 @@ class Along(NamedTuple):
     dilation: int
     before: int
     after: int
-    padded: int  # up to where padding counts as something that is there: where a last window reaches over it, it is the end
+    padded: int  # where the counted padding ends; a last window may reach beyond it
     out: int
 
     @property
     def reads(self) -> np.ndarray:
-        """[out, kernel]: the position that each tap of each window reads; in the padding it is below 0 or not below `size`."""
+        """[out, kernel]: the position that each tap of each window reads. In padding it is negative or not below `size`."""
         room([self.out, self.kernel])
         return np.arange(self.out)[:, None] * self.stride + np.arange(self.kernel) * self.dilation - self.before
 
 
-def still(size: int) -> Along:
-    """Windows of one element, which change nothing along an axis of `size`."""
+def identity_window(size: int) -> Along:
+    """Windows of one element, which leave an axis of `size` as it is."""
     return Along(size, 1, 1, 1, 0, 0, size, size)
 
 
-def reach(kernel: int, dilation: int) -> int:
+def extent(kernel: int, dilation: int) -> int:
     return (kernel - 1) * dilation + 1
 
 
 def paired(pads: Sequence[int]) -> list[tuple[int, int]]:
-    """ONNX's list of all begins and then all ends, as (before, after) of each axis."""
+    """ONNX's list of all begins and then all ends, as (before, after) for each axis."""
     half = len(pads) // 2
     return list(zip(pads[:half], pads[half:]))
 
 
 def windows(n: Node, kernel: Sequence[int], sizes: Sequence[int] | None = None) -> list[Along]:
-    """The windows of a node over axes of `sizes`, by default those from 2 on of its operand 0."""
+    """The windows of a node over axes of `sizes`, by default axes 2 and later of operand 0."""
     sizes = n.shape(0)[2:] if sizes is None else sizes
     rank = len(sizes)
     strides, dilations = n.attr("strides", [1] * rank), n.attr("dilations", [1] * rank)
@@ -62,7 +62,7 @@ def windows(n: Node, kernel: Sequence[int], sizes: Sequence[int] | None = None) 
 
 
 def _along(n: Node, size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int]) -> Along:
-    auto, span = n.attr("auto_pad", "NOTSET"), reach(kernel, dilation)
+    auto, span = n.attr("auto_pad", "NOTSET"), extent(kernel, dilation)
     before, after = pads if auto == "NOTSET" else (0, 0)
     if size == ANY:
         if auto.startswith("SAME") and stride > 1 or n.attr("ceil_mode", 0):
@@ -76,7 +76,7 @@ def _along(n: Node, size: int, kernel: int, stride: int, dilation: int, pads: tu
     if room < 0:
         raise n.wrong(f"a window of {span} does not fit an axis of {size} with padding {before} and {after}")
     out = (room + (stride - 1 if n.attr("ceil_mode", 0) else 0)) // stride + 1
-    if (out - 1) * stride >= size + before and n.attr("ceil_mode", 0):  # that window would begin in the padding behind
+    if (out - 1) * stride >= size + before and n.attr("ceil_mode", 0):  # otherwise the last window would begin in the padding behind
         out -= 1
     needed = max((out - 1) * stride + span - size - before, 0)
     return Along(size, kernel, stride, dilation, before, needed, size + before + after, out)
@@ -88,26 +88,29 @@ def _same(auto: str, total: int) -> tuple[int, int]:
 
 
 def need_sizes(n: Node, what: str, sizes: Sequence[int]) -> None:
-    """Raise OnnxError where one of the sizes is open."""
+    """Raise OnnxError if one of the sizes is open."""
     if ANY in sizes:
         raise n.wrong(f"{what} needs sizes that X {n.type()} leaves open; import the model with X of one shape")
 
 
 def flat_paddings(at: Sequence[Along]) -> tuple[int, ...]:
-    """The padding of each axis, before and after, as fluidx's operators take them."""
+    """The padding before and after each axis, as fluidx's operators take it."""
     return tuple(p for a in at for p in (a.before, a.after))
 
 
 class WindowIndices(NamedTuple):
-    """Which elements windows read: `place` [windows, taps] in the flattened image; where `inside` is False the tap lies in padding, and
-    `place` names another element of the window."""
+    """The elements that windows read.
+
+    `place` [windows, taps] are positions in the flattened image. If `inside` is False, the tap is in padding, and `place` names another
+    element of the window.
+    """
 
     place: np.ndarray
     inside: np.ndarray
 
 
 def table(at: Sequence[Along], column_major: bool = False) -> WindowIndices:
-    """The table of windows over axes of known sizes; places count by rows, or with `column_major` the first axis fastest."""
+    """The table of windows over axes of known sizes. Positions count by rows, or with `column_major` with the first axis fastest."""
     rank, sizes = len(at), [a.size for a in at]
     room([a.out for a in at] + [a.kernel for a in at])
     steps = [prod(sizes[:k]) if column_major else prod(sizes[k + 1 :]) for k in range(rank)]

@@ -1,4 +1,4 @@
-"""Optimizers: `minimize(loss)` appends the backward pass and one update per parameter, under fluid's names."""
+"""Optimizers under fluid's names: `minimize(loss)` appends the backward pass and an update of each parameter."""
 
 from ..fluid_names import module_getattr
 from .adam import Adam, Adamax, AdamW, Lamb

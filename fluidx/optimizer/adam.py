@@ -1,4 +1,4 @@
-"""Optimizers that keep a mean and a mean square of the gradients: Adam and its kin."""
+"""Adam and similar optimizers, which keep the mean and the mean square of the gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base import Optimizer, UpdateStep, fraction
 
 
 class _Betas(Optimizer):
-    """What the Adam family shares."""
+    """Base of the Adam family: options, moments and powers of beta."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class _Betas(Optimizer):
 
 
 class Adam(_Betas):
-    """Steps by the bias-corrected mean gradient over the root of its mean square (Kingma & Ba, 2015, algorithm 1).
+    """The step is the bias-corrected mean gradient divided by the root of its mean square (Kingma & Ba, 2015, algorithm 1).
 
-    `lazy_mode` is accepted for fluid programs; gradients are dense here, so it changes nothing.
+    `lazy_mode` is accepted for fluid programs. It has no effect, because gradients are dense.
     """
 
     kind = "adam"
@@ -67,9 +67,9 @@ class Adam(_Betas):
 
 
 class AdamW(_Betas):
-    """Adam with weight decay apart from the gradient (Loshchilov & Hutter, 2019): p * (1 - lr * weight_decay), then Adam's step.
+    """Adam with decoupled weight decay (Loshchilov & Hutter, 2019): p * (1 - lr * weight_decay), then Adam's step.
 
-    `apply_decay_param_fun(name)` says which parameters decay; without it all do.
+    `apply_decay_param_fun(name)` selects the parameters that decay; without it all do.
     """
 
     kind = "adamw"
@@ -113,9 +113,9 @@ class Adamax(_Betas):
 
 
 class Lamb(_Betas):
-    """Adam's direction with a step as long as the parameter, for very large batches (You et al., LAMB, 2020).
+    """Adam's direction with a step scaled to the norm of the parameter, for very large batches (You et al., LAMB, 2020).
 
-    `exclude_from_weight_decay_fn(param)` says which parameters do not decay. As in fluid 1.8 the moments are not bias-corrected;
+    `exclude_from_weight_decay_fn(param)` selects the parameters that do not decay. As in fluid 1.8 the moments are not bias-corrected;
     `bias_correction=True` follows the paper's algorithm 2.
     """
 

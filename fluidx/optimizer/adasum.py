@@ -1,4 +1,4 @@
-"""Adaptive summation: the steps of ranks that train by themselves are added up by how much they agree."""
+"""`AdasumOptimizer`: the steps of ranks that train separately are combined by adaptive summation."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from .rewritten import Rewriting, RewritingOptimizer
 
 
 class AdasumOptimizer(RewritingOptimizer):
-    """Each rank steps by itself, by its own gradients and with state of its own; parameters then move by the ranks' adaptive sum.
+    """Each rank computes a step from its own gradients, with its own state. Parameters then change by the adaptive sum of all steps.
 
-    For programs under `strategies.replicas()`. Orthogonal steps are added up, steps in one direction averaged: see `replica_adasum`. It
-    changes the answers: they depend on how rows are dealt to ranks. On one device, and under strategies that add gradients up first, the
-    parameters are those of the inner optimizer.
-    Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation" (2021); Horovod's `op=Adasum`, which sums steps too.
+    For programs under `strategies.replicas()`. Orthogonal steps are added, parallel steps are averaged: see `replica_adasum`. Results
+    change: they depend on which rank has which rows. On one device, and under strategies that add up gradients first, parameters are those
+    of the inner optimizer. Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation" (2021); Horovod's `op=Adasum`,
+    which sums steps too.
 
     >>> import fluidx as fx
     >>> fx.optimizer.AdasumOptimizer(fx.optimizer.Momentum(0.1, 0.9))
@@ -26,6 +26,6 @@ class AdasumOptimizer(RewritingOptimizer):
         before = [b.assign(p) for p, _ in pairs]
         step.update(pairs)
         steps = [b.elementwise_sub(p, old) for (p, _), old in zip(pairs, before, strict=True)]
-        moved = [b.replica_adasum(step) for step in steps]  # neighbours travel together
+        moved = [b.replica_adasum(step) for step in steps]  # adjacent collectives share messages
         for (p, _), old, by in zip(pairs, before, moved, strict=True):
             b.elementwise_add(old, by, out={"Out": p})

@@ -1,4 +1,4 @@
-"""Averages of parameters over the steps of a training, to evaluate with."""
+"""Averages of parameters over the steps of a training, for evaluation: ExponentialMovingAverage and ModelAverage."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .base import fraction
 
 
 class AppliedAverage:
-    """Base of the averages: two programs that put averages into the parameters, and the parameters' own values back.
+    """Base of the averages, with two programs: one writes the averages into the parameters, the other restores the parameters' own values.
 
-    Ranks keep the averages where parameters are updated. A CompiledProgram's ranks give them to its scope before these programs run; of a
-    ParallelExecutor take them to one device first: `scope.set(name, parallel_executor.state(name))` for each persistable variable.
+    Ranks store the averages where parameters are updated. A CompiledProgram copies them to its scope before these programs run. With a
+    ParallelExecutor, copy them to one device first: `scope.set(name, parallel_executor.state(name))` for each persistable variable.
     """
 
     _kind = ""
@@ -30,8 +30,8 @@ class AppliedAverage:
     def _write_programs(
         self, parameters: Sequence[tuple[Parameter, str]], mean: Callable[[Builder, Parameter, Variable], Variable]
     ) -> None:
-        """`parameters` are given with the names for what is kept of them meanwhile; `mean(builder, parameter, its value in float32 or
-        float64)` is the average."""
+        """`parameters` has each parameter with the name of its saved value. `mean(builder, parameter, its value in float32 or float64)`
+        writes the average."""
         a, r = Builder(self.apply_program.global_block()), Builder(self.restore_program.global_block())
         for p, saved in parameters:
             for b in (a, r):
@@ -49,7 +49,7 @@ class AppliedAverage:
 
     @contextmanager
     def apply(self, executor: Any, need_restore: bool = True) -> Iterator[None]:
-        """Inside the block the parameters hold their averages; afterwards, unless `need_restore` is false, their own values."""
+        """In the block the parameters have their averages; afterwards, unless `need_restore` is false, their own values."""
         if not self._averaged:
             raise wrong(f"{self.label}: call update() once, after minimize, before apply()")
         executor.run(self.apply_program)
@@ -60,18 +60,18 @@ class AppliedAverage:
                 self.restore(executor)
 
     def restore(self, executor: Any) -> None:
-        """Give the parameters back the values they had before `apply`."""
+        """Restore the values that the parameters had before `apply`."""
         executor.run(self.restore_program)
 
 
 class ExponentialMovingAverage(AppliedAverage):
-    """Decaying averages of the parameters, to evaluate with: `update()` after `minimize`, then `with ema.apply(executor): ...`.
+    """Exponential moving averages of the parameters, for evaluation: `update()` after `minimize`, then `with ema.apply(executor): ...`.
 
     average = decay * average + (1 - decay) * parameter, divided by 1 - decay^steps when applied, since it starts at 0 (Kingma & Ba, 2015).
     With `thres_steps`, a [1] variable that counts steps, the decay is min(decay, (1 + thres_steps) / (10 + thres_steps)).
 
-    Ranks keep the averages where parameters are updated. A CompiledProgram's ranks give them to its scope before they are applied; of a
-    ParallelExecutor take them to one device: `scope.set(name, parallel_executor.state(name))` for each persistable variable.
+    Ranks store the averages where parameters are updated. A CompiledProgram copies them to its scope before they are applied. With a
+    ParallelExecutor, copy them to one device: `scope.set(name, parallel_executor.state(name))` for each persistable variable.
     """
 
     _kind = "ema"
@@ -96,7 +96,7 @@ class ExponentialMovingAverage(AppliedAverage):
         if self.thres_steps is not None:
             t = self.thres_steps if self.thres_steps.dtype == "float32" else b.cast(self.thres_steps, dtype="float32")
             decay = b.elementwise_min(decay, b.elementwise_div(b.scale(t, bias=1.0), b.scale(t, bias=10.0)))
-        # the product of all decays so far: 1 minus it is the weight that the averages hold
+        # the product of all decays so far: 1 minus it is the total weight of the averages
         left = persistable(block, startup, unused_name(block, startup, f"{self.name}ema_decay_pow"), (1,), "float32", 1.0)
         b.elementwise_mul(left, decay, out={"Out": left})
         averages: dict[str, Variable] = {}
@@ -120,11 +120,11 @@ class ExponentialMovingAverage(AppliedAverage):
 
 
 class ModelAverage(AppliedAverage):
-    """The mean of each parameter over the last runs, to evaluate with: made after `minimize`, then `with average.apply(executor): ...`.
+    """The mean of each parameter over the last runs, for evaluation: create it after `minimize`, then `with average.apply(executor): ...`.
 
-    The window grows with the runs, to `average_window_rate` of them, and has `min_average_window` runs at least and `max_average_window` at
-    most; a full window is kept until the next one is full, so that a mean is over one window to two. Parameters with
-    `ParamAttr(do_model_average=False)` are left out.
+    The window is `average_window_rate` times the number of runs, at least `min_average_window` and at most `max_average_window` runs. A
+    full window is kept until the next one is full, so a mean covers one to two windows. Parameters with `ParamAttr(do_model_average=False)`
+    are left out.
     """
 
     _kind = "model_average"
@@ -160,7 +160,7 @@ class ModelAverage(AppliedAverage):
             now = sums[p.name][0]
             b.elementwise_add(now, p if p.dtype == now.dtype else b.cast(p, dtype=now.dtype), out={"Out": now})
         full = b.greater_equal(count, window)
-        for now, old in (*sums.values(), (count, before)):  # chosen value by value, so that each may be at a root of its own
+        for now, old in (*sums.values(), (count, before)):  # selected one by one, because each may be stored at another root
             b.where(full, now, old, out={"Out": old})
             b.where(full, b.fill_zeros_like(now), now, out={"Out": now})
 
@@ -187,5 +187,5 @@ def wide_dtype(p: Variable) -> str:
 
 
 def same(b: Builder, v: Variable) -> None:
-    """Declare `v` in another program, as the same persistable."""
+    """Declare `v` in another program as the same state variable."""
     b.block.create_var(v.name, v.shape, v.dtype, persistable=True, stop_gradient=True)

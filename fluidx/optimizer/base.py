@@ -1,7 +1,7 @@
-"""Optimizer, the base of all: the backward pass, clipping and decay, then one update per parameter.
+"""`Optimizer`, the base of all optimizers: the backward pass, clipping and decay, then one update for each parameter.
 
-An optimizer keeps its state in persistable variables named after the parameter (`fc_0.w_0_velocity_0`), whose records say so
-(`attrs["state_of"]`), and gives them their first values in the startup program.
+Optimizer state is in persistable variables named after the parameter (`fc_0.w_0_velocity_0`) and marked by `attrs["state_of"]`. The startup
+program initializes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Checkpoints = Sequence[Variable | str] | str | None
 
 
 class GradientOptions(NamedTuple):
-    """What gradients are asked for: the arguments of `backward`."""
+    """The arguments of `backward`."""
 
     loss: Variable
     startup_program: Program | None
@@ -49,11 +49,11 @@ class GradientOptions(NamedTuple):
 
 
 class Minimizer:
-    """What all optimizers are called with, those around another one too. A subclass states `_backward` and `_apply`."""
+    """The methods of all optimizers, including those that wrap another one. A subclass defines `_backward` and `_apply`."""
 
     label = ""
-    rescales = False  # are the gradients that `backward` gives those of a loss times a scale that changes from step to step?
-    meets = False  # are updates made of what ranks that train by themselves send each other?
+    rescales = False  # does `backward` return gradients of a loss times a scale that changes from step to step?
+    meets = False  # do updates communicate between ranks that train separately?
 
     def minimize(
         self,
@@ -63,11 +63,11 @@ class Minimizer:
         no_grad_set: Iterable[Variable | str] | None = None,
         checkpoints: Checkpoints = None,
     ) -> tuple[list[Operator], ParamsGrads]:
-        """Append the gradients of `loss` and the updates of its parameters; `checkpoints` as of `append_backward`.
+        """Append the gradients of `loss` and the updates of its parameters; `checkpoints` as in `append_backward`.
 
-        Returns the optimizer's operators, and the (parameter, gradient) pairs as `append_backward` gave them.
+        Returns the optimizer's operators, and the (parameter, gradient) pairs of `append_backward`.
 
-        Raises ProgramError as `append_backward` does, when there is nothing to train, and when this optimizer already trains a parameter.
+        Raises ProgramError as `append_backward` does, if there is nothing to train, and if this optimizer already trains a parameter.
         """
         with collections_paused():
             params_grads = self.backward(loss, startup_program, parameter_list, no_grad_set, checkpoints=checkpoints)
@@ -82,11 +82,11 @@ class Minimizer:
         callbacks: Sequence[Callable[..., None]] | None = None,
         checkpoints: Checkpoints = None,
     ) -> ParamsGrads:
-        """Append the gradients of `loss` alone."""
+        """Append only the gradients of `loss`."""
         return self._backward(GradientOptions(loss, startup_program, parameter_list, no_grad_set, callbacks, checkpoints))
 
     def apply_gradients(self, params_grads: Sequence[tuple[Parameter, Variable]]) -> list[Operator]:
-        """Append clipping, decay and updates for gradients that exist; returns the appended operators.
+        """Append clipping, decay and updates for existing gradients. Returns the appended operators.
 
         Their state is initialized in the default startup program.
         """
@@ -98,7 +98,7 @@ class Minimizer:
         """`apply_gradients`, with the state initialized in `startup_program`."""
         return self._apply(params_grads, startup_program or default_startup_program())
 
-    def _backward(self, asked: GradientOptions) -> ParamsGrads:
+    def _backward(self, options: GradientOptions) -> ParamsGrads:
         raise NotImplementedError(f"{type(self).__name__} does not define how it gets gradients")
 
     def _apply(self, params_grads: Sequence[tuple[Parameter, Variable]], startup: Program) -> list[Operator]:
@@ -106,10 +106,10 @@ class Minimizer:
 
 
 class Optimizer(Minimizer):
-    """Base of the optimizers. A subclass states `update`: the operators of one parameter's step.
+    """Base of the optimizers. A subclass defines `update`, which appends the operators of one parameter's step.
 
-    `learning_rate` is a number or a [1] variable; `parameter_list` limits what is trained; `regularization` is the decay of parameters
-    that have none of their own; `grad_clip` is one of `fluidx.clip`. Gradients are clipped, then decayed, then applied.
+    `learning_rate` is a number or a [1] variable; `parameter_list` selects the trained parameters; `regularization` is the decay of
+    parameters without their own; `grad_clip` is a class of `fluidx.clip`. Gradients are clipped, then decayed, then applied.
     """
 
     kind = ""
@@ -149,16 +149,16 @@ class Optimizer(Minimizer):
         self._rates: WeakKeyDictionary[Program, dict[float, Variable]] = WeakKeyDictionary()
         self._states: WeakKeyDictionary[Program, dict[tuple[str, str], Variable]] = WeakKeyDictionary()
 
-    # -- what a subclass says ------------------------------------------------------------------------------------------------
+    # -- defined by a subclass ----------------------------------------------------------------------------------------------------
 
     def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         """Append one parameter's update with `step.b`; `step.state` and `step.power` give its state."""
         raise NotImplementedError(f"{type(self).__name__} does not define how it updates a parameter")
 
-    # -- how it is done ------------------------------------------------------------------------------------------------------
+    # -- implementation -----------------------------------------------------------------------------------------------------------
 
-    def _backward(self, asked: GradientOptions) -> ParamsGrads:
-        loss, _, parameter_list, no_grad_set, callbacks, checkpoints = asked
+    def _backward(self, options: GradientOptions) -> ParamsGrads:
+        loss, _, parameter_list, no_grad_set, callbacks, checkpoints = options
         trained = self.parameter_list if parameter_list is None else parameter_list
         params_grads = append_backward(loss, trained, no_grad_set, callbacks, checkpoints)
         if not params_grads:
@@ -171,8 +171,8 @@ class Optimizer(Minimizer):
             raise wrong(f"{self.label}: there are no gradients to apply")
         main = pairs[0][0].block.program
         if startup is main:
-            raise wrong(f"{self.label}: the startup program must be another program than the one that is trained")
-        block = pairs[0][1].block  # updates stand where the gradients do, which may be in a branch
+            raise wrong(f"{self.label}: the startup program must differ from the main program")
+        block = pairs[0][1].block  # updates are in the block of the gradients, which may be a branch
         taken = self._states.setdefault(main, {})
         for p, g in pairs:
             if p.block.program is not main or g.block.program is not main:
@@ -207,7 +207,7 @@ class Optimizer(Minimizer):
         return block.oplist[start:]
 
     def _rate(self, step: UpdateStep, p: Parameter) -> Variable:
-        """The learning rate of one parameter: the optimizer's, times the parameter's own, made once per distinct factor."""
+        """The learning rate of one parameter: the optimizer's times the parameter's factor. Equal factors share one operator."""
         factor = float(p.optimize_attr["learning_rate"])
         rates = self._rates.setdefault(step.main, {})
         if 1.0 not in rates:
@@ -231,7 +231,7 @@ class Optimizer(Minimizer):
 
 
 class UpdateStep:
-    """What an optimizer's `update` is handed: a builder and the state of its parameters."""
+    """The argument of `update`: a builder, and the state of the parameters."""
 
     def __init__(self, optimizer: Optimizer, block: Block, startup: Program):
         self.optimizer = optimizer
@@ -244,9 +244,9 @@ class UpdateStep:
         self._fills: Fills = {}
 
     def state(self, p: Parameter, key: str, fill: float = 0.0, shape: tuple[int, ...] | None = None) -> Variable:
-        """The persistable variable `<p>_<key>_0`, of the parameter's shape, which the startup program fills with `fill`.
+        """The state variable `<p>_<key>_0` with the shape of the parameter, which the startup program fills with `fill`.
 
-        Its dtype is the parameter's, but float32 for a parameter of 16 bits.
+        Its dtype is that of the parameter, or float32 for a 16-bit parameter.
         """
         own = f"{self.optimizer.name}_{key}" if self.optimizer.name else key
         name = unique_name.generate(f"{p.name}_{own}")
@@ -262,13 +262,13 @@ class UpdateStep:
         return var
 
     def power(self, p: Parameter, key: str, base: float) -> Variable:
-        """A [1] variable `base` to the power of the step, counted from 1; advanced by `finish`, after all updates."""
+        """A [1] variable with `base` to the power of the step number, which starts at 1. `finish` updates it after all updates."""
         var = self.state(p, key, base, (1,))
         self._powers.append((var, base))
         return var
 
     def finish(self) -> None:
-        """Advance the powers."""
+        """Update the powers for the next step."""
         made: dict[tuple[str, float], Operator] = {}
         for var, base in self._powers:
             kind = var.dtype, base
@@ -282,5 +282,5 @@ class UpdateStep:
 def fraction(owner: str, name: str, value: float) -> float:
     value = number(owner, name, value)
     if not 0.0 <= value < 1.0:
-        raise wrong(f"{owner}: {name} must be from 0 up to, but not, 1; got {value}")
+        raise wrong(f"{owner}: {name} must be at least 0 and below 1; got {value}")
     return value

@@ -1,4 +1,4 @@
-"""Deep gradient compression: ranks send the largest elements of what they have, and keep the rest for later."""
+"""`DGCMomentum`, deep gradient compression: ranks send only the largest elements of their accumulated gradients."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .gradient import Momentum
 
 
 class DGCMomentum(Momentum):
-    """Momentum of which each rank sends the largest elements only, under `strategies.replicas()`.
+    """Momentum where each rank sends only its largest elements, under `strategies.replicas()`.
 
-    Each rank adds its own gradient to U = momentum * U + G and V = V + U. Where |V| is largest V is sent, and U and V begin at 0 again; the
-    parameter moves against the mean of what the ranks sent. In run `rampup_begin_step` (counted from 0) and later the share that is kept
-    back is the first of `sparsity`, and the next one after each 1/len(sparsity) of `rampup_step` runs; before that run all is sent, which
-    is plain momentum. Parameters of fewer than `least` elements are updated so throughout.
+    Each rank computes U = momentum * U + G and V = V + U from its own gradient. It sends the elements of V with the largest |V|, and resets
+    U and V to 0 there; the parameter changes by the mean of the sent values. From run `rampup_begin_step` on (counted from 0), the share of
+    elements that is not sent is the first of `sparsity`, and the next one after each 1/len(sparsity) of `rampup_step` runs. Before that run
+    everything is sent, which is plain momentum, and so it is in all runs for parameters of fewer than `least` elements.
 
-    It changes the answers: what is sent is each rank's own choice, and depends on how rows are dealt. On one device, and under strategies
-    that add gradients up first, the choice is made of the whole gradient, and nothing is saved. Of `grad_clip` only GradientClipByNorm can
-    be had, which asks for `num_trainers`: a rank clips its gradient at clip_norm / sqrt(num_trainers).
-    Source: Lin et al., "Deep Gradient Compression" (2018), algorithm 1 with momentum correction, factor masking and warm-up; fluid 1.8.
+    Results change: each rank selects its own elements, which depends on its rows. On one device, and under strategies that add up gradients
+    first, elements are selected from the whole gradient, and communication is not reduced. `grad_clip` may only be GradientClipByNorm and
+    needs `num_trainers`: a rank clips its gradient at clip_norm / sqrt(num_trainers). Source: Lin et al., "Deep Gradient Compression"
+    (2018), algorithm 1 with momentum correction, factor masking and warm-up; fluid 1.8.
     """
 
     meets = True
@@ -52,12 +52,12 @@ class DGCMomentum(Momentum):
         self.rampup_step = whole(self.label, "rampup_step", rampup_step, 1)
         self.sparsity = [number(self.label, "sparsity", s) for s in sparsity]
         if not self.sparsity or not all(0.0 <= s < 1.0 for s in self.sparsity):
-            raise wrong(f"{self.label}: sparsity must be numbers from 0 up to, but not, 1; got {list(sparsity)}")
+            raise wrong(f"{self.label}: sparsity must be numbers of at least 0 and below 1; got {list(sparsity)}")
         self.least = whole(self.label, "least", least, 0)
         self._clips: tuple[GradientClipByNorm, ...] = ()
         if grad_clip is not None:
             if not isinstance(grad_clip, GradientClipByNorm):
-                raise wrong(f"{self.label}: grad_clip must be a GradientClipByNorm: a rank knows its own gradient only; got {grad_clip!r}")
+                raise wrong(f"{self.label}: grad_clip must be a GradientClipByNorm: a rank has only its own gradient; got {grad_clip!r}")
             if num_trainers is None:
                 raise wrong(f"{self.label}: grad_clip needs num_trainers, the number of ranks")
             norm = grad_clip.clip_norm
@@ -66,15 +66,15 @@ class DGCMomentum(Momentum):
         self._phases: WeakKeyDictionary[UpdateStep, tuple[Variable, Variable]] = WeakKeyDictionary()
 
     def compresses(self, p: Variable) -> bool:
-        """Is a parameter large enough, and not of 16 bits?"""
+        """Is the parameter large enough, and does it not have 16 bits?"""
         return prod(p.shape) >= self.least and p.dtype in ("float32", "float64")
 
     def _apply(self, params_grads: Sequence[tuple[Parameter, Variable]], startup: Program) -> list[Operator]:
         pairs = [(p, g) for p, g in params_grads if g is not None]
         if not pairs:
-            return super()._apply(pairs, startup)  # says that there are none
+            return super()._apply(pairs, startup)  # raises the error
         if not any(self.compresses(p) for p, _ in pairs):
-            warn(f"{self.label}: no parameter has {self.least} elements of 32 or 64 bits, so that all are updated by plain momentum")
+            warn(f"{self.label}: no parameter has {self.least} elements of 32 or 64 bits, so all are updated by plain momentum")
         block = pairs[0][1].block
         start, b = len(block.oplist), Builder(block, role=Role.OPTIMIZE)
         pairs = [(p, g if self.compresses(p) else b.replica_mean(g)) for p, g in pairs]
@@ -96,14 +96,14 @@ class DGCMomentum(Momentum):
             b.elementwise_add(b.scale(u, scale=self.momentum), g, out={"Out": u})
             total = b.elementwise_add(v, u)
         chosen, zero = b.top_share(total, share), b.fill_zeros_like(total)
-        behind = round(1.0 - self.sparsity[-1], 12)  # the share that is sent when the warm-up is over
+        behind = round(1.0 - self.sparsity[-1], 12)  # the share that is sent after the warm-up
         sent = b.replica_sparse_mean(b.where(chosen, total, zero), share=behind)
         b.where(chosen, zero, total, out={"Out": v})
         b.where(b.logical_and(chosen, sparse), zero, u, out={"Out": u})
         b.sgd(p, sent, lr, out={"ParamOut": p})
 
     def _phase(self, step: UpdateStep) -> tuple[Variable, Variable]:
-        """The share of elements that this run sends, and whether any are kept back at all."""
+        """The share of elements that this run sends, and whether it sends less than all."""
         known = self._phases.get(step)
         if known is not None:
             return known

@@ -1,4 +1,4 @@
-"""Dpsgd: gradient descent that hides single samples, by clipped gradients and noise."""
+"""`Dpsgd`: gradient descent with differential privacy, by clipped gradients and noise."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .base import Optimizer, UpdateStep
 class Dpsgd(Optimizer):
     """parameter - learning_rate * (gradient * min(1, clip / its norm) + noise / batch_size), with noise of standard deviation `sigma`.
 
-    Each element has noise of its own, drawn anew in every run; fluid draws one number for all. Source: Abadi et al., "Deep Learning with
-    Differential Privacy" (2016).
+    Each element has its own noise, drawn again in each run; fluid draws one number for all elements. Source: Abadi et al., "Deep Learning
+    with Differential Privacy" (2016).
     """
 
     def __init__(

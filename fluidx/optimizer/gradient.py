@@ -1,4 +1,4 @@
-"""Optimizers that follow the gradient, or divide it by a measure of its size."""
+"""Optimizers that step along the gradient, or divide it by a measure of its size: SGD, momentum, Adagrad, RMSProp and others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SGD(Optimizer):
 
 
 class Momentum(Optimizer):
-    """SGD along a decaying sum of gradients, v = momentum * v + g; with `use_nesterov` it looks one step ahead."""
+    """SGD along a decaying sum of gradients, v = momentum * v + g; `use_nesterov` uses the sum one step ahead."""
 
     kind = "momentum"
 

@@ -1,4 +1,4 @@
-"""LocalSGD: ranks train by themselves, and every few runs their parameters become the mean of all."""
+"""`LocalSGDOptimizer`: ranks train separately, and their parameters are averaged every few runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .rewritten import Rewriting, RewritingOptimizer
 
 
 class LocalSGDOptimizer(RewritingOptimizer):
-    """Behind every `k_steps`-th update, parameters become their mean over the ranks that train by themselves (`strategies.replicas`).
+    """After every `k_steps`-th update, parameters become their mean over ranks that train separately (`strategies.replicas`).
 
-    The inner optimizer's state stays each rank's own. On one device, and where ranks share their parameters, the mean is the parameter.
+    Each rank keeps its own state of the inner optimizer. On one device, and if ranks have equal parameters, the mean is the parameter.
     Source: Stich, "Local SGD Converges Fast and Communicates Little" (2019); fluid's `LocalSGD` transpiler.
 
     >>> import fluidx as fx

@@ -1,4 +1,4 @@
-"""Lookahead: fast weights that an optimizer moves, and slow ones that follow them every few runs."""
+"""`LookaheadOptimizer`: an optimizer updates fast weights, and slow weights follow them every few runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .rewritten import Rewriting, RewritingOptimizer
 
 
 class LookaheadOptimizer(RewritingOptimizer):
-    """Every `k` runs the slow weights go a share `alpha` of the way to the parameters, which then begin from there.
+    """Every `k` runs the slow weights move by a share `alpha` of the distance to the parameters, and the parameters are set to them.
 
     Source: Zhang et al., "Lookahead Optimizer: k steps forward, 1 step back" (2019).
 

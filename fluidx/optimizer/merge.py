@@ -1,4 +1,4 @@
-"""Gradient merge: the gradients of several runs are added up, and the parameters updated once with their sum or mean."""
+"""`GradientMergeOptimizer`: the gradients of several runs are added up, and the parameters are updated once with their sum or mean."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .rewritten import Rewriting, RewritingOptimizer
 
 
 class GradientMergeOptimizer(RewritingOptimizer):
-    """Updates once in `k_steps` runs, with the mean (`avg=True`) or the sum of their gradients: a batch k times as large, in k runs.
+    """One update in `k_steps` runs, with the mean (`avg=True`) or the sum of their gradients: a batch k times as large, in k runs.
 
-    Each run adds its gradients to accumulators. The k-th runs the inner optimizer, with its clips and decays, and empties them.
-    Transpiled, an accumulator is the sum of terms that ranks keep for themselves: they communicate in each k-th run only.
-    A learning rate's schedule counts runs, not updates.
+    Each run adds its gradients to accumulators. Each k-th run also runs the inner optimizer, with its clips and decays, and resets them.
+    After transpiling, accumulators are partial over the ranks, so ranks communicate only in each k-th run. A learning-rate schedule counts
+    runs, not updates.
 
     >>> import fluidx as fx
     >>> fx.optimizer.GradientMergeOptimizer(fx.optimizer.Adam(0.001), k_steps=4)

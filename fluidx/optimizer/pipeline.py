@@ -1,4 +1,4 @@
-"""PipelineOptimizer: fluid's call for programs whose layers stand on several devices."""
+"""`PipelineOptimizer`: fluid's optimizer for programs with layers on several devices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .wrapped import WrappedOptimizer
 
 
 class PipelineOptimizer(WrappedOptimizer):
-    """The optimizer itself: on one device, micro-batches and stages change no answer.
+    """The optimizer itself: on one device, micro-batches and stages do not change results.
 
-    `cut_list` and what else fluid's call takes have no effect. On ranks the same program runs as a pipeline by
+    `cut_list` and fluid's other arguments have no effect. On ranks the same program runs as a pipeline with
     `strategies.pipeline(optimizer.num_microbatches)` for `Mesh(pp=2)`: operators under `device_guard("gpu:1")` are on rank 1.
 
     >>> import fluidx as fx

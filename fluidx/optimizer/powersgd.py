@@ -1,4 +1,4 @@
-"""PowerSGD: ranks exchange two thin factors of a gradient instead of the gradient."""
+"""`PowerSGDOptimizer`: ranks exchange two thin factors of a gradient instead of the gradient."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .rewritten import Rewriting, RewritingOptimizer, wide
 
 
 class PowerSGDOptimizer(RewritingOptimizer):
-    """Updates with approximations of rank `rank` to the gradients of matrices; what they miss is added to the next gradients.
+    """Updates matrices with approximations of rank `rank` to their gradients. The approximation error is added to the next gradient.
 
-    A gradient, read as a matrix G [a, b] of its first axis and the others, with the error E of the last step: M = G + E; P = M Q, made
-    orthonormal; Q = M^T P; the update's gradient is P Q^T, and E = M - P Q^T. Q is kept for the next step, made orthonormal too: P stays as
-    it is by that, and a column of Q that is only rounding becomes a direction that all ranks agree on. It is one step of a power iteration
-    towards the best approximation. All but the two bases is linear in M, so ranks keep terms of M and E, and send terms of P and Q:
-    r(a + b) numbers instead of ab. Gradients that are not larger than their factors are not approximated.
+    A gradient is a matrix G [a, b] of its first axis and the others. With the error E of the last step: M = G + E; P = M Q, made
+    orthonormal; Q = M^T P; the update's gradient is P Q^T, and E = M - P Q^T. Q is kept for the next step and made orthonormal too: this
+    does not change P, and makes a column of Q that is only rounding error a direction that all ranks agree on. It is one step of a power
+    iteration towards the best approximation. Everything except the two bases is linear in M, so M and E are partial over the ranks, and
+    only P and Q are summed: r(a + b) numbers instead of ab. Gradients that are not larger than their factors are not approximated.
 
-    It changes the answers: they are those of one device that runs PowerSGD, not of the inner optimizer alone.
-    Source: Vogels, Karimireddy and Jaggi, "PowerSGD" (2019), algorithm 1, warm start and error feedback.
+    Results change: they are those of PowerSGD on one device, not those of the inner optimizer alone. Source: Vogels, Karimireddy and Jaggi,
+    "PowerSGD" (2019), algorithm 1, warm start and error feedback.
 
     >>> import fluidx as fx
     >>> fx.optimizer.PowerSGDOptimizer(fx.optimizer.Momentum(0.1, 0.9), rank=4)
@@ -33,13 +33,13 @@ class PowerSGDOptimizer(RewritingOptimizer):
         super().__init__(inner_optimizer)
         if self.rescales:
             raise wrong(
-                f"{self.label} keeps an error from step to step, and the scale of {inner_optimizer!r} changes; let the one that scales be "
+                f"{self.label} keeps an error from step to step, but the scale of {inner_optimizer!r} changes; make the scaling one "
                 "the outer one: mixed_precision.decorate(PowerSGDOptimizer(...))"
             )
         self.rank = whole(self.label, "rank", rank, 1)
 
     def compresses(self, p: Variable) -> bool:
-        """Are the factors of a gradient smaller than itself?"""
+        """Are the factors of a gradient smaller than the gradient?"""
         a, b = _matrix(p)
         return self.rank * (a + b) < a * b
 
@@ -58,7 +58,8 @@ class PowerSGDOptimizer(RewritingOptimizer):
         m = b.elementwise_add(error, wider if wider.shape == shape else b.reshape(wider, shape=shape))
         left = b.orthonormalize(b.matmul(m, kept, name=f"{g.name}.p"))
         right = b.matmul(m, left, transpose_x=True)
-        # `right` lies as terms here, and what each rank gave is taken from its own term of m; that of all, taken from one, would pile up
+        # `right` is partial here, so each rank subtracts its own term from its own term of m; subtracting the sum on one rank would
+        # accumulate
         b.elementwise_sub(m, b.matmul(left, right, transpose_y=True), out={"Out": error})
         b.assign(right, out={"Out": kept})
         name = f"{g.name}.approximated"
@@ -76,5 +77,5 @@ class PowerSGDOptimizer(RewritingOptimizer):
 
 
 def _matrix(p: Variable) -> tuple[int, int]:
-    """The shape of a parameter as a matrix."""
+    """The shape of a parameter as a matrix: its first axis, and all others."""
     return (p.shape[0], prod(p.shape[1:])) if len(p.shape) > 1 else (1, prod(p.shape))

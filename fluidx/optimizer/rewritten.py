@@ -1,4 +1,4 @@
-"""What stands between backward and the updates of an optimizer: gradients that are rewritten, with state of their own."""
+"""Base of optimizers that rewrite gradients between the backward pass and the updates, with state of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .wrapped import WrappedOptimizer
 
 
 class RewritingOptimizer(WrappedOptimizer):
-    """Base of the optimizers that make other gradients of those that backward gives. A subclass states `rewrite`."""
+    """Base of optimizers that replace the gradients of the backward pass. A subclass defines `rewrite`."""
 
     def _apply(self, params_grads: Sequence[tuple[Parameter, Variable]], startup: Program) -> list[Operator]:
         pairs = [(p, g) for p, g in params_grads if g is not None]
@@ -26,12 +26,12 @@ class RewritingOptimizer(WrappedOptimizer):
         return block.oplist[start:]
 
     def rewrite(self, step: Rewriting, pairs: ParamsGrads) -> None:
-        """Append what is made of the gradients, and with `step.update` the inner optimizer's updates."""
-        raise NotImplementedError(f"{type(self).__name__} does not define what it makes of gradients")
+        """Append the operators that compute new gradients, and with `step.update` the inner optimizer's updates."""
+        raise NotImplementedError(f"{type(self).__name__} does not define how it rewrites gradients")
 
 
 class Rewriting:
-    """What `RewritingOptimizer.rewrite` is handed: a builder, state, and a way to say what finishes a gradient now."""
+    """The argument of `RewritingOptimizer.rewrite`: a builder, state, and marks of the operators that finish a gradient."""
 
     def __init__(self, optimizer: RewritingOptimizer, block: Block, startup: Program):
         self.optimizer, self.block, self.startup = optimizer, block, startup
@@ -41,18 +41,18 @@ class Rewriting:
         self._devices: dict[str, str] = {}
 
     def builder(self, block: Block, *finished: str) -> Builder:
-        """A builder of operators that finish the gradients of `finished`, [param, grad]."""
+        """A builder of operators that finish the gradients in `finished`, [param, grad]."""
         b = Builder(block, Role.OPTIMIZE, finished)
         b.site = self.site
         return b
 
     def state(self, p: Parameter, key: str, shape: Sequence[int] | None = None) -> Variable:
-        """A persistable variable `<p>_<key>_0`, of the parameter's shape, which startup fills with 0; float32 for 16 bits."""
+        """A state variable `<p>_<key>_0` with the shape of the parameter, initialized to 0; float32 for 16-bit parameters."""
         name = unused_name(self.first, self.startup, f"{p.name}_{key}")
         return persistable(self.first, self.startup, name, p.shape if shape is None else shape, wide(p), 0.0, state_of=p.name)
 
     def copied(self, p: Parameter, key: str) -> Variable:
-        """State that startup gives the value which it gives the parameter."""
+        """A state variable that the startup program initializes with the parameter's value."""
         name = unused_name(self.first, self.startup, f"{p.name}_{key}")
         begin = self.startup.global_block()
         for block in (self.first, begin):
@@ -65,7 +65,7 @@ class Rewriting:
         return self.first.var(name)
 
     def drawn(self, p: Parameter, key: str, shape: Sequence[int]) -> Variable:
-        """State of that shape, which startup draws from the standard normal distribution."""
+        """A state variable of the given shape, initialized from the standard normal distribution."""
         begin = self.startup.global_block()
         name = unused_name(self.first, self.startup, f"{p.name}_{key}")
         for block in (self.first, begin):
@@ -74,14 +74,14 @@ class Rewriting:
         return self.first.var(name)
 
     def every(self, k: int, key: str) -> Variable:
-        """Is this run a k-th one? They are counted in a state of that name."""
+        """Is this run a k-th one? A state variable of that name counts the runs."""
         runs = persistable(self.first, self.startup, unused_name(self.first, self.startup, key), (1,), "int64", 0)
         self.b.increment(runs, step=1.0, out={"Out": runs})
         each, none = (self.b.fill_constant(shape=(1,), dtype="int64", value=float(v)) for v in (k, 0))
         return self.b.equal(self.b.elementwise_mod(runs, each), none)
 
     def unfinish(self, pairs: ParamsGrads) -> None:
-        """What parameters are updated with is not these gradients: the operators that finished them do so no more."""
+        """Remove the marks of the operators that finished these gradients: parameters are updated with other gradients."""
         taken = {(p.name, g.name) for p, g in pairs}
         self.block.program._touch()
         for k, op in enumerate(self.block.oplist):
@@ -92,7 +92,7 @@ class Rewriting:
                 self._devices.update({p: op.device for p, _ in marks if op.device})
 
     def finishing(self, block: Block, p: Parameter, name: str) -> Builder:
-        """A builder whose operator makes `name`, the finished gradient that parameter p is updated with."""
+        """A builder whose operator writes `name`, the finished gradient of parameter p."""
         b = self.builder(block, p.name, name)
         b.device = self._devices.get(p.name)
         return b

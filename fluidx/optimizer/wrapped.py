@@ -1,4 +1,5 @@
-"""Optimizers around an optimizer: they change how its gradients come about, or what happens to them, and leave the updates to it."""
+"""Base of optimizers that wrap another one. They change how gradients are computed or used, and leave the updates to the inner optimizer.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from .base import GradientOptions, Minimizer, ParamsGrads
 
 
 class WrappedOptimizer(Minimizer):
-    """Base of the optimizers around another one; what a subclass does not say is done as the inner one does it."""
+    """Base of optimizers that wrap another one. Methods that a subclass does not define are those of the inner optimizer."""
 
     def __init__(self, optimizer: Any):
         self.label = f"optimizer.{type(self).__name__}"
@@ -21,8 +22,8 @@ class WrappedOptimizer(Minimizer):
         self._optimizer = optimizer
         self.rescales, self.meets = self.rescales or optimizer.rescales, self.meets or optimizer.meets
 
-    def _backward(self, asked: GradientOptions) -> ParamsGrads:
-        return self._optimizer._backward(asked)
+    def _backward(self, options: GradientOptions) -> ParamsGrads:
+        return self._optimizer._backward(options)
 
     def _apply(self, params_grads: Sequence[tuple[Parameter, Variable]], startup: Program) -> list[Operator]:
         return self._optimizer._apply(params_grads, startup)

@@ -46,7 +46,7 @@ CASES = [
     (lambda: L.embedding(x(), [10, 4]), "layers.embedding: input must hold int64 or int32 ids; variable 'x' is float32"),
     (lambda: L.cross_entropy(x(), x()), "layers.cross_entropy: label must hold int64 or int32 class indices; variable 'x' is float32"),
     (lambda: L.reshape(x(), [-1, -1]), "layers.reshape: shape [-1, -1] has more than one -1"),
-    (lambda: L.transpose(x(), [0, 0]), "layers.transpose: perm [0, 0] is no order of the 2 axes of variable 'x'"),
+    (lambda: L.transpose(x(), [0, 0]), "layers.transpose: perm [0, 0] is not an order of the 2 axes of variable 'x'"),
     (lambda: L.transpose(x(), [0, 2]), "layers.transpose: perm is 2; variable 'x' with shape [-1, 8] allows -2 to 1"),
     (lambda: L.reduce_sum(x(), dim=[1, -1]), "layers.reduce_sum: dim [1, -1] names an axis twice"),
     (lambda: L.split(x(), 3), "layers.split: axis 1 of variable 'x' is 8, which does not divide into 3 parts"),

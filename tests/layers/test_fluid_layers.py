@@ -106,7 +106,7 @@ def test_a_branch_in_a_step_is_written_out_with_it():
 @pytest.mark.parametrize(
     "write, text",
     [
-        (lambda rnn, x: rnn.step_input(x), "step_input belongs into `with rnn.step():`"),
+        (lambda rnn, x: rnn.step_input(x), "step_input must be called in `with rnn.step():`"),
         (lambda rnn, x: rnn(), "write the step first"),
     ],
 )

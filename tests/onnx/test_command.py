@@ -107,12 +107,12 @@ def feeds(tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["-i", "x={}/none.npy"], 1, "none.npy is no array that np.save wrote: No such file or directory"),
-        (["-i", "x={}/text.npy"], 1, "text.npy is no array that np.save wrote: it begins as no file of NumPy does"),
-        (["-i", "x={}/empty.npy"], 1, "empty.npy is no array that np.save wrote"),
-        (["-i", "x={}/several.npz"], 1, "several.npz is no array that np.save wrote: it holds several, x, z; save the one alone"),
-        (["-i", "x={}/cut.npz"], 1, "cut.npz is no array that np.save wrote"),
-        (["-i", "q={}/x.npy"], 1, "'q' is no input; the model takes x: float32[n,2]: give each as -i NAME=FILE.npy"),
+        (["-i", "x={}/none.npy"], 1, "none.npy is not an array written by np.save: No such file or directory"),
+        (["-i", "x={}/text.npy"], 1, "text.npy is not an array written by np.save: it does not begin like a NumPy file"),
+        (["-i", "x={}/empty.npy"], 1, "empty.npy is not an array written by np.save"),
+        (["-i", "x={}/several.npz"], 1, "several.npz is not an array written by np.save: it holds several, x, z; save only one"),
+        (["-i", "x={}/cut.npz"], 1, "cut.npz is not an array written by np.save"),
+        (["-i", "q={}/x.npy"], 1, "'q' is not an input; the model takes x: float32[n,2]: give each as -i NAME=FILE.npy"),
         (["-i", "x={}/x.npy", "-i", "x={}/x.npy"], 2, "input 'x' is given twice"),
         (["-i", "x={}/x.npy", "-o", "{}/none/y.npz"], 2, "/none does not exist"),
     ],
@@ -201,7 +201,7 @@ def test_values_that_are_no_tensors_are_listed_and_run(tmp_path):
     found = np.load(tmp_path / "found.npz")
     assert {n: found[n].tolist() for n in found.files} == {"r.0": [1.0], "has": False, "u": ["aa", "bb"]}
     code, said = fluidx("run", path, "-i", f"s={tmp_path / 't.npy'}")
-    assert code == 1 and "t.npy is no file of arrays that np.savez wrote: it holds one array without a name" in said
+    assert code == 1 and "t.npy is not a file of arrays written by np.savez: it holds one array without a name" in said
 
 
 # -- train ---------------------------------------------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ def test_train_says_which_weights_are_shared(digits):
     onnx.save(model, digits / "small.onnx")
     code, said = train(digits)
     assert code == 0, said
-    assert "1 weight is read by several nodes, which train it as one: v by 2. Exporters merge weights" in said
+    assert "1 weight is read by several nodes, which train it as one: v by 2. Exporters merge equal weights" in said
 
 
 def test_train_freezes_and_replaces_the_head(digits):
@@ -406,16 +406,16 @@ def test_train_freezes_and_replaces_the_head(digits):
         ({"x": np.ones((4, 2)), "label": np.ones(4, int)}, (),
          "array 'x' has shape [4, 2], and float32[?,3] is expected, one row an example"),
         ({"x": np.ones((4, 3)), "label": np.ones(4)}, (), "array 'label' is float64[4, 1], and int64[?,1] is expected"),
-        ({"x": np.ones((4, 3)), "label": np.ones(5, int)}, (), "must have one number of rows, above 0: x has 4, label has 5"),
+        ({"x": np.ones((4, 3)), "label": np.ones(5, int)}, (), "must have equally many rows (not 0): x has 4, label has 5"),
         ({"x": np.ones((4, 3)), "label": np.arange(4)}, (),
-         "labels go from 0 to 3, and the model has 3 classes: 0 to 2; --head 4 gives it"),
-        ({"x": np.ones((4, 3)), "label": np.ones(4, int), "z": np.ones(4)}, (), "has an array 'z', which nothing in the model is called"),
-        ({"x": np.ones((4, 3)), "label": np.ones(4, int)}, ("--freeze", "u"), "set_training: freeze names 'u', and nothing is called so"),
+         "labels go from 0 to 3, but the model has 3 classes: 0 to 2; --head 4 gives it"),
+        ({"x": np.ones((4, 3)), "label": np.ones(4, int), "z": np.ones(4)}, (), "has an array 'z', but nothing in the model has that name"),
+        ({"x": np.ones((4, 3)), "label": np.ones(4, int)}, ("--freeze", "u"), "set_training: freeze names 'u', but nothing has that name"),
         ({"x": np.full((4, 3), np.nan), "label": np.ones(4, int)}, (),
-         "the loss is nan in epoch 1, and nothing was written; array 'x' of the data holds NaN"),
+         "the loss is nan in epoch 1, so nothing was written; array 'x' of the data holds NaN"),
         ({"x": np.ones((4, 3)), "label": np.ones(4, int)}, ("--optimizer", "sgd", "--lr", "1e39", "--epochs", 1),
-         "is not finite after the last step, and nothing was written; a smaller --lr may help"),
-        ({"x": np.ones((4, 3)), "label": -np.ones(4, int)}, (), "labels go from -1 to -1, and the model has 3 classes: 0 to 2\n"),
+         "is not finite after the last step, so nothing was written; a smaller --lr may help"),
+        ({"x": np.ones((4, 3)), "label": -np.ones(4, int)}, (), "labels go from -1 to -1, but the model has 3 classes: 0 to 2\n"),
     ],
 )  # fmt: skip
 def test_train_says_what_is_expected(digits, arrays, args, message):
@@ -450,7 +450,7 @@ def test_train_on_more_ranks_than_a_step_has_examples_is_refused(digits):
 @pytest.mark.parametrize("data", ["small.onnx", "x.npy", "cut.npz"])
 def test_train_wants_arrays(digits, feeds, data):
     code, said = train(digits, data=data)
-    assert code == 1 and "is no file of arrays that np.savez wrote" in said
+    assert code == 1 and "is not a file of arrays written by np.savez" in said
 
 
 def test_train_says_how_a_batch_is_opened(digits):

@@ -206,7 +206,7 @@ def test_states_of_another_dtype_or_rank_are_refused():
                 c2 = Identity(c)
             }>
         }"""
-    with pytest.raises(OnnxError, match=r"'w' is f32\[1\] when it begins and f32\[1,1\] after a round"):
+    with pytest.raises(OnnxError, match=r"'w' is f32\[1\] before the loop and f32\[1,1\] after a round"):
         loaded(text)
 
 

@@ -77,7 +77,7 @@ def test_a_parameter_without_a_value_and_no_fetches_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(fx.onnx.OnnxError, match="save: name at least one variable to compute in `fetches`"):
         fx.onnx.save(main, tmp_path / "no.onnx")
-    with pytest.raises(fx.onnx.OnnxError, match=f"save: {y.name!r} is fetched twice, and the outputs of a model have different names"):
+    with pytest.raises(fx.onnx.OnnxError, match=f"save: {y.name!r} is fetched twice, but outputs of a model must have different names"):
         fx.onnx.save(main, tmp_path / "no.onnx", fetches=[y, y])
 
 

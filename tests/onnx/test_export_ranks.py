@@ -73,7 +73,7 @@ def test_what_lasts_goes_in_and_comes_out_and_shapes_are_those_of_the_rank():
 
 def test_what_a_rank_program_is_not_written_with_is_refused():
     t, m = transpiled(fx.strategies.data_parallel())
-    with pytest.raises(fx.onnx.OnnxError, match="is written whole, as a rank runs it; loss is for the program that it was made from"):
+    with pytest.raises(fx.onnx.OnnxError, match="is exported whole; give loss with the program that it was made from"):
         to_onnx(t.get_trainer_program(0), loss=m.loss)
     with pytest.raises(fx.ProgramError, match="has no variable 'lost'"):
         to_onnx(t.get_trainer_program(0), fetches=["lost"])
@@ -83,6 +83,6 @@ def test_load_says_what_such_a_file_is_for(tmp_path):
     t, _ = transpiled(fx.strategies.data_parallel())
     fx.onnx.save(t.get_trainer_program(1), tmp_path / "rank1.onnx")
     with pytest.raises(
-        fx.onnx.OnnxError, match=r"program of rank 1 of 2, to be looked at, and has no weights; fx.Program.parse_from_string"
+        fx.onnx.OnnxError, match=r"program of rank 1 of 2, exported to look at, without weights; fx.Program.parse_from_string"
     ):
         fx.onnx.load(tmp_path / "rank1.onnx")

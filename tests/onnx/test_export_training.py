@@ -191,9 +191,9 @@ def test_what_cannot_be_trained_in_a_model_is_refused():
     with pytest.raises(fx.onnx.OnnxError, match="6 operators of program images .*\n.* = ftrl"):
         Trained(images, lambda: fx.optimizer.Ftrl(0.1)).model()
     inference = trained.main.clone(for_test=True)
-    with pytest.raises(fx.onnx.OnnxError, match="it runs iterations again that drew random numbers, and a Loop would draw different ones"):
+    with pytest.raises(fx.onnx.OnnxError, match="its gradient repeats random draws, and a Loop would draw other numbers"):
         Trained(noisy_rounds, PLAIN["sgd"]).model()
-    with pytest.raises(fx.onnx.OnnxError, match="moves no parameter.*call minimize first"):
+    with pytest.raises(fx.onnx.OnnxError, match="updates no parameter.*call minimize first"):
         to_onnx(inference, None, [trained.y], scope=trained.scope, loss=trained.loss)
     with pytest.raises(fx.onnx.OnnxError, match=r"has no training_info; fx.onnx.save\(..., loss=\) writes it"):
         fx.onnx.training_step(to_onnx(trained.main, None, [trained.y], scope=trained.scope))

@@ -45,7 +45,7 @@ KINDS = {
     "zip": (archive("a/model.onnx"), "a zip archive: unpack it and read 'a/model.onnx'"),
     "zip of others": (archive("readme.txt"), "a zip archive: unpack it, and read the .onnx file in it"),
     "npz": (archive("w.npy", "v.npy"), "arrays that np.savez wrote"),
-    "cut archive": (archive("net/data.pkl")[:60], "a zip archive that is damaged or cut"),
+    "cut archive": (archive("net/data.pkl")[:60], "a zip archive that is damaged or truncated"),
     "safetensors": (WEIGHTS, "a safetensors file, which holds weights and no graph: .*torch.onnx.export"),
     "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(90), "an HDF5 file, as Keras writes it: .*format='onnx'"),
     "tflite": (b"\x1c\0\0\0TFL3" + bytes(90), "a TensorFlow Lite model: convert it with python -m tf2onnx.convert --tflite"),
@@ -53,8 +53,8 @@ KINDS = {
     "npy": (array(), "an array that np.save wrote"),
     "gzip": (b"\x1f\x8b\x08" + bytes(90), "compressed with gzip: unpack it first"),
     "tar": (tar(), "a tar archive: unpack it first"),
-    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a pointer of Git LFS .*: git lfs pull fetches it"),
-    "page": (b"<!DOCTYPE html><html><body>404</body></html>", "a web page, .*download it again"),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a Git LFS pointer.*: git lfs pull fetches it"),
+    "page": (b"<!DOCTYPE html><html><body>404</body></html>", "a web page .*download it again"),
     "text": ("Gewichte für das Modell\n".encode() * 30, "text: an ONNX model is a binary file"),
     "model as text": (b'<ir_version: 9, opset_import: ["" : 18]> g () => () { }', "text: onnx.parser.parse_model"),
     "empty": (b"", "an empty file: write or download it again"),
@@ -74,22 +74,22 @@ def test_what_is_no_model_is_told_with_the_way_to_one(kind, read, tmp_path):
 
 def test_a_cut_model_is_told_as_such(tmp_path):
     model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 18]> g (float[n] x) => (float[n] y) { y = Relu (x) }')
-    with pytest.raises(OnnxError, match="not an ONNX model: it is damaged or cut, or of another kind .*; download or export it again"):
+    with pytest.raises(OnnxError, match="not an ONNX model: it is damaged, truncated or of another kind .*; download or export it again"):
         fx.onnx.load(model.SerializeToString()[:-9])
 
 
 def test_a_folder_says_which_models_it_holds(tmp_path):
-    with pytest.raises(OnnxError, match="is a folder, and a model is a file; there is no .onnx file in it"):
+    with pytest.raises(OnnxError, match="is a folder, not a model file; it contains no .onnx file"):
         fx.onnx.load(tmp_path)
     (tmp_path / "net.onnx").touch()
-    with pytest.raises(OnnxError, match="is a folder, and a model is a file; it holds net.onnx"):
+    with pytest.raises(OnnxError, match="is a folder, not a model file; it contains net.onnx"):
         fx.onnx.load(tmp_path)
 
 
 def test_a_file_that_is_larger_than_any_model_is_not_read(tmp_path):
     with open(tmp_path / "large.onnx", "wb") as stream:
         stream.truncate(2**42)  # takes no place on the disk
-    with pytest.raises(OnnxError, match="which has at most 2 GB: its weights have to lie in files beside it"):
+    with pytest.raises(OnnxError, match="which has at most 2 GB: its weights must be in files beside it"):
         fx.onnx.load(tmp_path / "large.onnx")
     (tmp_path / "large.pt").write_bytes(archive("net/data.pkl"))
     with open(tmp_path / "large.pt", "r+b") as stream:

@@ -96,7 +96,7 @@ def test_n_grams_of_any_length_are_counted_in_bounded_time(smallest, largest, sk
     node = helper.make_node("TfIdfVectorizer", ["x"], ["y"], **gram, ngram_counts=[0, 0], ngram_indexes=[0], pool_int64s=[1, 3])
     model, x = model_of([node], {"x": np.dtype("int64")}), np.array([1, 2, 3])
     if smallest < 1:
-        refused(model, {"x": x}, f"min_gram_length is {smallest}, and an n-gram has one item at least")
+        refused(model, {"x": x}, f"min_gram_length is {smallest}, but an n-gram has at least one item")
     else:
         assert fx.onnx.session(model).run([x])[0].tolist() == [1.0]  # 1 and 3, of which 2 is skipped
 
@@ -156,7 +156,7 @@ def test_an_axis_that_no_array_has_is_refused(op, value):
     "nodes, message",
     [
         ([helper.make_node("Add", ["x", "z"], ["y"]), helper.make_node("Relu", ["y"], ["z"])], "which no node before it computes"),
-        ([RELU, RELU], "makes 'y', which a node before it makes too"),
+        ([RELU, RELU], "defines 'y', which an earlier node defines too"),
         ([helper.make_node("Relu", ["x", "x"], ["y"])], "expected 1 operands, found 2"),
         ([helper.make_node("Add", ["x", ""], ["y"])], "operand 1 is left out"),
         ([helper.make_node("Flatten", ["x"], ["y"], axis="one")], "attribute 'axis' is of type INT, found STRING"),
@@ -165,7 +165,7 @@ def test_an_axis_that_no_array_has_is_refused(op, value):
         ([helper.make_node("Softmax", ["x"], ["y"], axis=9)], "node 'Softmax'"),
         ([helper.make_node("Fused", ["x"], ["y"], domain="com.example")], "Fused"),
         ([helper.make_node("Relux", ["x"], ["y"])], "did you mean 'Relu'"),
-        ([helper.make_node("Relu", ["x"], ["z"])], "gives 'y', which nothing in it makes"),
+        ([helper.make_node("Relu", ["x"], ["z"])], "has the output 'y', which no node computes"),
     ],
 )
 @pytest.mark.parametrize("opset", [18, 28])
@@ -200,17 +200,17 @@ def test_a_tensor_beside_the_model_is_read_from_its_offset(tmp_path):
         ({"location": "../secret"}, "outside of the model's folder"),
         ({"location": "/etc/hostname"}, "outside of the model's folder"),
         ({"location": "link"}, "outside of the model's folder"),
-        ({"location": "w\0.bin"}, "no file has a NUL in its name"),
+        ({"location": "w\0.bin"}, "a file name cannot contain NUL"),
         ({"location": "a" * 5000}, "there is no such file: File name too long"),
         ({"location": "gone.bin"}, "no such file"),
         ({}, "its external_data names none"),
         ({"location": "w.bin", "offset": 20}, "bytes 20 to 44; the file has 28"),
         ({"location": "w.bin", "offset": 20, "length": 24}, "bytes 20 to 44; the file has 28"),
-        ({"location": "w.bin", "length": 2**60}, r"length of 1152921504606846976 bytes, and its shape \[2, 3\] of float32 needs 24"),
+        ({"location": "w.bin", "length": 2**60}, r"length of 1152921504606846976 bytes, but its shape \[2, 3\] of float32 needs 24"),
         ({"location": "w.bin", "length": 20}, "needs 24"),
-        ({"location": "w.bin", "offset": -4}, "offset '-4', which is no number of bytes"),
-        ({"location": "w.bin", "offset": "far"}, "no number of bytes"),
-        ({"location": "w.bin", "length": "9" * 5000}, "no number of bytes"),
+        ({"location": "w.bin", "offset": -4}, "offset '-4', which is not a number of bytes"),
+        ({"location": "w.bin", "offset": "far"}, "not a number of bytes"),
+        ({"location": "w.bin", "length": "9" * 5000}, "not a number of bytes"),
     ],
 )
 def test_tensors_outside_of_the_file_are_confined_to_its_folder(tmp_path, place, message):
@@ -223,7 +223,7 @@ def test_tensors_outside_of_the_file_are_confined_to_its_folder(tmp_path, place,
         ([2**18, 2**18], TensorProto.FLOAT, "64 GB, and this machine has"),
         ([2**62, 2**62], TensorProto.FLOAT, "which no array has"),
         ([-2, 3], TensorProto.FLOAT, "sizes are not negative"),
-        ([2, 3], TensorProto.STRING, "is of strings, which a model holds itself"),
+        ([2, 3], TensorProto.STRING, "has strings, which a model cannot store in another file"),
         ([2, 3], 99, "there is no tensor type 99"),
     ],
 )
@@ -244,7 +244,7 @@ def test_tensors_beside_a_model_fit_into_memory_together(tmp_path, monkeypatch):
     model.graph.initializer.extend(model.graph.initializer[0].__deepcopy__({}) for _ in range(9))
     path.write_bytes(model.SerializeToString())
     monkeypatch.setattr(limits, "MEMORY", 200)
-    refused(path, {"x": X}, "come to 240 bytes, and this machine has 200")
+    refused(path, {"x": X}, "have 240 bytes, and this machine has 200")
 
 
 def test_of_a_file_that_is_longer_than_its_tensor_the_rest_is_left(tmp_path):
@@ -322,5 +322,5 @@ def test_names_of_axes_and_of_who_wrote_a_file_are_text(tmp_path, old):
     data = helper.make_model(graph, producer_name="somebody", opset_imports=[helper.make_opsetid("", 18)]).SerializeToString()
     (tmp_path / "m.onnx").write_bytes(data.replace(old, b"\xff" * len(old)))
     for read in (fx.onnx.load, fx.onnx.session, info):
-        with pytest.raises(OnnxError, match="is no name, which is UTF-8 text; the file is damaged"):
+        with pytest.raises(OnnxError, match="is not UTF-8 text, as names must be; the file is damaged"):
             read(tmp_path / "m.onnx")

@@ -59,7 +59,7 @@ def test_features_are_scaled_filled_in_and_cut():
         [1, 3, 4],
         [2, 5, 6],
     ]
-    with pytest.raises(OnnxError, match="9 is none of its categories"):
+    with pytest.raises(OnnxError, match="9 is not one of its categories"):
         run("OneHotEncoder", np.array([9]), **ML, cats_int64s=[1, 2], zeros=0)
 
 

@@ -373,8 +373,8 @@ def test_what_a_session_is_fed_has_to_be_what_the_model_takes():
         ([x, x], "2 values are fed; the model has: x"),
         (x, "in a dict, or in order in a list, not as ndarray; the model has: x"),
         ({}, "input 'x' is not fed; the model has: x"),
-        ({"z": x}, "'z' is no input, and input 'x' is not fed; the model has: x"),
-        ({"x": x, "z": x}, "'z' is no input; the model has: x"),
+        ({"z": x}, "'z' is not an input, and input 'x' is not fed; the model has: x"),
+        ({"x": x, "z": x}, "'z' is not an input; the model has: x"),
         ({"x": x.astype("complex64")}, "input 'x' takes float32, found complex64; convert it first"),
         ({"x": x * np.float64(1e300)}, r"input 'x' takes float32, the array holds 1e\+300, which float32 cannot"),
         ({"x": "text"}, "input 'x' takes float32, found strings; convert it first"),
@@ -405,6 +405,6 @@ def test_integers_that_no_float_has_stay_what_they_are():
     }"""
     assert run(fx.onnx.load(model_of(text)), {"x": np.array([0])}, "z").tolist() == [2**53 + 1]
     filled = "g (int64[1] s) => (int64[n] y) { y = ConstantOfShape<value=int64[1] {9007199254740993}>(s) }"
-    with pytest.raises(OnnxError, match="it fills with 9007199254740993; a program fills with numbers that a float of 64 bits has"):
+    with pytest.raises(OnnxError, match="it fills with 9007199254740993, which a 64-bit float cannot hold exactly"):
         fx.onnx.load(model_of(filled))
     assert fx.onnx.session(model_of(filled)).run([np.array([2])])[0].tolist() == [2**53 + 1] * 2

@@ -212,5 +212,5 @@ def test_a_size_that_has_to_be_known_is_asked_for():
     node = onnx.helper.make_node("ReverseSequence", ["x0", "x1"], ["y"], batch_axis=0, time_axis=1)
     importer = Importer(fx.Program("open"), fx.Program("open_startup"), {"": 28})
     importer.data("x0", (-1, 3), "float32"), importer.data("x1", (-1,), "int64")
-    with pytest.raises(OnnxError, match=r"fluidx has to know these sizes here, .*; give the inputs of the model fixed sizes"):
+    with pytest.raises(OnnxError, match=r"fluidx must know these sizes, .*; give the inputs of the model fixed sizes"):
         importer.run_nodes([node])

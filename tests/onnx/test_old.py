@@ -116,12 +116,12 @@ def test_half_pixels_of_tensorflow_are_another_nearest(nearest, rule):
 @pytest.mark.parametrize("op_type", ["Dropout", "BatchNormalization"])
 def test_a_model_for_training_is_not_read_as_one_for_inference(op_type):
     weights = [np.ones(3, np.float32)] * 4 if op_type == "BatchNormalization" else []
-    with pytest.raises(fx.onnx.OnnxError, match=rf"\({op_type} of opset 6\): its is_test is 0, which asks for training; .*set it to 1"):
+    with pytest.raises(fx.onnx.OnnxError, match=rf"\({op_type} of opset 6\): its is_test is 0, which means training; .*set it to 1"):
         found(6, op_type, X, *weights, is_test=0)
 
 
 def test_where_the_axes_are_not_known_it_is_said():
     model = model_of(6, "Add", X, [OF_3], TensorProto.FLOAT, broadcast=1, axis=1)
     model.graph.input[0].type.tensor_type.ClearField("shape")
-    with pytest.raises(fx.onnx.OnnxError, match="depends on how many axes 'x' has, and the model does not say; give its inputs shapes"):
+    with pytest.raises(fx.onnx.OnnxError, match="number of axes of 'x', which the model does not declare; give its inputs shapes"):
         fx.onnx.session(model)

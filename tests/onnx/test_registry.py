@@ -90,7 +90,7 @@ def test_an_operator_on_the_host_is_run_by_a_session(own):
 
 
 def test_a_name_that_is_taken_is_refused(own):
-    with pytest.raises(fx.onnx.OnnxError, match="fluidx has operator Relu of domain 'ai.onnx'; take another name"):
+    with pytest.raises(fx.onnx.OnnxError, match="fluidx has operator Relu of domain 'ai.onnx'; use another name"):
         fx.onnx.face("Relu", domain="ai.onnx")
     for _ in range(2):  # as a notebook's cell that is run again does
         fx.onnx.face("Twist", domain="org.tests")(lambda n: n.x())

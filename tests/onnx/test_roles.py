@@ -63,7 +63,7 @@ def test_what_is_a_constant_is_trained_on_demand_and_after_it_was_written_again(
     assert sorted(trained(tmp_path / "again.onnx")) == ["s", "w"]
     (written,) = (t for t in onnx.load(tmp_path / "again.onnx").graph.initializer if t.name == "s")
     assert tuple(written.dims) == shape  # a state_dict of PyTorch takes no other
-    with pytest.raises(OnnxError, match="also_train names 'scale', and no float in the model is called so; they are: s, w"):
+    with pytest.raises(OnnxError, match="also_train names 'scale', but no float of the model has that name; they are: s, w"):
         fx.onnx.load(model, also_train="scale")
 
 
@@ -115,7 +115,7 @@ def test_it_is_said_which_weights_several_nodes_share(tmp_path):
     from fluidx.onnx.report import check, info
 
     onnx.save(merged(), tmp_path / "merged.onnx")
-    said = "2 weights are each read by several nodes, which train it as one: zeros by 3, ones by 2. Exporters merge weights that are equal"
+    said = "2 weights are each read by several nodes, which train it as one: zeros by 3, ones by 2. Exporters merge equal weights"
     assert said in info(str(tmp_path / "merged.onnx")) and said in check(str(tmp_path / "merged.onnx"))
     assert "    zeros: float32[2]  BatchNormalization, Conv, 3 nodes\n" in info(str(tmp_path / "merged.onnx"))
     onnx.save(model_of(SCALED.format("Relu (h)"), w=np.eye(4)), tmp_path / "plain.onnx")

@@ -177,12 +177,12 @@ def test_a_new_head_takes_the_place_of_the_old_one():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"freeze": "conv_*"}, "set_training: freeze names 'conv_*', and nothing is called so; did you mean 'conv.w'?"),
-        ({"batch_norm": "norm1"}, "set_training: batch_norm names 'norm1', and nothing is called so; values and parameters of batch"),
+        ({"freeze": "conv_*"}, "set_training: freeze names 'conv_*', but nothing has that name; did you mean 'conv.w'?"),
+        ({"batch_norm": "norm1"}, "set_training: batch_norm names 'norm1', but nothing has that name; values and parameters of batch"),
         ({"dropout": "often"}, "set_training: dropout must be True, False or a rate of at least 0 and below 1, got 'often'"),
         ({"freeze": 3}, "set_training: freeze must be a pattern of names or a list of them, got 3"),
         ({"batch_norm": None}, "set_training: batch_norm must be a pattern of names or a list of them, got None"),
-        ({"head": "fc"}, "set_training: head must be a function of the model that gives the new output, got 'fc'"),
+        ({"head": "fc"}, "set_training: head must be a function of the model that returns the new output, got 'fc'"),
         ({"dropout": 1.5}, "set_training: dropout must be True, False or a rate of at least 0 and below 1, got 1.5"),
         ({"loss": "cross"}, "set_training: there is no loss 'cross'; there are: "),
         ({"head": lambda m: None}, "set_training: head must return a Variable of the model's program, got None"),
@@ -196,7 +196,7 @@ def test_what_cannot_be_is_said(options, message):
 
 def test_set_training_comes_before_minimize():
     model, _ = prepared()
-    with pytest.raises(fx.onnx.OnnxError, match="computes gradients already, of the model as it was; call set_training before minimize"):
+    with pytest.raises(fx.onnx.OnnxError, match="already computes gradients; call set_training before minimize"):
         fx.onnx.set_training(model)
 
 

@@ -183,7 +183,7 @@ def test_top_share_takes_the_largest_in_size():
 
 def test_what_it_takes():
     make = fx.optimizer.DGCMomentumOptimizer
-    with pytest.raises(fx.ProgramError, match="sparsity must be numbers from 0"):
+    with pytest.raises(fx.ProgramError, match="sparsity must be numbers of at least 0"):
         make(0.1, 0.9, 0, sparsity=[1.0])
     with pytest.raises(fx.ProgramError, match="needs num_trainers"):
         make(0.1, 0.9, 0, grad_clip=fx.clip.GradientClipByNorm(1.0))

@@ -164,7 +164,7 @@ def test_experts_that_dp_cuts_are_updated_where_they_are_and_others_as_the_strat
 @pytest.mark.parametrize(
     "shape, options, message",
     [
-        ([-1, 8], {}, "has an open number of tokens in one queue, so that capacity_factor gives no size; pass capacity="),
+        ([-1, 8], {}, "has one queue of an open number of tokens, so capacity_factor determines no size; pass capacity="),
         ([-1, 6, 8], {"top_k": 3}, "top_k must be 1 or 2 and at most the 4 experts, got 3"),
         ([-1, 6, 8], {"capacity_factor": 0}, "capacity_factor must be a finite number above 0, got 0"),
         ([-1, 6, 8], {"capacity_factor": float("nan")}, "capacity_factor must be a finite number above 0, got nan"),

@@ -1,7 +1,7 @@
-"""fluid.incubate.fleet.collective: `fleet`, whose `distributed_optimizer` makes a program for all workers that a launcher started.
+"""fluid.incubate.fleet.collective: `fleet`, whose `distributed_optimizer` makes a program for all workers of a launcher.
 
-Each worker feeds batches of its own, as many rows as the others; the gradients are those of all batches together. Fetched values are
-those of all workers.
+Each worker feeds batches of its own with equally many rows. Gradients are those of all batches together, and fetched values are those of
+all workers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from .base.role_maker import RoleMakerBase
 
 
 class DistributedStrategy(BuildStrategy):
-    """A BuildStrategy with what fleet adds: `use_local_sgd`, `forward_recompute` with `recompute_checkpoints`, `use_amp` with
-    `amp_loss_scaling`, `exec_strategy`. `mode` and `collective_mode` are as of DistributeTranspilerConfig.
-    """
+    """A BuildStrategy with fleet's options: `use_local_sgd`, `forward_recompute` with `recompute_checkpoints`, `use_amp` with
+    `amp_loss_scaling`, `exec_strategy`. `mode` and `collective_mode` are as in DistributeTranspilerConfig."""
 
     _known = {
         **BuildStrategy._known, "use_local_sgd": False, "use_dist_fc": False, "dist_fc_config": None, "mode": "nccl2",
@@ -56,7 +55,7 @@ class CollectiveOptimizer:
     def minimize(
         self, loss: Variable, startup_program: Program | None = None, parameter_list: Any = None, no_grad_set: Any = None
     ) -> tuple[list[Operator], ParamsGrads]:
-        """Append gradients and updates as the optimizer does; `fleet.main_program` is then what workers run."""
+        """Append gradients and updates as the optimizer does. `fleet.main_program` is then the program that workers run."""
         options, optimizer = self._strategy, self._optimizer
         if options.use_dist_fc:
             raise wrong("DistributedStrategy: use_dist_fc is not available: give the layer's ParamAttr placement=Shard(1, 'tp')")
@@ -78,7 +77,7 @@ class CollectiveOptimizer:
 
 
 class Collective:
-    """What `fleet` is: this process as a worker, and the programs of the last `minimize`."""
+    """The class of `fleet`: this process as a worker, and the programs of the last `minimize`."""
 
     def __init__(self) -> None:
         self._role: RoleMakerBase | None = None
@@ -87,7 +86,7 @@ class Collective:
         self.main_program: CompiledProgram | None = None
 
     def init(self, role_maker: RoleMakerBase | None = None) -> None:
-        """Begin; without a role maker the launcher's environment says which worker this is."""
+        """Initialize. Without a role maker, the launcher's environment determines the worker number."""
         if role_maker is not None and not isinstance(role_maker, RoleMakerBase):
             raise wrong(f"fleet.init: role_maker must be one of incubate.fleet.base.role_maker, got {type(role_maker).__name__}")
         self._role = role_maker or RoleMakerBase()
@@ -121,7 +120,7 @@ class Collective:
         return 0
 
     def split_files(self, files: Sequence[str]) -> list[str]:
-        """This worker's share of files: runs of neighbours, the first workers one more where they do not divide.
+        """This worker's share of files: contiguous runs, of which the first workers have one more if the files do not divide evenly.
 
         >>> Collective.share(["a", "b", "c", "d", "e"], 0, 2), Collective.share(["a", "b", "c", "d", "e"], 1, 2)
         (['a', 'b', 'c'], ['d', 'e'])
@@ -136,14 +135,14 @@ class Collective:
         start = worker * each + min(worker, more)
         return list(files[start : start + each + (worker < more)])
 
-    # fluid's calls for parameter servers, which collective training makes without effect
+    # fluid's calls for parameter servers, which have no effect in collective training
     def init_worker(self) -> None:
-        """Nothing is to be done."""
+        """Does nothing."""
 
     run_worker = init_server = run_server = stop_worker = init_worker
 
     def distributed_optimizer(self, optimizer: Any, strategy: DistributedStrategy | None = None) -> CollectiveOptimizer:
-        """The optimizer, whose `minimize` makes `fleet.main_program`."""
+        """The optimizer with a `minimize` that sets `fleet.main_program`."""
         _ = self.role
         return CollectiveOptimizer(optimizer, strategy)
 

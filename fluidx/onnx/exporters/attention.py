@@ -1,4 +1,4 @@
-"""Attention and its gradients, written out: runtimes know this form of it since long before the operator."""
+"""Export of attention and its gradients as basic nodes, which older runtimes support too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def attention(op: Op) -> str:
 
 @exports("scaled_dot_product_attention_grad")
 def attention_grad(op: Op) -> dict[str, str]:
-    """The weights are computed once more: what the forward operator keeps of them is not in ONNX."""
+    """The weights are computed again, because the values that the forward operator keeps are not in ONNX."""
     ndim, g = op.type_of("Q").ndim, op["Out@GRAD"]
     weights, wanted = _weights(op), op.op.outputs
     found = {}
@@ -43,7 +43,7 @@ def attention_grad(op: Op) -> dict[str, str]:
 
 
 def _weights(op: Op) -> str:
-    """What each row of Q takes of each row of V."""
+    """The attention weights: [rows of Q, rows of V]."""
     ndim, dtype = op.type_of("Q").ndim, np_dtype(op.dtype("Q"))
     scores = op.emit("MatMul", op["Q"], op.emit("Transpose", _for_heads(op, "K"), perm=swapped(ndim)))
     scores = op.emit("Mul", scores, number(op, op.attrs["scale"], "Q"))
@@ -54,13 +54,13 @@ def _weights(op: Op) -> str:
     for places in seen:
         scores = op.emit("Where", places, scores, op.const(np.array(np.finfo(dtype).min, dtype)))
     weights = op.emit("Softmax", scores, axis=-1)
-    for places in seen:  # a row that looks nowhere gives zeros
+    for places in seen:  # a row without visible positions gives zeros
         weights = op.emit("Where", places, weights, number(op, 0, "Q"))
     return weights
 
 
 def _causal(op: Op) -> str:
-    """Row i of Q looks at the first i + 1 rows of K."""
+    """Row i of Q sees the first i + 1 rows of K."""
     places = []
     for slot, axis in (("Q", 1), ("K", 0)):
         count = op.emit("Squeeze", op.sizes(op[slot], -2, -1), op.ints([0]))
@@ -70,7 +70,7 @@ def _causal(op: Op) -> str:
 
 
 def _heads(op: Op, slot: str) -> tuple[int, int]:
-    """The heads of Q, and those of K or V, each of which serves as many neighbours among the former."""
+    """The number of heads of Q, and of K or V. Neighbouring heads of Q share one of K or V."""
     q, x = op.type_of("Q").shape, op.type_of(slot).shape
     many, few = (q[-3], x[-3]) if len(q) > 2 else (1, 1)
     if many != few and ANY in (many, few):
@@ -87,11 +87,11 @@ def _for_heads(op: Op, slot: str) -> str:
 
 
 def _of_heads(op: Op, g: str, slot: str) -> str:
-    """The gradient of what `_for_heads` makes as that of K or V."""
+    """The gradient of `_for_heads`: the gradients of repeated heads added up."""
     (many, few), shape = _heads(op, slot), op.type_of(slot).shape
     if many == few:
         return g
     if shape[-2:].count(ANY) > 1:
-        raise op.wrong("its heads are shared, and more than one size of theirs is open")
+        raise op.wrong("its heads are shared, and more than one of their sizes is open")
     apart = op.emit("Reshape", g, op.ints([*[0] * (len(shape) - 3), few, many // few, *shape[-2:]]))
     return op.reduced("ReduceSum", apart, [len(shape) - 2], False)

@@ -1,4 +1,4 @@
-"""Branches and loops: a sub-block is a graph, which reads values around it by their names."""
+"""Export of `cond` and `while`. A sub-block is a graph that reads outer values by their names."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def cond(op: Op) -> Any:
 
 @exports("while")
 def while_(op: Op) -> Any:
-    """All that the loop writes is carried, its condition too: what follows may read it."""
+    """All variables that the loop writes are carried, also its condition: later operators may read it."""
     from onnx import TensorProto, helper
 
     if op.op.input("Left") and flow.draws(op.graph.program, op.op):
-        raise op.wrong("it runs iterations again that drew random numbers, and a Loop would draw different ones")
+        raise op.wrong("its gradient repeats random draws, and a Loop would draw other numbers")
     carried, (condition,) = op.op.output("Out"), op.op.input("Condition")
     counters = [
         helper.make_tensor_value_info(op.graph.fresh(f"{carried[0]}.round"), TensorProto.INT64, []),
-        helper.make_tensor_value_info(op.graph.fresh(f"{carried[0]}.more"), TensorProto.BOOL, None),  # of any rank that has one element
+        helper.make_tensor_value_info(op.graph.fresh(f"{carried[0]}.more"), TensorProto.BOOL, None),  # of any rank with one element
     ]
     most = op.attrs["max_rounds"]
     limit = op.const(np.array(most, np.int64)) if most else ""

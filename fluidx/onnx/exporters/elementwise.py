@@ -1,4 +1,4 @@
-"""Elementwise operators: one node where ONNX has the operator, the scalar expression written out in nodes where not."""
+"""Export of elementwise operators: one node if ONNX has the operator, else the nodes of its scalar expression."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def total(op: Op) -> str:
 
 @exports("elementwise_add")
 def add(op: Op) -> str:
-    """A bias by channel goes into the convolution, one by column into the product, that made what it is added to."""
+    """A bias for each channel becomes an operand of the convolution before it, and a bias for each column one of the product before it."""
     by_axis_1 = op.type_of("Y").ndim == 1 and op.attrs["axis"] % op.type_of("X").ndim == 1
     return (op.with_third("X", _BIASED, op["Y"]) if by_axis_1 else None) or by_expression(op)
 
@@ -85,7 +85,7 @@ def clip(op: Op) -> str:
 
 @exports("dropout")
 def dropout(op: Op) -> str | dict[str, str]:
-    """In inference a Dropout node, which changes nothing there, so that who trains the model again knows the rate."""
+    """In inference, a Dropout node without effect, so that a program that trains the model again knows the rate."""
     rate, upscale = op.attrs["dropout_prob"], op.attrs["dropout_implementation"] == "upscale_in_train"
     if not op.attrs["is_test"]:
         return _dropping(op, rate, upscale)
@@ -96,7 +96,7 @@ def dropout(op: Op) -> str | dict[str, str]:
 
 def _dropping(op: Op, rate: float, upscale: bool) -> dict[str, str]:
     if rate >= 1:
-        raise op.wrong("it drops everything, and a Dropout node drops less")
+        raise op.wrong("it drops everything, which a Dropout node cannot do")
     y, kept = op.several("Dropout", 2, op["X"], op.const(np.array(rate, np.float32)), op.const(np.array(True)), seed=op.attrs["seed"])
     if not upscale:
         y = op.emit("Mul", op["X"], op.emit("Cast", kept, to=op.code(op.dtype("X"))))
@@ -125,7 +125,7 @@ _NODES = {
 
 
 def _mod(op: Op, x: str, y: str) -> str:
-    """The remainder has the sign of the divisor: Mod is so for integers only."""
+    """The remainder has the sign of the divisor. ONNX's Mod does so only for integers."""
     if np_dtype(op.dtype("X")).kind in "iu":
         return op.emit("Mod", x, y)
     return op.emit("Sub", x, op.emit("Mul", op.emit("Floor", op.emit("Div", x, y)), y))
@@ -150,11 +150,11 @@ _COMPOSED: dict[str, Callable[..., str]] = {
 }
 
 
-_SYMBOLS = {"Out": "Out", "Out@GRAD": "g"}  # slots of gradients, in their expressions
+_SYMBOLS = {"Out": "Out", "Out@GRAD": "g"}  # names of gradient slots in expressions
 
 
 def by_expression(op: Op) -> str:
-    """The nodes of an elementwise operator's expression, a value that occurs twice computed once."""
+    """The nodes of an elementwise operator's expression. A repeated value is computed once."""
     definition = opdef(op.type)
     slots = definition.inputs
     expr: Expr = definition.expr  # type: ignore[attr-defined]
@@ -166,13 +166,13 @@ def by_expression(op: Op) -> str:
 
 
 def has_expression(op_type: str) -> bool:
-    """Whether an operator is elementwise, and ONNX has what it is made of."""
+    """Whether an operator is elementwise, and ONNX has all functions of its expression."""
     expr = getattr(opdef(op_type), "expr", None)
     return isinstance(expr, Expr) and all(e.fn in _NODES or e.fn in _COMPOSED or e.fn in ("const", "sym") for e in parts(expr))
 
 
 def _aligned(op: Op, slot: str, axis: int) -> str:
-    """An operand whose axes begin at `axis` of the result, -1 for those that end where it ends."""
+    """An operand whose first axis meets axis `axis` of the result; -1 if the last axes meet."""
     behind = op.out_type(opdef(op.type).out_slots[0].name).ndim - axis - op.type_of(slot).ndim
     if axis == -1 or behind <= 0:
         return op[slot]
@@ -181,7 +181,7 @@ def _aligned(op: Op, slot: str, axis: int) -> str:
 
 
 def written_out(op: Op, e: Expr, values: Mapping[str, str]) -> str:
-    """The nodes of an expression of values by the names of its symbols. Its numbers have the dtype of the first operand."""
+    """The nodes of an expression, with `values` for its symbols. Its numbers have the dtype of the first operand."""
     return _written(op, e, values, {})
 
 

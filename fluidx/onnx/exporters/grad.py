@@ -1,4 +1,4 @@
-"""Gradients of products, reductions, softmax, losses, and of what lays elements out anew, as plain nodes."""
+"""Export of gradients of products, reductions, softmax, losses and data movement, as basic nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def number(op: Op, value: float, slot: str) -> str:
-    """A constant of the dtype of an operand."""
+    """A constant in the dtype of an operand."""
     return op.const(np.array(value, np_dtype(op.dtype(slot))))
 
 
@@ -34,7 +34,7 @@ def _reduced_axes(op: Op) -> list[int]:
 
 
 def _kept(op: Op, slot: str) -> str:
-    """What was reduced, with the axes that are gone as axes of 1."""
+    """A result of the reduction, with its reduced axes back as axes of size 1."""
     axes, ndim = _reduced_axes(op), op.type_of("X").ndim
     if op.attrs["keep_dim"]:
         return op[slot]
@@ -53,7 +53,7 @@ def reduce_mean_grad(op: Op) -> str:
 
 
 def count(op: Op, slot: str, axes: Sequence[int], dtype: str) -> str:
-    """How many elements some axes of an operand have."""
+    """The number of elements along some axes of an operand."""
     sizes = [op.type_of(slot).shape[a] for a in axes]
     if ANY not in sizes:
         return op.const(np.array(np.prod(sizes), np_dtype(dtype)))
@@ -74,7 +74,7 @@ def logsumexp_grad(op: Op) -> str:
 
 @exports("reduce_to")
 def reduce_to(op: Op) -> str:
-    """Summed over the axes that the other has not, or has with size 1."""
+    """The sum over the axes that `Like` lacks or has with size 1."""
     x, like, axis = op.type_of("X").shape, op.type_of("Like").shape, op.attrs["axis"]
     if x == like:
         return op["X"]
@@ -120,7 +120,7 @@ def log_softmax_grad(op: Op) -> str:
 
 
 def _hot(op: Op, slot: str, axis: int) -> str:
-    """1 at the class of each label, in the shape and dtype of `slot`."""
+    """1 at the class of each label, else 0, in the shape and dtype of `slot`."""
     t, label = op.type_of(slot), np_dtype(op.dtype("Label"))
     if t.shape[axis] == ANY:
         raise op.wrong("the number of classes is open")
@@ -156,7 +156,7 @@ def square_error_cost_grad(op: Op) -> str:
     return op.emit("Mul", op.emit("Mul", op.emit("Sub", op["X"], op["Y"]), number(op, 2, "X")), op["Out@GRAD"])
 
 
-# -- laid out anew ------------------------------------------------------------------------------------------------------------
+# -- data movement ----------------------------------------------------------------------------------------------------------------
 
 
 @exports("reshape_grad")
@@ -184,7 +184,7 @@ def slice_grad(op: Op) -> str:
         size = x.shape[axis]
         if step != 1 or (size == ANY and (start, end) != (0, ANY)):
             raise op.wrong(
-                "what a slice with strides, or of an open axis, leaves away" if step != 1 else f"axis {axis}, which it cuts, is open"
+                "it has strides" if step != 1 else f"axis {axis}, which it cuts, is open"
             )
         if size != ANY:
             low, high, _ = slice(start, end).indices(size)
@@ -194,9 +194,9 @@ def slice_grad(op: Op) -> str:
 
 @exports("pad2d_grad")
 def pad2d_grad(op: Op) -> str:
-    """What lies inside of the padding."""
+    """The part of the gradient inside of the padding."""
     if op.attrs["mode"] != "constant":
-        raise op.wrong(f"what mode {op.attrs['mode']!r} repeats adds up at the border, which is not written")
+        raise op.wrong(f"what mode {op.attrs['mode']!r} repeats elements, so gradients add up at the border, which fluidx cannot export")
     (top, bottom, left, right), first = op.attrs["paddings"], 1 if op.attrs["data_format"] == "NHWC" else 2
     ends = [-n or np.iinfo(np.int64).max for n in (bottom, right)]
     return op.emit("Slice", op["Out@GRAD"], op.ints([top, left]), op.ints(ends), op.ints([first, first + 1]))
@@ -216,5 +216,5 @@ def expand_grad(op: Op) -> str:
     times = op.attrs["expand_times"] or [1 if a == b else ANY if ANY in (a, b) else b // a for a, b in zip(x, g, strict=True)]
     paired = [d for pair in zip(times, x, strict=True) for d in pair]
     if paired.count(ANY) > 1:
-        raise op.wrong("more than one size of it is open")
+        raise op.wrong("more than one of its sizes is open")
     return op.reduced("ReduceSum", op.emit("Reshape", op["Out@GRAD"], op.ints(paired)), range(0, len(paired), 2), False)

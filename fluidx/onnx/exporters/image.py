@@ -1,4 +1,4 @@
-"""Images of another size, and what is read of images at places of its own."""
+"""Export of resizing, and of operators that read images at computed positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def resize(op: Op) -> str:
     a = op.attrs
     if a["sizes"] and a["scales"]:
-        raise op.wrong("sizes together with scales are not in ONNX; give one of both")
+        raise op.wrong("ONNX has no Resize with both sizes and scales; give one of them")
     spans = op.const(np.array(a["spans"], np.float32)) if a["spans"] else ""
     lengths = ["", op.ints(a["sizes"])] if a["sizes"] else [op.const(np.array(a["scales"], np.float32))]
     attrs: dict[str, Any] = {"mode": a["mode"], "coordinate_transformation_mode": a["coordinates"], "axes": list(a["axes"])}
@@ -50,7 +50,7 @@ def roi_align(op: Op) -> str:
 
 @exports("roi_pool")
 def roi_pool(op: Op) -> str:
-    """The number of its image stands in front of each region."""
+    """Each region begins with the index of its image."""
     a = op.attrs
     images = op.emit("Cast", op["BatchIndices"], to=op.code(np_dtype(op.dtype("Rois")).name))
     rois = op.emit("Concat", op.emit("Unsqueeze", images, op.ints([1])), op["Rois"], axis=1)

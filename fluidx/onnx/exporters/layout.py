@@ -1,4 +1,4 @@
-"""Operators that lay elements out anew, look them up, or make them of nothing."""
+"""Export of data movement, look-ups and constants."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def squeeze(op: Op) -> str:
 
 @exports("unsqueeze")
 def unsqueeze(op: Op) -> str:
-    """Each axis counts those that were inserted before it; in ONNX all count all, which is the same where they rise."""
+    """Each axis counts axes inserted before it, but in ONNX all inserted axes. Both are the same if the axes rise."""
     axes = op.attrs["axes"]
     if axes and min(axes) >= 0 and all(a < b for a, b in zip(axes, axes[1:])):
         return op.emit("Unsqueeze", op["X"], op.ints(axes))
@@ -104,7 +104,7 @@ def index_select(op: Op) -> str:
 
 @exports("flip", "reverse")
 def flip(op: Op) -> str:
-    """Backwards from the last element to before the first, which -1 would not say."""
+    """A slice with step -1. Its end is the least int64, because -1 would mean the last element."""
     dims = op.attrs["dims" if op.type == "flip" else "axis"]
     least, ones = [np.iinfo(np.int64).min] * len(dims), [-1] * len(dims)
     return op.emit("Slice", op["X"], op.ints(ones), op.ints(least), op.ints(dims), op.ints(ones))
@@ -112,11 +112,11 @@ def flip(op: Op) -> str:
 
 @exports("roll")
 def roll(op: Op) -> str:
-    """Along each axis, or flattened, the end before the beginning."""
+    """Along each axis, or flattened, the end moves to the front."""
     t, dims = op.type_of("X"), op.attrs["dims"]
     sizes = [t.shape[d] for d in dims] or [t.numel]
     if any(size < 0 for size in sizes):
-        raise op.wrong("an axis that it rolls is open")
+        raise op.wrong("a rolled axis is open")
     x = op["X"] if dims else op.emit("Reshape", op["X"], op.ints([-1]))
     for axis, shift, size in zip(dims or (0,), op.attrs["shifts"], sizes, strict=True):
         if size and shift % size:
@@ -198,7 +198,7 @@ def gather_nd(op: Op) -> str:
 
 @exports("one_hot", "one_hot_v2")
 def one_hot(op: Op) -> str:
-    """In ONNX an id below 0 counts from the end, and one that is too large gives zeros."""
+    """In ONNX a negative id counts from the end, and one that is too large gives zeros."""
     x, number = op.emit("Squeeze", op["X"], op.ints([-1])) if op.type == "one_hot" else op["X"], np_dtype(op.dtype("X")).type
     depth, both = op.attrs["depth"], op.const(np.array([0, 1], np_dtype(op.attrs["dtype"])))
     if op.attrs["allow_out_of_range"]:
@@ -219,7 +219,7 @@ def top_k(op: Op) -> dict[str, Any]:
 
 
 def picked(op: Op, k: str) -> dict[str, Any]:
-    """The k largest or smallest elements along an axis, and where they are."""
+    """The k largest or smallest elements along an axis, and their positions."""
     values, places = op.several("TopK", 2, op["X"], k, axis=op.attrs["axis"], largest=int(op.attrs["largest"]))
     return {"Out": values, "Indices": places}
 
@@ -232,7 +232,7 @@ def argsort(op: Op) -> dict[str, Any]:
     return {"Out": values, "Indices": places}
 
 
-# -- of nothing ---------------------------------------------------------------------------------------------------------------
+# -- constants --------------------------------------------------------------------------------------------------------------------
 
 
 @exports("fill_constant")

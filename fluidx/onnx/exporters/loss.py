@@ -1,4 +1,4 @@
-"""Losses of classes."""
+"""Export of classification losses."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def sigmoid_cross_entropy_grad(op: Op) -> str:
 
 def _where_labelled(op: Op, value: str) -> str:
     if op.attrs["normalize"]:
-        raise op.wrong("normalize divides by the number of labels, which is not written")
+        raise op.wrong("normalize divides by the number of labels, which fluidx cannot export")
     ignored = op.emit("Equal", op["Label"], op.const(np.array(op.attrs["ignore_index"], np_dtype(op.dtype("Label")))))
     return op.emit("Where", ignored, op.const(np.array(0, np_dtype(op.dtype("X")))), value)
 
 
 def _entropy(op: Op, logarithms: str, slot: str, axis: int) -> str:
-    """Minus the logarithms that labels choose; 0 where one is to be ignored."""
+    """Minus the logarithms at the labels; 0 for ignored labels."""
     if op.attrs["soft_label"]:
         return op.emit("Neg", op.emit("ReduceSum", op.emit("Mul", op["Label"], logarithms), op.ints([axis]), keepdims=1))
     number, label = np_dtype(op.dtype("Label")).type, op["Label"]

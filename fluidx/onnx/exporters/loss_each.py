@@ -1,4 +1,4 @@
-"""Losses of each element by itself, with their gradients: of a number against a number, and of labels that say yes or no."""
+"""Export of elementwise losses and their gradients: regression losses and binary classification losses."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _X, _Y, _G = sym("x"), sym("y"), sym("g")
 
 
 def _each(op: Op, e: Expr, *slots: str) -> str:
-    """An expression of x, y and g, which the operands of the slots are in turn."""
+    """An expression in x, y and g, which stand for the operands of the slots in order."""
     return written_out(op, e, {name: op[slot] for name, slot in zip("xyg", slots, strict=False)})
 
 
-def _held(e: Expr, limit: float) -> Expr:
+def _clipped(e: Expr, limit: float) -> Expr:
     return f.min(f.max(e, -limit), limit)
 
 
@@ -41,7 +41,7 @@ def huber_loss(op: Op) -> dict[str, str]:
 
 @exports("huber_loss_grad")
 def huber_loss_grad(op: Op) -> str:
-    return _each(op, _held(_X, op.attrs["delta"]) * _Y, "Residual", "Out@GRAD")
+    return _each(op, _clipped(_X, op.attrs["delta"]) * _Y, "Residual", "Out@GRAD")
 
 
 @exports("smooth_l1_loss")
@@ -59,14 +59,14 @@ def smooth_l1_loss(op: Op) -> dict[str, str]:
 
 @exports("smooth_l1_loss_grad")
 def smooth_l1_loss_grad(op: Op) -> str:
-    slope = _each(op, _held(_X * op.attrs["sigma"] ** 2, 1.0), "Diff")
+    slope = _each(op, _clipped(_X * op.attrs["sigma"] ** 2, 1.0), "Diff")
     for slot in ("InsideWeight", "OutsideWeight"):
         slope = op.emit("Mul", slope, op[slot]) if op.has(slot) else slope
     more = range(2, op.type_of("Diff").ndim)
     return op.emit("Mul", slope, op.emit("Unsqueeze", op["Out@GRAD"], op.ints(more)) if more else op["Out@GRAD"])
 
 
-# -- yes or no ----------------------------------------------------------------------------------------------------------------
+# -- binary labels ----------------------------------------------------------------------------------------------------------------
 
 
 @exports("log_loss")
@@ -82,7 +82,7 @@ def log_loss_grad(op: Op) -> str:
 
 
 def _log(p: Expr) -> Expr:
-    """Held at -100 or more."""
+    """The logarithm, at least -100."""
     return f.where(p > 0.0, f.max(f.log(f.max(p, 1e-38)), -100.0), -100.0)
 
 
@@ -125,17 +125,17 @@ def kldiv_loss(op: Op) -> str:
     each = _each(op, f.where(known, _Y * (f.log(f.where(known, _Y, 1.0)) - _X), 0.0), "X", "Target")
     if op.attrs["reduction"] == "none":
         return each
-    return _shared_out(op, single(op, "ReduceSum", each))
+    return _averaged(op, single(op, "ReduceSum", each))
 
 
 @exports("kldiv_loss_grad")
 def kldiv_loss_grad(op: Op) -> str:
-    g = op["Loss@GRAD"] if op.attrs["reduction"] == "none" else _shared_out(op, op["Loss@GRAD"])
+    g = op["Loss@GRAD"] if op.attrs["reduction"] == "none" else _averaged(op, op["Loss@GRAD"])
     return written_out(op, f.where(_Y > 0.0, -_Y * _G, 0.0), {"y": op["Target"], "g": g})
 
 
-def _shared_out(op: Op, total: str) -> str:
-    """Divided by what the reduction divides by: the elements, or the rows."""
+def _averaged(op: Op, total: str) -> str:
+    """The value divided by the divisor of the reduction: the number of elements or of rows."""
     axes = {"mean": range(op.type_of("X").ndim), "batchmean": [0], "sum": []}[op.attrs["reduction"]]
     return op.emit("Div", total, count(op, "X", axes, op.dtype("X"))) if axes else total
 

@@ -1,4 +1,4 @@
-"""Normalization."""
+"""Export of normalizations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @exports("batch_norm")
 def batch_norm(op: Op) -> str | dict[str, str]:
-    """As it is in inference, unless it takes the statistics of the batch."""
+    """The inference form, unless the operator uses the statistics of the batch."""
     if not (op.attrs["is_test"] or op.attrs["use_global_stats"]):
         return in_training(op)
     return _by_running_statistics(op, momentum=op.attrs["momentum"])
@@ -28,9 +28,9 @@ def batch_norm(op: Op) -> str | dict[str, str]:
 
 @exports("ghost_batch_norm")
 def ghost_batch_norm(op: Op) -> str:
-    """In inference it is batch_norm."""
+    """The inference form, which is that of batch_norm."""
     if not op.attrs["is_test"]:
-        raise op.wrong("it takes statistics by parts of the batch")
+        raise op.wrong("it uses the statistics of parts of the batch")
     return _by_running_statistics(op)
 
 
@@ -100,7 +100,7 @@ def _weight_dtype(op: Op) -> str:
 
 
 def _as_weights(op: Op, x: str, emit: Callable[[str], str]) -> str:
-    """What `emit` makes of x in the dtype of the weights, which are float32 beside 16-bit values."""
+    """The result of `emit` for x, computed in the dtype of the weights, which is float32 for 16-bit values."""
     if (wide := _weight_dtype(op)) == op.dtype("X"):
         return emit(x)
     return op.emit("Cast", emit(op.emit("Cast", x, to=op.code(wide))), to=op.code(op.dtype("X")))
@@ -129,7 +129,7 @@ def group_norm(op: Op) -> str:
 
 
 def _groups_written_out(op: Op, x: str, scale: str, bias: str) -> str:
-    """Groups as the channels of an InstanceNormalization: before opset 21 the weights of GroupNormalization are those of groups."""
+    """Groups as channels of an InstanceNormalization. Before opset 21, GroupNormalization has one weight for each group."""
     groups, behind = op.attrs["groups"], op.ints(range(1, op.type_of("X").ndim - 1))
     ones, zeros = _ones(op, (groups,)), _ones(op, (groups,), 0.0)
     even = op.emit("InstanceNormalization", op.emit("Reshape", x, op.ints([0, groups, -1])), ones, zeros, epsilon=op.attrs["epsilon"])
@@ -145,7 +145,7 @@ def _by_channel(op: Op, channels: int) -> list[str]:
 
 @exports("lrn")
 def lrn(op: Op) -> dict[str, str]:
-    """ONNX takes the mean of squares where fluid takes their sum, and does not hand the bracket out."""
+    """ONNX uses the mean of squares where fluid uses their sum, and does not output the bracket."""
     a, x = op.attrs, op["X"]
     found = {"Out": op.emit("LRN", x, size=a["n"], bias=a["k"], alpha=a["alpha"] * a["n"], beta=a["beta"])}
     if op.is_used("MidOut"):

@@ -1,4 +1,4 @@
-"""Normalization as it is in training, and its gradients."""
+"""Export of batch_norm in training, and of gradients of normalizations."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
 
 def channel_axes(op: Op) -> tuple[int, list[int]]:
-    """The axis of the channels, and all others."""
+    """The channel axis, and all other axes."""
     ndim = op.type_of("X").ndim
     axis = ndim - 1 if op.attrs["data_layout"] == "NHWC" and ndim > 2 else 1
     return axis, [k for k in range(ndim) if k != axis]
 
 
-def _seen(op: Op, value: str, axes: Sequence[int]) -> str:
+def _expanded(op: Op, value: str, axes: Sequence[int]) -> str:
     return op.emit("Unsqueeze", value, op.ints(axes))
 
 
 def in_training(op: Op) -> dict[str, str]:
-    """batch_norm with the statistics of the batch, which also move the running ones."""
+    """batch_norm with the statistics of the batch, which also update the running ones."""
     if op.dtype("X") != op.dtype("Scale"):
         raise op.wrong("its weights have a wider dtype than its input")
     _, axes = channel_axes(op)
     mean = op.reduced("ReduceMean", op["X"], axes, False)
-    centered = op.emit("Sub", op["X"], _seen(op, mean, axes))
+    centered = op.emit("Sub", op["X"], _expanded(op, mean, axes))
     variance = op.reduced("ReduceMean", op.emit("Mul", centered, centered), axes, False)
     inverse = op.emit("Reciprocal", op.emit("Sqrt", op.emit("Add", variance, number(op, op.attrs["epsilon"], "Scale"))))
-    y = op.emit("Mul", centered, _seen(op, op.emit("Mul", inverse, op["Scale"]), axes))
-    found = {"Y": op.emit("Add", y, _seen(op, op["Bias"], axes)), "SavedMean": mean, "SavedVariance": inverse}
+    y = op.emit("Mul", centered, _expanded(op, op.emit("Mul", inverse, op["Scale"]), axes))
+    found = {"Y": op.emit("Add", y, _expanded(op, op["Bias"], axes)), "SavedMean": mean, "SavedVariance": inverse}
     keep, move = (number(op, v, "Scale") for v in (op.attrs["momentum"], 1 - op.attrs["momentum"]))
     for slot, of_batch in (("Mean", mean), ("Variance", variance)):
         found[f"{slot}Out"] = op.emit("Add", op.emit("Mul", op[slot], keep), op.emit("Mul", of_batch, move))
@@ -49,15 +49,15 @@ def in_training(op: Op) -> dict[str, str]:
 def batch_norm_grad(op: Op) -> dict[str, str]:
     _, axes = channel_axes(op)
     g, inverse = op["Y@GRAD"], op["SavedVariance"]
-    normal = op.emit("Mul", op.emit("Sub", op["X"], _seen(op, op["SavedMean"], axes)), _seen(op, inverse, axes))
+    normal = op.emit("Mul", op.emit("Sub", op["X"], _expanded(op, op["SavedMean"], axes)), _expanded(op, inverse, axes))
     bias = op.reduced("ReduceSum", g, axes, False)
     scale = op.reduced("ReduceSum", op.emit("Mul", g, normal), axes, False)
     inner = g
     if not op.attrs["use_global_stats"]:
         many = count(op, "X", axes, op.dtype("X"))
-        along = op.emit("Mul", normal, _seen(op, op.emit("Div", scale, many), axes))
-        inner = op.emit("Sub", op.emit("Sub", g, _seen(op, op.emit("Div", bias, many), axes)), along)
-    dx = op.emit("Mul", inner, _seen(op, op.emit("Mul", op["Scale"], inverse), axes))
+        along = op.emit("Mul", normal, _expanded(op, op.emit("Div", scale, many), axes))
+        inner = op.emit("Sub", op.emit("Sub", g, _expanded(op, op.emit("Div", bias, many), axes)), along)
+    dx = op.emit("Mul", inner, _expanded(op, op.emit("Mul", op["Scale"], inverse), axes))
     return {"X@GRAD": dx, "Scale@GRAD": scale, "Bias@GRAD": bias}
 
 
@@ -81,15 +81,15 @@ def rms_norm_grad(op: Op) -> dict[str, str]:
 
 
 def _rows_grad(op: Op, spread: str, mean: str = "") -> dict[str, str]:
-    """The gradients of rows divided by the root of the operand `spread`, less the operand `mean` if there is one."""
+    """The gradients of rows divided by the root of operand `spread`, after subtracting operand `mean` if there is one."""
     x, first = op.type_of("X"), op.attrs["begin_norm_axis"]
     rows, sizes = range(first, x.ndim), x.shape[first:]
     if ANY in sizes or x.dtype != op.dtype(spread):
         raise op.wrong("an axis that it normalizes is open, or its weights have a wider dtype than its input")
     g = op["Y@GRAD"]
     root = op.emit("Sqrt", op.emit("Add", op[spread], number(op, op.attrs["epsilon"], spread)))
-    inverse = _seen(op, op.emit("Reciprocal", root), rows)
-    normal = op.emit("Mul", op.emit("Sub", op["X"], _seen(op, op[mean], rows)) if mean else op["X"], inverse)
+    inverse = _expanded(op, op.emit("Reciprocal", root), rows)
+    normal = op.emit("Mul", op.emit("Sub", op["X"], _expanded(op, op[mean], rows)) if mean else op["X"], inverse)
     flat = op.ints([int(np.prod(sizes))])
     found = {
         "Scale@GRAD": lambda: op.emit("Reshape", op.reduced("ReduceSum", op.emit("Mul", g, normal), range(first), False), flat),
@@ -129,11 +129,12 @@ def instance_norm_grad(op: Op) -> dict[str, str]:
 
 
 def _groups_grad(op: Op, groups: int, mean: str, inverse: str, layout: str) -> dict[str, str]:
-    """`mean` and `inverse` are [N, groups]. The channels of a group and their pixels are the rows that are normalized."""
+    """The gradients of normalization by groups. `mean` and `inverse` are [N, groups]; a normalized row is a group's channels and their
+    pixels."""
     if op.has("Scale") and op.dtype("Scale") != op.dtype("X"):
         raise op.wrong("its weights have a wider dtype than its input")
     ndim, found = op.type_of("X").ndim, {}
-    rows, mean, inverse = op.ints([0, groups, -1]), _seen(op, mean, [2]), _seen(op, inverse, [2])
+    rows, mean, inverse = op.ints([0, groups, -1]), _expanded(op, mean, [2]), _expanded(op, inverse, [2])
 
     def grad(x: str) -> str:
         g = first(op, "Y@GRAD", layout)
@@ -167,7 +168,7 @@ def neighbours(op: Op, value: str, back: bool = False) -> str:
     n, channels = op.attrs["n"], op.type_of("X").shape[1]
     if channels == ANY:
         raise op.wrong("the number of channels is open")
-    distance = np.arange(channels) - np.arange(channels)[:, None]  # from the channel of a row to that of a column
+    distance = np.arange(channels) - np.arange(channels)[:, None]  # from the channel of a row to the channel of a column
     sees = ((distance >= -((n - 1) // 2)) & (distance < n - (n - 1) // 2)).astype(np_dtype(op.dtype("X")))
     rows = op.emit("Reshape", value, op.ints([0, channels, -1]))
     return op.emit("Reshape", op.emit("MatMul", op.const(np.ascontiguousarray(sees.T) if back else sees), rows), op.emit("Shape", value))

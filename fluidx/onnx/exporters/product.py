@@ -1,4 +1,4 @@
-"""Products of matrices, sums and other reductions, softmax."""
+"""Export of matrix products, reductions and softmax."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def matmul(op: Op) -> str:
     if x.ndim == y.ndim == 2 and (tx or ty or alpha != 1.0):
         return op.emit("Gemm", op["X"], op["Y"], transA=int(tx), transB=int(ty), alpha=alpha)
     if (tx and x.ndim == 1) or (ty and y.ndim == 1):
-        raise op.wrong("a vector is transposed in it; reshape it to a matrix")
+        raise op.wrong("it transposes a vector; reshape it to a matrix")
     a, b = (op.emit("Transpose", op[s], perm=swapped(op.type_of(s).ndim)) if t else op[s] for s, t in (("X", tx), ("Y", ty)))
-    if (tx and y.ndim == 1) or (ty and x.ndim == 1):  # ONNX Runtime 1.31 goes wrong with a vector behind what is transposed
+    if (tx and y.ndim == 1) or (ty and x.ndim == 1):  # ONNX Runtime 1.31 computes a wrong product of a transposed operand and a vector
         axis = -1 if tx else -2
         matrix = op.emit("Unsqueeze", b if tx else a, op.ints([-1 if tx else 0]))
         out = op.emit("Squeeze", op.emit("MatMul", a, matrix) if tx else op.emit("MatMul", matrix, b), op.ints([axis]))
@@ -75,14 +75,14 @@ def reduce(op: Op) -> str:
 
 
 def single(op: Op, op_type: str, x: str) -> str:
-    """A reduction of all axes, to a vector of one element."""
+    """A reduction over all axes, to a vector of one element."""
     out = op.emit(op_type, x, keepdims=1)
     return out if op.type_of("X").ndim == 1 else op.emit("Reshape", out, op.ints([1]))
 
 
 @exports("reduce_all", "reduce_any")
 def of_bools(op: Op) -> str:
-    """The smallest or largest of 0 and 1: ONNX compares no bools before opset 20."""
+    """The smallest or largest of 0 and 1: ONNX does not reduce bools before opset 20."""
     dims, ndim = op.attrs["dim"], op.type_of("X").ndim
     kind, x = {"reduce_all": "ReduceMin", "reduce_any": "ReduceMax"}[op.type], op.emit("Cast", op["X"], to=op.code("int32"))
     whole = len(dims or range(ndim)) == ndim

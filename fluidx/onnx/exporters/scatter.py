@@ -1,4 +1,4 @@
-"""Rows and elements put, added or folded into others: scatter and its kin, and the gradients of what looks rows up."""
+"""Export of scatter operators, and of gradients of look-ups."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from .grad import number
 if TYPE_CHECKING:
     from ..export import Op
 
-_FOLDS = {"prod": ("mul", 16), "max": ("max", 18), "min": ("min", 18)}  # what ScatterND calls it, and since when
+_FOLDS = {"prod": ("mul", 16), "max": ("max", 18), "min": ("min", 18)}  # ScatterND's name of the reduction, and its first opset
 
 
 def _zeros_like(op: Op, slot: str) -> str:
     return op.emit("ConstantOfShape", op.emit("Shape", op[slot]), value=op.tensor(np.zeros(1, np_dtype(op.dtype(slot)))))
 
 
-def _folded(op: Op, x: str, places: str, updates: str, how: str = "add", since: int = 16) -> str:
+def _reduced_into(op: Op, x: str, places: str, updates: str, how: str = "add", since: int = 16) -> str:
     if op.opset < since:
         raise op.wrong(f"its ScatterND has {how} from opset {since} on")
     return op.emit("ScatterND", x, places, updates, reduction=how)
 
 
 def _added(op: Op, like: str, places: str, values: str) -> str:
-    """Zeros in the shape of an operand with values added at places."""
-    return _folded(op, _zeros_like(op, like), places, values)
+    """Zeros in the shape of an operand, with values added at positions."""
+    return _reduced_into(op, _zeros_like(op, like), places, values)
 
 
-def _places(op: Op, slot: str) -> str:
+def _positions(op: Op, slot: str) -> str:
     ids = op.emit("Reshape", op[slot], op.ints([-1, 1]))
     return ids if op.dtype(slot) == "int64" else op.emit("Cast", ids, to=op.code("int64"))
 
@@ -41,7 +41,7 @@ def _places(op: Op, slot: str) -> str:
 
 @exports("lookup_table_grad")
 def lookup_table_grad(op: Op) -> str:
-    places, pad = _places(op, "Ids"), op.attrs["padding_idx"]
+    places, pad = _positions(op, "Ids"), op.attrs["padding_idx"]
     g = op.emit("Reshape", op["Out@GRAD"], op.ints([-1, op.type_of("W").shape[1]]))
     if pad != -1:
         padding = op.emit("Equal", places, op.const(np.array(pad, np.int64)))
@@ -51,7 +51,7 @@ def lookup_table_grad(op: Op) -> str:
 
 @exports("gather_grad")
 def gather_grad(op: Op) -> str:
-    return _added(op, "X", _places(op, "Index"), op["Out@GRAD"])
+    return _added(op, "X", _positions(op, "Index"), op["Out@GRAD"])
 
 
 @exports("gather_nd_grad")
@@ -61,12 +61,12 @@ def gather_nd_grad(op: Op) -> str:
 
 @exports("index_select_grad")
 def index_select_grad(op: Op) -> str:
-    """With the axis that is looked up in as the first one."""
+    """The indexed axis is moved to the front."""
     ndim = op.type_of("X").ndim
     axis = op.attrs["dim"] % ndim
     there = [axis, *(k for k in range(ndim) if k != axis)]
     rows = op.emit("Transpose", _zeros_like(op, "X"), perm=there)
-    found = _folded(op, rows, _places(op, "Index"), op.emit("Transpose", op["Out@GRAD"], perm=there))
+    found = _reduced_into(op, rows, _positions(op, "Index"), op.emit("Transpose", op["Out@GRAD"], perm=there))
     return op.emit("Transpose", found, perm=[int(k) for k in np.argsort(there)])
 
 
@@ -95,8 +95,8 @@ def _ids(op: Op) -> str:
     return op.emit("Reshape", op["Ids"], op.ints([-1]))
 
 
-def _last(op: Op) -> str:
-    """For each id where the last one stands that is equal: of ids that come twice ONNX leaves open which update stays."""
+def _last_equal(op: Op) -> str:
+    """For each id the position of the last equal one. ONNX does not define which update of repeated ids stays."""
     ids = _ids(op)
     same = op.emit("Equal", op.emit("Unsqueeze", ids, op.ints([1])), op.emit("Unsqueeze", ids, op.ints([0])))
     return op.emit("ArgMax", op.emit("Cast", same, to=op.code("int32")), axis=1, keepdims=0, select_last_index=1)
@@ -106,21 +106,21 @@ def _cleared(op: Op, slot: str) -> str:
     """An operand with zeros in the rows that ids name."""
     rows = op.emit("Gather", op[slot], _ids(op), axis=0)
     zeros = op.emit("ConstantOfShape", op.emit("Shape", rows), value=op.tensor(np.zeros(1, np_dtype(op.dtype(slot)))))
-    return op.emit("ScatterND", op[slot], _places(op, "Ids"), zeros)
+    return op.emit("ScatterND", op[slot], _positions(op, "Ids"), zeros)
 
 
 @exports("scatter")
 def scatter(op: Op) -> str:
     if op.attrs["overwrite"]:
-        return op.emit("ScatterND", op["X"], _places(op, "Ids"), op.emit("Gather", op["Updates"], _last(op), axis=0))
-    return _folded(op, _cleared(op, "X"), _places(op, "Ids"), op["Updates"])
+        return op.emit("ScatterND", op["X"], _positions(op, "Ids"), op.emit("Gather", op["Updates"], _last_equal(op), axis=0))
+    return _reduced_into(op, _cleared(op, "X"), _positions(op, "Ids"), op["Updates"])
 
 
 @exports("scatter_grad")
 def scatter_grad(op: Op) -> dict[str, str]:
     rows = op.emit("Gather", op["Out@GRAD"], _ids(op), axis=0)
     if op.attrs["overwrite"]:  # an update that a later one replaced has no effect
-        last = _last(op)
+        last = _last_equal(op)
         count, (zero, one) = op.emit("Size", last), (op.const(np.array(n, np.int64)) for n in (0, 1))
         stays = op.emit("Cast", op.emit("Equal", last, op.emit("Range", zero, count, one)), to=op.code(op.dtype("Out@GRAD")))
         more = range(1, op.type_of("Out@GRAD").ndim)
@@ -130,18 +130,18 @@ def scatter_grad(op: Op) -> dict[str, str]:
 
 @exports("scatter_nd_add")
 def scatter_nd_add(op: Op) -> str:
-    return _folded(op, op["X"], op.emit("Cast", op["Index"], to=op.code("int64")), op["Updates"])
+    return _reduced_into(op, op["X"], op.emit("Cast", op["Index"], to=op.code("int64")), op["Updates"])
 
 
 @exports("scatter_fold")
 def scatter_fold(op: Op) -> str:
-    return _folded(op, op["X"], _places(op, "Ids"), op["Updates"], *_FOLDS[op.attrs["op"]])
+    return _reduced_into(op, op["X"], _positions(op, "Ids"), op["Updates"], *_FOLDS[op.attrs["op"]])
 
 
 @exports("scatter_fold_grad")
 def scatter_fold_grad(op: Op) -> dict[str, str]:
     if op.attrs["op"] == "prod":
-        raise op.wrong("the share of one factor is the product of all others, which is not written")
+        raise op.wrong("the derivative by one factor is the product of all others, which fluidx cannot export")
 
     def share(value: str, result: str, g: str) -> str:
         return op.emit("Mul", op.emit("Cast", op.emit("Equal", value, result), to=op.code(op.dtype("X"))), g)

@@ -1,4 +1,4 @@
-"""Operators whose results have sizes that values decide."""
+"""Export of operators whose result sizes depend on values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def _sizes(op: Op, slot: str) -> str:
-    """A vector of sizes as int64, the one type that ONNX has for them."""
+    """A vector of sizes as int64, which is the only dtype that ONNX has for them."""
     return op[slot] if op.dtype(slot) == "int64" else op.emit("Cast", op[slot], to=op.code("int64"))
 
 
-# -- chosen by value --------------------------------------------------------------------------------------------------------------
+# -- selection by values ----------------------------------------------------------------------------------------------------------
 
 
 @exports("where_index")
@@ -53,12 +53,12 @@ def non_max_suppression(op: Op) -> str:
 
 
 def single(op: Op, slot: str, dtype: str) -> str:
-    """One number of a dtype, without axes."""
+    """A single number in a dtype, without axes."""
     found = op[slot] if op.dtype(slot) == dtype else op.emit("Cast", op[slot], to=op.code(dtype))
     return op.emit("Reshape", found, op.ints([])) if op.type_of(slot).ndim else found
 
 
-# -- told sizes by values -----------------------------------------------------------------------------------------------------------
+# -- sizes from computed values ---------------------------------------------------------------------------------------------------
 
 
 @exports("range_between")

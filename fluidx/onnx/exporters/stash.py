@@ -1,4 +1,4 @@
-"""What loops keep of their rounds: rows of a tensor, which grows by one where it says of none."""
+"""Export of stashes, which keep one value for each round of a loop: a tensor of rows, which grows by one if it starts with none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stash(op: Op) -> str:
 
 @exports("stash_write")
 def stash_write(op: Op) -> str:
-    if op.type_of("Stash").shape[0] == 0:  # rounds come in their order
+    if op.type_of("Stash").shape[0] == 0:  # rounds are stored in order
         return op.emit("Concat", op["Stash"], _row(op, "X"), axis=0)
     return _with_row(op, op["Stash"], _row(op, "X"))
 

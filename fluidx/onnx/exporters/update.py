@@ -1,4 +1,4 @@
-"""Optimizers: the standard's own operators where they mean the same, plain nodes where not."""
+"""Export of optimizer updates: the standard's operators if they mean the same, else basic nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRAINING = "ai.onnx.preview.training"
 
 
 class _Update:
-    """An update as it is computed: what has 16 bits as float32, as the optimizer's state is."""
+    """An `Op` for an update. 16-bit operands are converted to float32, the dtype of the optimizer state."""
 
     def __init__(self, op: Op):
         self._op, self._wide = op, dict[str, str]()
@@ -38,9 +38,9 @@ class _Update:
 
 
 def _update(*names: str) -> Callable[[Any], Any]:
-    """Enter how updates are written; the parameter gets its own dtype again."""
+    """Register a function that exports updates. The new parameter is converted back to its own dtype."""
 
-    def enter(write: Any) -> Any:
+    def register(write: Any) -> Any:
         @exports(*names)
         def written(op: Op) -> dict[str, str]:
             made = write(_Update(op))
@@ -52,7 +52,7 @@ def _update(*names: str) -> Callable[[Any], Any]:
 
         return written
 
-    return enter
+    return register
 
 
 def _n(op: Op | _Update, value: float) -> str:
@@ -83,7 +83,7 @@ def sgd(op: _Update) -> str:
 
 
 def _standard(op: _Update, op_type: str, state: str, **attrs: Any) -> dict[str, str]:
-    """An operator of the training domain. Its count of steps changes nothing with these attributes."""
+    """An operator of the training domain. With these attributes its step count has no effect."""
     rate, step = op.emit("Reshape", op["LearningRate"], op.ints([])), op.const(np.array(1, np.int64))
     param, moved = op.several(op_type, 2, rate, step, op["Param"], op["Grad"], op[state], domain=TRAINING, **attrs)
     return {"ParamOut": param, f"{state}Out": moved}
@@ -102,7 +102,7 @@ def adagrad(op: _Update) -> dict[str, str]:
 
 @_update("adam", "adamw")
 def adam(op: _Update) -> dict[str, str]:
-    """In nodes: fluid corrects the bias of epsilon too, which Adam of the training domain does not."""
+    """As basic nodes: fluid applies bias correction to epsilon too, but Adam of the training domain does not."""
     one, a = _n(op, 1.0), op.attrs
     root = op.emit("Sqrt", op.emit("Sub", one, op["Beta2Pow"]))
     rate = op.emit("Div", op.emit("Mul", op["LearningRate"], root), op.emit("Sub", one, op["Beta1Pow"]))

@@ -1,4 +1,4 @@
-"""Sequences, optionals, maps and strings."""
+"""Export of operators on sequences, optionals, maps and strings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _position(op: Op) -> list[str]:
-    """The operand that says where, if it is given: in ONNX a number of 32 or 64 bits without axes."""
+    """The position operand, if there is one. In ONNX it is a number of 32 or 64 bits without axes."""
     if not op.has("Position"):
         return []
     return [single(op, "Position", "int32" if op.dtype("Position") == "int32" else "int64")]

@@ -1,4 +1,4 @@
-"""Convolution and pooling."""
+"""Export of convolution and pooling."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def channels_first(op: Op, slot: str, layout: str, emit: Callable[[str], str]) -> str:
-    """What `emit` makes of an image, seen with its channels before its pixels, laid out as the image is."""
+    """The result of `emit` for an image in channels-first layout, in the layout of the image."""
     made, ndim = emit(first(op, slot, layout)), op.type_of(slot).ndim
     return made if _is_first(layout) else op.emit("Transpose", made, perm=[0, *range(2, ndim), 1])
 
 
 def first(op: Op, slot: str, layout: str) -> str:
-    """An image with its channels before its pixels."""
+    """An image in channels-first layout."""
     ndim = op.type_of(slot).ndim
     return op[slot] if _is_first(layout) else op.emit("Transpose", op[slot], perm=[0, ndim - 1, *range(1, ndim - 1)])
 
@@ -54,16 +54,16 @@ def conv_transpose(op: Op) -> str:
     attrs = {**_steps(op, "strides", "dilations"), **_pads(op), "group": a["groups"], "kernel_shape": list(op.type_of("Filter").shape[2:])}
     if a["output_size"]:
         if "pads" not in attrs:
-            raise op.wrong("output_size together with padding_algorithm is not in ONNX; give paddings")
+            raise op.wrong("ONNX has no output_size together with padding_algorithm; give paddings")
         attrs["output_padding"] = _longer(op, attrs)
     return channels_first(op, "Input", a["data_format"], lambda x: op.emit("ConvTranspose", x, op["Filter"], **attrs))
 
 
 def _longer(op: Op, attrs: dict[str, Any]) -> list[int]:
-    """How much longer the result is than it need be."""
+    """The extra elements of the result beyond the smallest possible size."""
     image = image_of(op, "Input")
     if ANY in image:
-        raise op.wrong("output_size of an image of open size")
+        raise op.wrong("output_size needs an image of known size")
     wanted, pads = pair(op.type, "output_size", op.attrs["output_size"], 1), attrs["pads"]
     least = [
         (d - 1) * attrs["strides"][k] + (attrs["kernel_shape"][k] - 1) * attrs["dilations"][k] + 1 - pads[k] - pads[k + 2]
@@ -87,7 +87,8 @@ def pool(op: Op) -> str:
 
 
 def _last_windows(op: Op) -> dict[str, Any]:
-    """A window that begins behind the image is none, which ceil_mode means from opset 22 on: padding says it in all of them."""
+    """A window that begins after the image does not count. ceil_mode has this meaning from opset 22 on; explicit padding has it in all
+    opsets."""
     a, image = op.attrs, image_of(op, "X")
     if ANY in image:
         return {"ceil_mode": 1}
@@ -103,10 +104,10 @@ def image_of(op: Op, slot: str) -> tuple[int, ...]:
 
 
 def _cells(op: Op) -> dict[str, Any]:
-    """Adaptive pooling, where its windows are all alike."""
+    """Adaptive pooling whose windows all have the same size."""
     image = image_of(op, "X")
     cells = pair(op.type, "ksize", op.attrs["ksize"], 1)
     if ANY in image or any(d % n for d, n in zip(image, cells)):
-        raise op.wrong(f"adaptive pooling of an image of {list(image)} to {list(cells)} has windows of several sizes, which ONNX has not")
+        raise op.wrong(f"adaptive pooling of an image of {list(image)} to {list(cells)} has windows of several sizes, which ONNX lacks")
     size = [d // n for d, n in zip(image, cells)]
     return {"kernel_shape": size, "strides": size}

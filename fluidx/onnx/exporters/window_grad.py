@@ -1,4 +1,4 @@
-"""Gradients of convolution and pooling: convolutions themselves, and what MaxPool says of where its maxima were."""
+"""Export of gradients of convolution and pooling: convolutions, and the positions of maxima that MaxPool outputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _sizes(op: Op, slot: str) -> tuple[int, ...]:
 
 
 def _longer(image: Any, cells: Any, size: Any, strides: Any, dilations: Any, pads: Any) -> list[int]:
-    """How much longer an image is than its windows reach."""
+    """The number of elements of an image that its windows do not reach."""
     return [
         d - ((n - 1) * strides[k] + (size[k] - 1) * dilations[k] + 1 - pads[2 * k] - pads[2 * k + 1])
         for k, (d, n) in enumerate(zip(image, cells, strict=True))
@@ -58,7 +58,8 @@ def conv_grad(op: Op) -> dict[str, str]:
 
 
 def _filter_grad(op: Op, x: str, g: str, image: Any, cells: Any, attrs: dict[str, Any]) -> str:
-    """The images as what is convolved, channels for examples, and the gradients as its filters."""
+    """The gradient of filters: a convolution of the images with the output gradients as filters, where channels and examples change places.
+    """
     groups, (_, channels, *size) = op.attrs["groups"], op.type_of("Filter").shape
     if groups == 1:
         turned = op.emit("Transpose", x, perm=[1, 0, 2, 3])
@@ -67,16 +68,16 @@ def _filter_grad(op: Op, x: str, g: str, image: Any, cells: Any, attrs: dict[str
         turned = op.emit("Transpose", split, perm=[2, 1, 0, 3, 4])
         turned = op.emit("Reshape", turned, op.ints([channels, -1, *image]))
     dw = op.emit("Conv", turned, op.emit("Transpose", g, perm=[1, 0, 2, 3]), group=groups, kernel_shape=[*cells], **attrs)
-    dw = op.emit("Slice", dw, op.ints([0, 0]), op.ints(size), op.ints([2, 3]))  # strides may leave rows over
+    dw = op.emit("Slice", dw, op.ints([0, 0]), op.ints(size), op.ints([2, 3]))  # strides may leave extra rows
     return op.emit("Transpose", dw, perm=[1, 0, 2, 3])
 
 
 @exports("conv2d_transpose_grad")
 def conv_transpose_grad(op: Op) -> dict[str, str]:
-    """A convolution of the gradient; for the filter the two images change places."""
+    """A convolution of the gradient. For the filter's gradient the two images change places."""
     a, size = op.attrs, op.type_of("Filter").shape[2:]
     if a["padding_algorithm"] == "SAME":
-        raise op.wrong("padding_algorithm SAME, whose padding depends on the image; give paddings")
+        raise op.wrong("padding_algorithm SAME, which depends on the size of the image; give paddings")
     strides, dilations = (pair(op.type, n, a[n], 1) for n in ("strides", "dilations"))
     pads = four_pads(op.type, a["paddings"]) if a["padding_algorithm"] == "EXPLICIT" else (0, 0, 0, 0)
     around, found = [pads[0], pads[2], pads[1], pads[3]], {}
@@ -114,7 +115,7 @@ def pool_grad(op: Op) -> str:
     shares = op.emit("Div", g, op.const(_counts(op, image, cells, size, strides, pads)))
     alone = op.emit("Reshape", shares, op.ints([-1, 1, *cells]))
     ones = op.const(np.ones((1, 1, *size), np_dtype(op.dtype("X"))))
-    if min(more) < 0:  # the last windows reach over the image
+    if min(more) < 0:  # the last windows extend beyond the image
         raise op.wrong("its last windows end after the padding; give paddings for ceil_mode")
     dx = op.emit("ConvTranspose", alone, ones, output_padding=more, **attrs)
     return _as_laid(op, op.emit("Reshape", dx, shape), layout)
@@ -132,7 +133,7 @@ def _to_maxima(op: Op, x: str, g: str, attrs: dict[str, Any]) -> str:
 
 
 def _counts(op: Op, image: Any, cells: Any, size: Any, strides: Any, pads: Any) -> np.ndarray:
-    """How many elements each window divides by: those of the image, where `exclusive`."""
+    """The divisor of each window: the number of its elements in the image if `exclusive`."""
     if not op.attrs["exclusive"]:
         return np.array(size[0] * size[1], np_dtype(op.dtype("X")))
     starts = [np.arange(n) * strides[k] - pads[2 * k] for k, n in enumerate(cells)]

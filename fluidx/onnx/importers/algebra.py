@@ -1,4 +1,4 @@
-"""Sums of products: Einsum; running sums and products, and determinants."""
+"""Import of Einsum, CumSum, CumProd and Det."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ def det(n: Node) -> object:
 
 @imports("Einsum")
 def einsum(n: Node) -> object:
-    """The operator knows neither ellipses nor diagonals, nor sizes of 1 that broadcast: they are written out here."""
-    terms, result = _written_out(n)
+    """fluidx's einsum has no ellipses, diagonals or broadcast sizes of 1, so they are expanded here."""
+    terms, result = _without_ellipses(n)
     sizes: dict[str, int] = {}
     for k, term in enumerate(terms):
         for c, d in zip(term, n.shape(k), strict=True):
             sizes[c] = d if sizes.get(c, 1) == 1 else sizes[c]
-    operands, said = [], []
+    operands, letters = [], []
     for x, term in zip(n.xs(), terms, strict=True):
         x, term = _of_diagonals(n, x, term)
         single = [i for i, (c, d) in enumerate(zip(term, x.shape, strict=True)) if d == 1 != sizes[c]]
         operands.append(n.b.squeeze(x, axes=tuple(single)) if single else x)
-        said.append("".join(c for i, c in enumerate(term) if i not in single))
-    return n.b.einsum(operands, equation=f"{','.join(said)}->{result}")
+        letters.append("".join(c for i, c in enumerate(term) if i not in single))
+    return n.b.einsum(operands, equation=f"{','.join(letters)}->{result}")
 
 
-def _written_out(n: Node) -> tuple[list[str], str]:
-    """(the letters of each operand, those of the result), with letters in the place of ellipses."""
+def _without_ellipses(n: Node) -> tuple[list[str], str]:
+    """(the letters of each operand, those of the result), with letters in place of ellipses."""
     equation = n.attr("equation", "").replace(" ", "")
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
     if len(terms) != len(n.operands):
-        raise n.wrong(f"equation {equation!r} speaks of {len(terms)} operands, found {len(n.operands)}")
+        raise n.wrong(f"equation {equation!r} has {len(terms)} operands, found {len(n.operands)}")
     counts = [n.rank(k) - len(t) + 3 if "..." in t else 0 for k, t in enumerate(terms)]
     free = [c for c in ascii_letters if c not in equation][: max(counts)]
     ellipsis = "".join(free)
@@ -57,7 +57,7 @@ def _written_out(n: Node) -> tuple[list[str], str]:
 
 
 def _of_diagonals(n: Node, x: Variable, term: str) -> tuple[Variable, str]:
-    """The elements where axes of one letter agree: those two axes laid out as one, in steps of its size and one."""
+    """Replace two axes of one letter by their diagonal: the axes are flattened into one, and read in steps of size + 1."""
     while double := next((c for c in term if term.count(c) > 1), ""):
         i = term.index(double)
         j = term.index(double, i + 1)

@@ -1,4 +1,4 @@
-"""Attention as the operator that does not keep the scores; what it does not cover is written by the body of the schema."""
+"""Import of Attention as `scaled_dot_product_attention`, which does not store the scores. Other cases use the schema's function body."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def attention(n: Node) -> object:
 
 
 def _is_common(n: Node) -> bool:
-    """One dtype of 32 bits or more, scores as they are, no cache, and nothing asked for beside the result."""
+    """Can `scaled_dot_product_attention` compute it? It needs one dtype of 32 bits or more, plain scores, no cache, and no other outputs.
+    """
     dtype, (q, k, v) = n.dtype(), (n.shape(i) for i in range(3))
     own = dtype_code(np_dtype(dtype))
     if dtype in HALVES or n.attr("softmax_precision", own) != own or n.attr("softcap", 0.0) or not n.attributes <= _TAKEN:

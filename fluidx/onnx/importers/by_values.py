@@ -1,4 +1,4 @@
-"""Operators that are told sizes by what a program computes, where nobody can run it for them."""
+"""Import of operators whose sizes the program computes, if nothing can run the program for their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants, and what leaves a value as it is."""
+"""Import of Constant, ConstantOfShape and Identity."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Control flow: If takes the branch that its condition says, Scan and Loop are written out round by round.
+"""Import of If, Scan and Loop. A known condition selects its branch, and rounds are unrolled.
 
-Where the program computes a condition or a count, and nobody runs it meanwhile, it gets branches and loops of its own: `cond` and `while`.
-In a session, a Loop whose condition has to be computed in each round is run on the host: its body is a model of its own, whose program is
+If the program computes a condition or a count, and nothing can run it meanwhile, the program gets `cond` and `while` operators. In a
+session, a Loop whose condition is computed in each round runs on the host: its body is a model of its own, and the program of the body is
 written once.
 """
 
@@ -22,7 +22,7 @@ from ..node import Node
 from ..read import OPSET_8
 from ..values import ABSENT, Outputs, Weight, leaves
 from .rounds import Rounds, is_long
-from .sequence import joined, nothing_of, slices
+from .sequence import empty_stack, joined, slices
 
 
 @on_numpy("If")
@@ -33,7 +33,7 @@ def if_(n: Node) -> object:
 
 
 def _is_computed(n: Node, value: Any) -> bool:
-    """Is a value known to a run of the program alone?"""
+    """Is a value known only when the program runs?"""
     return isinstance(value, Variable) and n.importer.evaluate is None
 
 
@@ -50,14 +50,14 @@ def _branches(n: Node) -> Outputs:
 def _one_bool(n: Node, condition: Variable, b: Builder) -> Variable:
     t = condition.desc.type
     if t.dtype != "bool" or t.numel not in (1, -1) and ANY not in t.shape:
-        raise n.wrong(f"the condition has to be one bool, found {t}")
+        raise n.wrong(f"the condition must be one bool, found {t}")
     return condition if t.numel == 1 else b.reshape(condition, shape=[1])
 
 
 def _truth(n: Node, condition: Any) -> bool:
     found = np.asarray(n.importer.value(condition, n))
     if found.size != 1:
-        raise n.wrong(f"the condition has to be one bool, found an array of shape {found.shape}")
+        raise n.wrong(f"the condition must be one bool, found an array of shape {found.shape}")
     return bool(found.item())
 
 
@@ -73,7 +73,7 @@ def scan(n: Node) -> object:
     start = len(n.b.block.oplist)
     if (made := _scanned_in_loop(n, states, list(zip(scanned, axes, backward)))) is not None:
         states, rows = made
-        rows = [_turned(n, v, a, back) for v, a, back in zip(rows, out_axes, out_backward)]
+        rows = [_rows_at(n, v, a, back) for v, a, back in zip(rows, out_axes, out_backward)]
         return Outputs(n.importer.with_model_names(n.outputs, [*states, *rows], start))
     elements = [slices(n, v, axis)[:: -1 if back else 1] for v, axis, back in zip(scanned, axes, backward)]
     states, outputs = _scanned(n, n.importer.weights(body), states, elements)
@@ -81,7 +81,7 @@ def scan(n: Node) -> object:
 
 
 def _scanned_in_loop(n: Node, states: list[Any], scanned: list[tuple[Any, int, int]]) -> tuple[list[Any], list[Any]] | None:
-    """The same by a loop of the program, where the rounds are many or how many there are is fed; None where they are written out."""
+    """Scan as a `while` of the program, if there are many rounds or if their number is fed. None if the rounds are to be unrolled."""
     body, importer, b = n.attr("body"), n.importer, n.b
     if importer.evaluate is not None or not any(isinstance(v, (Variable, Weight)) for v in leaves([states, [v for v, _, _ in scanned]])):
         return None
@@ -89,7 +89,7 @@ def _scanned_in_loop(n: Node, states: list[Any], scanned: list[tuple[Any, int, i
     rounds = importer.array(value).shape[axis]
     if rounds != ANY and not is_long(n, body, rounds):
         return None
-    xs = [_first(n, importer.variable(v), axis) for v, axis, _ in scanned]
+    xs = [_axis_first(n, importer.variable(v), axis) for v, axis, _ in scanned]
     if any(x.shape[0] != rounds for x in xs):
         return None
     limit = rounds if rounds != ANY else b.squeeze(b.slice(b.shape(xs[0], dtype="int64"), axes=(0,), starts=(0,), ends=(1,)), axes=(0,))
@@ -107,30 +107,30 @@ def _scanned_in_loop(n: Node, states: list[Any], scanned: list[tuple[Any, int, i
     except OnnxError:
         if rounds == ANY:
             raise
-        return None  # a round needs more than a loop knows
+        return None  # a round needs values that must be known
 
 
 def _less_one(b: Builder, v: Variable) -> Variable:
     return b.elementwise_sub(v, b.fill_constant(shape=[], dtype="int64", value=1.0))
 
 
-def _first(n: Node, x: Variable, axis: int) -> Variable:
-    """A tensor with an axis as its first one."""
+def _axis_first(n: Node, x: Variable, axis: int) -> Variable:
+    """A tensor with an axis moved to the front."""
     axis %= len(x.shape)
     return n.b.transpose(x, axis=(axis, *(k for k in range(len(x.shape)) if k != axis))) if axis else x
 
 
-def _turned(n: Node, rows: Variable, axis: int, back: int) -> Variable:
-    """Rows along an axis, the last one first where they go back."""
+def _rows_at(n: Node, rows: Variable, axis: int, back: int) -> Variable:
+    """Rows of the rounds moved to an axis, in reverse order if `back`."""
     axis %= len(rows.shape)
     rows = n.b.reverse(rows, axis=(0,)) if back else rows
     return n.b.transpose(rows, axis=(*range(1, axis + 1), 0, *range(axis + 1, len(rows.shape)))) if axis else rows
 
 
 def _scanned(n: Node, own: dict[str, Any], states: list[Any], elements: list[list[Any]]) -> tuple[list[Any], list[list[Any]]]:
-    """The states after the last round, and of each further output what the rounds gave."""
+    """The states after the last round, and for each other output the list of values of the rounds."""
     if len({len(e) for e in elements}) != 1:
-        raise n.wrong(f"the inputs that it scans have different lengths: {', '.join(str(len(e)) for e in elements)}")
+        raise n.wrong(f"its scanned inputs have different lengths: {', '.join(str(len(e)) for e in elements)}")
     body, rounds = n.attr("body"), []
     for parts in zip(*elements):
         made = n.inline(body, [*states, *parts], own)
@@ -141,7 +141,7 @@ def _scanned(n: Node, own: dict[str, Any], states: list[Any], elements: list[lis
 
 @on_numpy("Scan", domain=OPSET_8)
 def scan_of_batches(n: Node) -> object:
-    """Scan of opset 8: its first input holds lengths, axis 0 is the batch, axis 1 the time."""
+    """Scan of opset 8: the first input has lengths, axis 0 is the batch, and axis 1 is time."""
     body, count = n.attr("body"), n.attr("num_scan_inputs")
     lengths, given = n.ints(0), [slices(n, v, 0) for v in n.operands[1:]]
     backward, own, rows = n.attr("directions") or [0] * count, n.importer.weights(body), []
@@ -160,7 +160,7 @@ def scan_of_batches(n: Node) -> object:
 
 def _stacked(n: Node, values: list[Any], info: Any, axis: int) -> Any:
     if not values:
-        return nothing_of(info, axis)
+        return empty_stack(info, axis)
     return joined(n, values, axis % (len(n.importer.array(values[0]).shape) + 1), new=True)
 
 
@@ -169,47 +169,47 @@ def _stacked(n: Node, values: list[Any], info: Any, axis: int) -> Any:
 
 @on_numpy("Loop")
 def loop(n: Node) -> object:
-    """Ends at the trip count, or when the condition, which the body says anew, is false; either may be left away."""
+    """A loop ends at the trip count, or when the condition that its body computes is false. Either may be left out."""
     body, states = n.attr("body"), list(n.operands[2:])
     if any(_is_computed(n, n.operands[k]) for k in (0, 1) if n.has(k)):
-        return _repeated(n, states, [], n.operands[1] if n.has(1) else np.array(True))
+        return _while_after(n, states, [], n.operands[1] if n.has(1) else np.array(True))
     limit = int(np.asarray(n.value(0)).item()) if n.has(0) else None
-    if is_long(n, body, limit) and not _is_known(n, body, states) and (made := _long(n, states)) is not None:
+    if is_long(n, body, limit) and not _is_known(n, body, states) and (made := _as_while(n, states)) is not None:
         return made
     goes = _truth(n, n.operands[1]) if n.has(1) else True
     rounds: list[list[Any]] = []
     write = _on_host(n, body) if _is_known(n, body, states) else _inline(n, body)
     while goes and (limit is None or len(rounds) < limit):
         if len(rounds) >= limits.ROUNDS:
-            raise n.wrong(f"it has not ended after {limits.ROUNDS} rounds; fluidx.onnx.limits.ROUNDS says how many it may have")
+            raise n.wrong(f"it has not ended after {limits.ROUNDS} rounds; the limit is fluidx.onnx.limits.ROUNDS")
         condition, *made = write(len(rounds), states)
         states = made[: len(states)]
         rounds.append(made[len(states) :])
         if _is_computed(n, condition):
-            return _repeated(n, states, rounds, condition)
+            return _while_after(n, states, rounds, condition)
         if isinstance(condition, Variable):
             states, condition = n.importer.value([states, condition], n)
             write = _on_host(n, body)
         goes = _truth(n, condition)
-    return Outputs([*states, *_gathered(n, rounds, body.output[1 + len(states) :])])
+    return Outputs([*states, *_stacked_rounds(n, rounds, body.output[1 + len(states) :])])
 
 
-def _long(n: Node, states: list[Any]) -> Outputs | None:
-    """Many rounds as a loop of the program; None where they are written out, because a round needs more than a loop knows."""
+def _as_while(n: Node, states: list[Any]) -> Outputs | None:
+    """Many rounds as a `while` of the program. None if they must be unrolled, because a round needs values that must be known."""
     try:
-        return _repeated(n, states, [], n.operands[1] if n.has(1) else np.array(True))
+        return _while_after(n, states, [], n.operands[1] if n.has(1) else np.array(True))
     except OnnxError:
         return None
 
 
-def _repeated(n: Node, states: list[Any], rounds: list[Any], condition: Any) -> Outputs:
-    """The rounds behind those that are written already, as a loop of the program; `condition` says whether there is one more."""
+def _while_after(n: Node, states: list[Any], rounds: list[Any], condition: Any) -> Outputs:
+    """The rounds after the unrolled ones as a `while` of the program. `condition` says whether there is another round."""
     importer, body = n.importer, n.attr("body")
     known = not n.has(0) or not isinstance(n.operands[0], Variable)
     limit = None if not n.has(0) else int(np.asarray(n.value(0)).item()) if known else n.b.reshape(n.x(0), shape=[])
     infos, own, start = body.output[1:], n.importer.weights(body), len(n.b.block.oplist)
     if known and limit is not None and limit <= len(rounds):
-        return Outputs([*states, *_gathered(n, rounds, infos[len(states) :])])
+        return Outputs([*states, *_stacked_rounds(n, rounds, infos[len(states) :])])
 
     def make(k: Variable, held: list[Variable]) -> tuple[Variable | None, list[Variable]]:
         again, *made = importer.inline_in_block(body, [k, _true(n), *held], n, own, plain=1)
@@ -219,22 +219,22 @@ def _repeated(n: Node, states: list[Any], rounds: list[Any], condition: Any) -> 
         return _one_bool(n, again, inner), made
 
     def holds(value: Any) -> bool:
-        """Is it known that there is another round, so that their number alone ends them?"""
+        """Is it known that there is another round, so that only the trip count ends the loop?"""
         return limit is not None and not isinstance(value, Variable) and _truth(n, value)
 
     first = None if holds(condition) else _one_bool(n, importer.variable(condition), n.b)
     states, rows = Rounds(n, body.input[2:], infos, limit, len(rounds)).write(states, first, make)
     if rounds:
-        rows = [joined(n, [before, v], 0, new=False) for before, v in zip(_gathered(n, rounds, infos[len(states) :]), rows)]
+        rows = [joined(n, [before, v], 0, new=False) for before, v in zip(_stacked_rounds(n, rounds, infos[len(states) :]), rows)]
     return Outputs(importer.with_model_names(n.outputs, [*states, *rows], start))
 
 
-def _gathered(n: Node, rounds: list[list[Any]], infos: Any) -> list[Any]:
+def _stacked_rounds(n: Node, rounds: list[list[Any]], infos: Any) -> list[Any]:
     return [_stacked(n, [r[k] for r in rounds], info, 0) for k, info in enumerate(infos)]
 
 
 def _is_known(n: Node, body: Any, states: list[Any]) -> bool:
-    """Does nothing of a loop lie in the program?"""
+    """Are the states of a loop, and the outer values that it reads, all on the host?"""
     read = [n.importer.env[name] for name in _outer_names(body) if name in n.importer.env]
     return not any(isinstance(v, (Variable, Weight)) for v in leaves([states, read]))
 
@@ -245,12 +245,12 @@ def _inline(n: Node, body: Any) -> Any:
 
 
 def _true(n: Node) -> np.ndarray:
-    """The condition that a round is given, one element of as many axes as it begins with."""
+    """The condition that a round gets: one element, with as many axes as the first condition."""
     return np.ones((1,) * n.rank(1) if n.has(1) else (), bool)
 
 
 def _on_host(n: Node, body: Any) -> Any:
-    """A round of a loop by a session of its body, which is fed what it reads of the graphs around it."""
+    """A round of a loop computed by a session of the body, whose feeds include the outer values that it reads."""
     from onnx import GraphProto, helper
 
     from ..sessions import Session
@@ -273,7 +273,7 @@ def _on_host(n: Node, body: Any) -> Any:
 
 
 def _outer_names(graph: Any) -> Iterator[str]:
-    """The names that a graph reads of those around it."""
+    """The names that a graph reads from the graphs around it."""
     made = {i.name for i in graph.input} | {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
     for node in graph.node:
         inner = [g for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]

@@ -1,4 +1,4 @@
-"""Convolutions of any number of axes, by those of images: a further axis is a sum over its taps, each of them images one after another."""
+"""Import of Conv and ConvTranspose with any number of axes. A third axis is a sum over its taps, each a convolution of images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..import_tables import imports
 from ..node import Node
-from ..window_geometry import Along, flat_paddings, need_sizes, paired, reach, still, windows
+from ..window_geometry import Along, extent, flat_paddings, identity_window, need_sizes, paired, windows
 
 
 @imports("Conv")
@@ -21,9 +21,9 @@ def conv(n: Node) -> object:
 
 
 def convolved(b: Any, x: Any, w: Any, at: Sequence[Along], groups: int) -> Any:
-    """The convolution of images with filters, whose windows lie as `at` says."""
+    """The convolution of images with filters, with windows `at` each axis."""
     if len(at) == 1:
-        return b.squeeze(convolved(b, _row(b, x), _row(b, w), [still(1), *at], groups), axes=(2,))
+        return b.squeeze(convolved(b, _row(b, x), _row(b, w), [identity_window(1), *at], groups), axes=(2,))
     if len(at) == 2:
         strides, dilations = tuple(a.stride for a in at), tuple(a.dilation for a in at)
         return b.conv2d(x, w, strides=strides, paddings=flat_paddings(at), dilations=dilations, groups=groups)
@@ -80,7 +80,7 @@ def conv_transpose(n: Node) -> object:
 
 
 def _transposed_pads(n: Node, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[tuple[int, int]]:
-    """How many elements to cut off before and after each axis of the full result; below 0, how many zeros to put there."""
+    """The number of elements to cut off before and after each axis of the full result; negative numbers are zeros to add."""
     rank, auto, asked = len(kernel), n.attr("auto_pad", "NOTSET"), n.attr("output_shape")
     extra = n.attr("output_padding", [0] * rank)
     if asked is None and not auto.startswith("SAME"):
@@ -89,20 +89,20 @@ def _transposed_pads(n: Node, kernel: Sequence[int], strides: Sequence[int], dil
     need_sizes(n, "auto_pad or output_shape", n.shape(0)[2:])
     found = []
     for k, size in enumerate(n.shape(0)[2:]):
-        wanted = size * strides[k] if asked is None else asked[k - rank]  # some write the batch and the channels too
-        total = strides[k] * (size - 1) + extra[k] + reach(kernel[k], dilations[k]) - wanted
+        wanted = size * strides[k] if asked is None else asked[k - rank]  # some models list the batch and the channels too
+        total = strides[k] * (size - 1) + extra[k] + extent(kernel[k], dilations[k]) - wanted
         before = total // 2 if auto == "SAME_UPPER" else total - total // 2
         found.append((before, total - before - extra[k]))
     return found
 
 
 def _spread(b: Any, x: Any, w: Any, strides: Sequence[int], dilations: Sequence[int], groups: int) -> Any:
-    """The full result, in which every element of `x` adds the filter, scaled by it."""
+    """The full result: each element of `x` adds the filter multiplied by it."""
     if len(strides) == 1:
         return b.squeeze(_spread(b, _row(b, x), _row(b, w), (1, *strides), (1, *dilations), groups), axes=(2,))
     if len(strides) == 2:
         return b.conv2d_transpose(x, w, strides=tuple(strides), dilations=tuple(dilations), groups=groups)
-    depth, stride, span = x.shape[2], strides[0], reach(w.shape[2], dilations[0])
+    depth, stride, span = x.shape[2], strides[0], extent(w.shape[2], dilations[0])
     flat, taps = _joined(b, _slices_first(b, x)), []
     for k in range(w.shape[2]):
         y = _slices_third(b, _spread(b, flat, _tap(b, w, k), strides[1:], dilations[1:], groups), depth)
@@ -116,11 +116,11 @@ def _spread(b: Any, x: Any, w: Any, strides: Sequence[int], dilations: Sequence[
     return reduce(b.elementwise_add, taps)
 
 
-_END = 1 << 40  # slices end where the axis does
+_END = 1 << 40  # slices end at the end of the axis
 
 
 def _cut(b: Any, y: Any, pads: Sequence[tuple[int, int]]) -> Any:
-    """`y` without so many elements before and after each axis from 2 on, or with zeros there."""
+    """`y` without that many elements before and after each axis from 2 on, or with zeros added there."""
     off = [(k + 2, before, after) for k, (before, after) in enumerate(pads) if before > 0 or after > 0]
     if off:
         starts, ends = [max(before, 0) for _, before, _ in off], [-after if after > 0 else _END for _, _, after in off]

@@ -1,4 +1,4 @@
-"""Boxes, and the weights of a mel spectrogram: what is computed on the host, of values that steer what follows."""
+"""Import of NonMaxSuppression and MelWeightMatrix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..values import numpy_dtype
 
 @on_numpy("NonMaxSuppression", pure=True)
 def non_max_suppression(n: Node) -> object:
-    """A score has to lie above the threshold: ONNX Runtime and TensorFlow leave away what equals it, such as scores padded with 0."""
+    """A score must be above the threshold. ONNX Runtime and TensorFlow drop equal scores too, such as scores padded with 0."""
     boxes, scores, *limits = [None if v is None else np.asarray(v) for v in n.values()]
     center = bool(n.attr("center_point_box", 0))
     return NonMaxSuppression.kernel(np, boxes, scores, *[*limits, None, None, None][:3], center_point_box=center)
@@ -27,7 +27,7 @@ def computed_non_max_suppression(n: Node) -> object:
 
 @on_numpy("MelWeightMatrix")
 def mel_weight_matrix(n: Node) -> object:
-    """Column k is a triangle over the bins from edge k up to edge k + 1, which has weight 1, and down to edge k + 2."""
+    """Column k is a triangle over the bins: it rises from edge k to weight 1 at edge k + 1, and falls to edge k + 2."""
     bins, length, rate, low, high = (np.asarray(v).item() for v in n.values())
     room([length // 2 + 1, bins + 2])
     low_mel, high_mel = (2595 * np.log10(1 + hertz / 700) for hertz in (low, high))

@@ -1,4 +1,4 @@
-"""Operators that work on each element."""
+"""Import of elementwise operators."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _BINARY = {
     "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor",
 }  # fmt: skip
 _SELU = 1.67326319217681884765625, 1.05070102214813232421875
-# operator -> of fluidx, and its attributes as (name in ONNX, default there, name in fluidx)
-_SHAPED: dict[str, tuple[str, tuple[tuple[str, float, str], ...]]] = {
+# ONNX operator -> (operator of fluidx, attributes as (name in ONNX, its default, name in fluidx))
+_WITH_ATTRIBUTES: dict[str, tuple[str, tuple[tuple[str, float, str], ...]]] = {
     "LeakyRelu": ("leaky_relu", (("alpha", 0.01, "alpha"),)),
     "Elu": ("elu", (("alpha", 1.0, "alpha"),)),
     "Selu": ("selu", (("alpha", _SELU[0], "alpha"), ("gamma", _SELU[1], "scale"))),
@@ -57,9 +57,9 @@ def equal(n: Node) -> object:
     return n.b.emit("string_equal" if n.dtype() == "string" else "equal", n.x(0), n.x(1))
 
 
-@imports(*_SHAPED)
-def shaped(n: Node) -> object:
-    op, attributes = _SHAPED[n.op_type]
+@imports(*_WITH_ATTRIBUTES)
+def with_attributes(n: Node) -> object:
+    op, attributes = _WITH_ATTRIBUTES[n.op_type]
     return n.b.emit(op, n.x(), **{ours: n.attr(theirs, default) for theirs, default, ours in attributes})
 
 
@@ -73,11 +73,11 @@ def prelu(n: Node) -> object:
     x, slope = n.x(0), n.x(1)
     sizes, wanted = n.shape(1), n.shape(0)
     if len(sizes) == 1 and sizes[0] not in (1, wanted[-1]) and sizes[0] == wanted[min(1, len(wanted) - 1)]:
-        slope = n.b.reshape(slope, shape=(sizes[0], *[1] * (len(wanted) - 2)))  # one slope a channel, as before opset 7
+        slope = n.b.reshape(slope, shape=(sizes[0], *[1] * (len(wanted) - 2)))  # one slope for each channel
     return n.b.where(n.b.less_than(x, n.b.fill_zeros_like(x)), n.b.elementwise_mul(x, slope), x)
 
 
-# -- of several operands --------------------------------------------------------------------------------------------------------
+# -- of several operands ----------------------------------------------------------------------------------------------------------
 
 
 @imports("Sum", "Max", "Min", "Mean", factors=True)
@@ -116,7 +116,7 @@ def power(n: Node) -> object:
     of, to = n.dtype(0), n.dtype(1)
     if of in FLOATS and not isinstance(n.operands[1], Variable) and n.value(1).size == 1 and n.rank(1) <= n.rank(0):
         return n.b.pow(n.x(0), factor=float(n.value(1).reshape(())))
-    if of not in FLOATS and to in FLOATS:  # the exponent says how: whole numbers to a fraction are cut towards zero
+    if of not in FLOATS and to in FLOATS:  # integers to a float power are computed in floats and truncated
         return n.b.cast(n.b.elementwise_pow(n.b.cast(n.x(0), dtype="float64"), n.b.cast(n.x(1), dtype="float64")), dtype=of)
     return n.b.elementwise_pow(n.x(0), n.x(1) if of == to else n.b.cast(n.x(1), dtype=of))
 
@@ -144,7 +144,7 @@ def is_infinite(n: Node) -> object:
     return n.b.equal(x, n.b.fill_any_like(x, value=np.inf if up else -np.inf))
 
 
-# -- of what only the host has ------------------------------------------------------------------------------------------------------
+# -- on the host ------------------------------------------------------------------------------------------------------------------
 
 
 @on_numpy("Equal", pure=True)

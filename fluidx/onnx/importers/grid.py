@@ -1,4 +1,4 @@
-"""GridSample: values of an image at points that another value names."""
+"""Import of GridSample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures. What decodes them is Pillow, which is needed for this operator alone."""
+"""Import of ImageDecoder, which needs the package Pillow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MODES = {"RGB": "RGB", "BGR": "RGB", "Grayscale": "L"}
 
 @on_numpy("ImageDecoder", pure=True)
 def image_decoder(n: Node) -> object:
-    """Of what is no picture, an empty array, as the standard asks for."""
+    """The decoded image. Data that is not an image gives an empty array, as the standard requires."""
     data = n.value(0).tobytes()
     try:
         from PIL import Image, UnidentifiedImageError
@@ -22,7 +22,7 @@ def image_decoder(n: Node) -> object:
         raise n.wrong("it needs the package pillow, which is not installed") from None
     wanted = n.attr("pixel_format", "RGB")
     if wanted not in _MODES:
-        raise n.wrong(f"pixel_format has to be one of {', '.join(_MODES)}, found {wanted!r}")
+        raise n.wrong(f"pixel_format must be one of {', '.join(_MODES)}, found {wanted!r}")
     try:
         found = np.array(Image.open(io.BytesIO(data)).convert(_MODES[wanted]))
     except (UnidentifiedImageError, OSError, ValueError):

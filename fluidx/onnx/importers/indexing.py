@@ -1,4 +1,4 @@
-"""Operators that read and write elements by their positions, which count from the end where they are negative."""
+"""Import of Gather, Scatter and their variants. A negative index counts from the end of an axis."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from .shape import fixed, reshaped
 
 
 def _positions(n: Node, k: int, sizes: int | Sequence[int], axis: int | None = None) -> Variable:
-    """Operand k counted from the front: positions along an axis of some size, or along as many axes as its last axis is long. `axis` is
-    the one of operand 0, or the first, which they are positions along; sizes may be open then."""
+    """Operand k with negative indices made positive.
+
+    They are indices along an axis of size `sizes`, or along as many axes as `sizes` has. `axis` is the axis of operand 0, or the first of
+    them; their sizes may be open then.
+    """
     known = n.importer.array(n.operands[k])
     opened = axis is not None and ANY in np.ravel(sizes)
     if isinstance(known, np.ndarray) and not (opened and (known < 0).any()):
@@ -38,7 +41,7 @@ def _positions(n: Node, k: int, sizes: int | Sequence[int], axis: int | None = N
 
 
 def _flat(n: Node, ids: Variable, sizes: Sequence[int]) -> Variable:
-    """Positions along several axes, which the last axis of `ids` holds, as a vector of positions in those axes laid out flat."""
+    """Indices along several axes, in the last axis of `ids`, as a vector of indices into these axes flattened."""
     if len(sizes) == 1:
         return reshaped(n, ids, (mul_sizes(ids.shape),))
     strides = np.reshape([prod(sizes[k + 1 :]) for k in range(len(sizes))], (1,) * (len(ids.shape) - 1) + (len(sizes),))
@@ -63,10 +66,10 @@ def gather(n: Node) -> object:
 
 
 def _one(n: Node, axis: int, place: int, drop: bool) -> Variable:
-    """What stands at one place of an axis, however long it is."""
+    """The element at one position of an axis, which may be open."""
     size = n.shape()[axis]
     if size != ANY and not -size <= place < size:
-        raise n.wrong(f"it reads place {place} of axis {axis}, which has {size}")
+        raise n.wrong(f"it reads position {place} of axis {axis}, which has size {size}")
     end = np.iinfo(np.int32).max if place == -1 else place + 1
     return n.b.slice(n.x(), axes=(axis,), starts=(place,), ends=(int(end),), decrease_axis=(axis,) if drop else ())
 
@@ -78,7 +81,7 @@ def host_gather(n: Node) -> object:
 
 
 def _narrow(n: Node, axis: int) -> tuple[list[int], list[int]]:
-    """The axes of operand 0 that are longer than those of the ids of GatherElements, and what is read of them."""
+    """The axes of operand 0 that are longer than those of the ids of GatherElements, and the sizes that are read."""
     long = [k for k, (d, size) in enumerate(zip(n.shape(), n.shape(1), strict=True)) if k != axis and ANY != size < d]
     return long, [n.shape(1)[k] for k in long]
 
@@ -108,7 +111,7 @@ def gather_nd(n: Node) -> object:
     if not shared and ANY in old[:depth]:
         return n.b.gather_nd(n.x(), at)
     fixed(n, old[: shared + depth])
-    if shared:  # where an entry stands in the shared axes comes before what it says
+    if shared:  # an entry's own position in the shared axes comes before the ids
         grid = np.moveaxis(np.indices(old[:shared]), 0, -1).reshape(*old[:shared], *(1,) * (len(ids) - 1 - shared), shared)
         at = n.b.concat([n.const(np.broadcast_to(grid, (*fixed(n, ids[:-1]), shared)).copy(), at.dtype), at], axis=len(ids) - 1)
     sizes, rest = old[: shared + depth], old[shared + depth :]
@@ -129,7 +132,7 @@ _FOLDS = {"mul": "prod", "max": "max", "min": "min"}
 
 
 def _scattered(n: Node, table: Variable, ids: Variable, rows: Variable) -> Variable:
-    """The rows of a table replaced by others, or what `reduction` makes of both."""
+    """The table with rows replaced, or combined with the old ones by `reduction`."""
     how = n.attr("reduction", "none")
     if how == "none":
         return n.b.scatter(table, ids, rows)
@@ -190,7 +193,7 @@ def host_scatter_nd(n: Node) -> object:
 
 
 def _cache_order(n: Node) -> tuple[int, ...]:
-    """The axes of TensorScatter's cache: its samples, its steps, all others."""
+    """The order of axes of TensorScatter's cache: samples, steps, all others."""
     axis = n.attr("axis", -2) % n.rank()
     return (0, axis, *(k for k in range(1, n.rank()) if k != axis))
 

@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Import of MatMul and Gemm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime's own domain that its tools write into models."""
+"""Import of operators of ONNX Runtime's domain `com.microsoft` that its tools write into models."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import numpy as np
 from ...ir import Variable
 from ..import_tables import imports
 from ..node import Node
-from .recurrent import walks
+from ..values import as_outputs
+from .recurrent import unrolled
 
 
 @imports("DynamicQuantizeLSTM", domain="com.microsoft")
 def dynamic_quantize_lstm(n: Node) -> object:
-    """An LSTM of 8-bit weights, transposed against those of LSTM; its products take 8 bits of the input, and of the state at each step."""
+    """An LSTM with 8-bit weights, transposed compared with LSTM. Its products round the input, and the state at each step, to 8 bits."""
     import onnx
 
     proto = onnx.NodeProto()
     proto.CopyFrom(n.proto)
     proto.op_type, proto.domain = "LSTM", ""
     operands = [n.operands[0], _weights(n, 1, 8), _weights(n, 2, 10), *n.operands[3:8]]
-    return walks(Node(n.importer, proto, operands), lambda v: _in_8_bits(n, v))
+    return unrolled(Node(n.importer, proto, operands), lambda v: _in_8_bits(n, v))
 
 
 def _weights(n: Node, k: int, scale: int) -> np.ndarray:
-    """What operand k stands for, in float32; scale and zero point have one number for a direction, or one for each of its columns."""
+    """Operand k dequantized to float32. Scale and zero point have one number for each direction, or for each of its columns."""
     by, zero = (_over_rows(n.value(at)) for at in (scale, scale + 1))
     real = (n.value(k).astype("float32") - zero.astype("float32")) * by
     return np.ascontiguousarray(real.transpose(0, 2, 1))
@@ -36,7 +37,7 @@ def _over_rows(v: np.ndarray) -> np.ndarray:
 
 
 def _in_8_bits(n: Node, v: Variable) -> Variable:
-    """v as 8 bits over its range hold it."""
+    """v quantized to 8 bits over its range, and back."""
     return _written(n, "DequantizeLinear", *_written(n, "DynamicQuantizeLinear", v))[0]
 
 
@@ -45,5 +46,4 @@ def _written(n: Node, op_type: str, *operands: Any) -> list[Any]:
 
     names = ["1", "2", "3"] if op_type == "DynamicQuantizeLinear" else ["1"]
     q = Node(n.importer, onnx.helper.make_node(op_type, [f"x{k}" for k in range(len(operands))], names), list(operands))
-    made = n.importer.outputs_of(q)
-    return list(made) if isinstance(made, (tuple, list)) else [made]
+    return as_outputs(n.importer.outputs_of(q))

@@ -1,4 +1,4 @@
-"""Classical models: what makes features of columns."""
+"""Import of ai.onnx.ml operators that make features of columns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def binarizer(n: Node) -> object:
 
 @dynamic("Binarizer", 0, domain=_ML)
 def computed_binarizer(n: Node) -> object:
-    x = n.x() if n.dtype() in FLOATS else n.b.cast(n.x(), dtype="float64")  # which holds every threshold beside whole numbers
+    x = n.x() if n.dtype() in FLOATS else n.b.cast(n.x(), dtype="float64")  # float64 holds every threshold between integers
     return n.b.cast(n.b.greater_than(x, n.b.fill_any_like(x, value=n.attr("threshold", 0.0))), dtype=n.dtype())
 
 
@@ -74,7 +74,7 @@ def computed_imputer(n: Node) -> object:
 
 
 def _imputed(n: Node) -> tuple[float, np.ndarray]:
-    """The value that stands for a missing one, and what takes its place, for all features or for each."""
+    """The value that means missing, and its replacement for all features or for each."""
     kind = ("replaced_value_float", "imputed_value_floats") if n.dtype() in FLOATS else ("replaced_value_int64", "imputed_value_int64s")
     (size,) = fixed(n, n.shape()[-1:])
     values = np.array(n.attr(kind[1], []), np_dtype(n.dtype()))
@@ -92,7 +92,7 @@ def _lengths(x: np.ndarray, norm: str) -> np.ndarray:
 def _norm(n: Node) -> str:
     norm: str = n.attr("norm", "MAX")
     if norm not in ("MAX", "L1", "L2"):
-        raise n.wrong(f"norm has to be MAX, L1 or L2, found {norm!r}")
+        raise n.wrong(f"norm must be MAX, L1 or L2, found {norm!r}")
     return norm
 
 
@@ -105,7 +105,7 @@ def normalizer(n: Node) -> object:
 
 @dynamic("Normalizer", 0, domain=_ML)
 def computed_normalizer(n: Node) -> object:
-    """A row of length 0 is left as it is."""
+    """A row of length 0 stays as it is."""
     norm, x, last = _norm(n), _floats(n), {"dim": (-1,), "keep_dim": True}
     if norm == "MAX":
         length = n.b.reduce_max(x, **last)
@@ -120,21 +120,21 @@ def one_hot_encoder(n: Node) -> object:
     x, places = n.value(0), _places(n)
     at = looked_up(x if x.dtype.kind == "O" else x.astype(np.int64), *places)
     if not n.attr("zeros", 1) and (at < 0).any():
-        raise n.wrong(f"{x[at < 0].tolist()[0]!r} is none of its categories, and `zeros` is 0")
+        raise n.wrong(f"{x[at < 0].tolist()[0]!r} is not one of its categories, and `zeros` is 0")
     return (at[..., None] == places.values).astype(np.float32)
 
 
 @dynamic("OneHotEncoder", 0, domain=_ML)
 def computed_one_hot(n: Node) -> object:
     if not n.attr("zeros", 1):
-        raise n.wrong("`zeros` is 0, so it refuses what is none of its categories, which no program does; fx.onnx.session runs it")
+        raise n.wrong("`zeros` is 0, so unknown categories are an error, which a program cannot raise; fx.onnx.session runs it")
     x, places = n.x(), _places(n)
     at = look_up(n, x if x.dtype in ("string", "int64") else n.b.cast(x, dtype="int64"), places)
     return n.b.cast(n.b.equal(n.b.unsqueeze(at, axes=(at.ndim,)), n.const(places.values)), dtype="float32")
 
 
 def _places(n: Node) -> KeyedValues:
-    """Which one of its categories each is."""
+    """Categories -> their positions."""
     categories = n.attr("cats_strings") or n.attr("cats_int64s", [])
     return KeyedValues(categories, np.arange(len(categories)), -1)
 

@@ -1,4 +1,4 @@
-"""Classical models: linear ones and support vector machines."""
+"""Import of ai.onnx.ml linear models and support vector machines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def linear_regressor(n: Node) -> object:
 
 @on_numpy("LinearClassifier", domain=_ML, pure=True)
 def linear_classifier(n: Node) -> object:
-    """One score for two labels is that of the second."""
+    """With two labels and one score, the score is that of the second label."""
     x, how = _rows(n), n.attr("post_transform", "NONE")
     scores = x @ floats(n, "coefficients").reshape(-1, x.shape[1]).T
     intercepts = floats(n, "intercepts")
@@ -54,7 +54,7 @@ def _rows_in_program(n: Node) -> Variable:
 
 
 def _scores_in_program(n: Node) -> Variable:
-    """The scores [rows, classes], of coefficients and intercepts that are trained where weights are."""
+    """The scores [rows, classes]. Coefficients and intercepts are trained if constants of nodes are."""
     x = _rows_in_program(n)
     (features,) = fixed(n, x.shape[1:])
     held = {"coefficients": floats(n, "coefficients").reshape(-1, features).T, "intercepts": floats(n, "intercepts")}
@@ -96,7 +96,7 @@ def _kernel(n: Node, x: np.ndarray, vectors: np.ndarray, kind: str) -> np.ndarra
         return (gamma * product + bias) ** degree
     if kind == "SIGMOID":
         return np.tanh(gamma * product + bias)
-    raise n.wrong(f"kernel_type has to be LINEAR, POLY, RBF or SIGMOID, found {kind!r}")
+    raise n.wrong(f"kernel_type must be LINEAR, POLY, RBF or SIGMOID, found {kind!r}")
 
 
 @on_numpy("SVMRegressor", domain=_ML, pure=True)
@@ -141,7 +141,7 @@ def svm_classifier(n: Node) -> object:
 
 
 def _pairs(n: Node, x: np.ndarray, coefficients: np.ndarray, rho: np.ndarray, counts: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The score of each pair of classes, above 0 where the first wins, and how many pairs each class wins."""
+    """The score of each pair of classes, positive if the first class wins, and the number of pairs that each class wins."""
     ends = np.cumsum(counts)
     vectors = floats(n, "support_vectors", np.float64).reshape(ends[-1], -1)
     kernel, weights = _kernel(n, x, vectors, n.attr("kernel_type", "LINEAR")), coefficients.reshape(-1, ends[-1])
@@ -158,7 +158,7 @@ def _pairs(n: Node, x: np.ndarray, coefficients: np.ndarray, rho: np.ndarray, co
 
 
 def _shares(pairs: np.ndarray, classes: int) -> np.ndarray:
-    """Probabilities of classes from those of pairs: the second method of Wu, Lin & Weng (2004), by the iteration of LIBSVM."""
+    """Probabilities of classes from probabilities of pairs: the second method of Wu, Lin & Weng (2004), by the iteration of LIBSVM."""
     r = np.zeros((len(pairs), classes, classes))
     first, second = np.triu_indices(classes, 1)
     r[:, first, second], r[:, second, first] = pairs, 1 - pairs

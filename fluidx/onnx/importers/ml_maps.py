@@ -1,4 +1,4 @@
-"""Classical models: labels, and maps, which are dicts on the host."""
+"""Import of ai.onnx.ml operators on labels and on maps, which are dicts on the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DTYPES: dict[str, Any] = {"strings": object, "int64s": np.int64, "floats": np.f
 
 
 class KeyedValues(NamedTuple):
-    """Values by key; `dtype` is theirs."""
+    """Values by key, and the default for other keys."""
 
     keys: list[Any]
     values: np.ndarray
@@ -49,18 +49,18 @@ def look_up(n: Node, x: Variable, table: KeyedValues) -> Variable:
 
 
 def _labels(n: Node) -> KeyedValues:
-    """The value that stands at the place of each key. In version 1 classes and their positions are key and value."""
+    """Keys and values of a LabelEncoder. In version 1 they are classes and their positions."""
     classes = n.attr("classes_strings")
     if classes is not None:
         return _either_way(n, classes, list(range(len(classes))))
     keys, values = _listed(n, "keys"), _listed(n, "values")
     if keys is None or values is None or len(keys) != len(values):
-        raise n.wrong("it has to have keys_* and values_*, and as many of the one as of the other")
+        raise n.wrong("it must have as many keys_* as values_*")
     return KeyedValues(keys.tolist(), values, _default(n, values))
 
 
 def _either_way(n: Node, texts: list[str], numbers: list[int]) -> KeyedValues:
-    """Numbers by text where the operand is text, else texts by number."""
+    """Strings -> numbers if the operand has strings, else numbers -> strings."""
     if n.dtype() == "string":
         return KeyedValues(texts, np.array(numbers, np.int64), n.attr("default_int64", -1))
     return KeyedValues(numbers, np.array(texts, object), n.attr("default_string", "_Unused"))
@@ -101,7 +101,7 @@ def _categories(n: Node) -> KeyedValues:
 
 @on_numpy("DictVectorizer", domain=_ML, pure=True)
 def dict_vectorizer(n: Node) -> object:
-    """One row; a sequence of maps gives one each."""
+    """One row for a map, and one row for each element of a sequence of maps."""
     given = n.value(0)
     rows = given if isinstance(given, list) else [given]
     first = next((v for row in rows for v in row.values()), 0.0)
@@ -126,14 +126,14 @@ _CASTS = {"TO_FLOAT": "float32", "TO_INT64": "int64", "TO_STRING": "string"}
 
 
 def _cast(n: Node) -> tuple[str, int]:
-    """The dtype that CastMap gives, and the size of its row, 0 where the values stand by rising key."""
+    """The dtype of CastMap's result, and the size of its row: 0 if the values are ordered by key."""
     size = n.attr("max_map", 1) if n.attr("map_form", "DENSE") == "SPARSE" else 0
     return _CASTS[n.attr("cast_to", "TO_FLOAT")], room([1, size])[1]
 
 
 @on_numpy("CastMap", domain=_ML, pure=True)
 def cast_map(n: Node) -> object:
-    """The values by rising key; SPARSE puts each at its key, and 0 elsewhere."""
+    """The values ordered by key. SPARSE puts each at the position of its key, and 0 elsewhere."""
     dtype, size = _cast(n)
     return values_in_order(n.value(0), np_dtype(dtype), size)
 

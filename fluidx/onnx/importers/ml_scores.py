@@ -1,4 +1,4 @@
-"""Scores of classical models: what is done to them last, and which class they say."""
+"""Scores of ai.onnx.ml models: `post_transform`, and labels of classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ...ir import Variable
 from ..node import Node
 
-_ZERO = 1e-7  # what SOFTMAX_ZERO takes for 0: float32 has no more digits next to 1
+_ZERO = 1e-7  # SOFTMAX_ZERO treats smaller numbers as 0: float32 has no finer steps next to 1
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
@@ -21,7 +21,7 @@ def logistic(x: np.ndarray) -> np.ndarray:
 
 
 def transformed(n: Node, scores: np.ndarray, how: str) -> np.ndarray:
-    """The scores [rows, classes] after `post_transform`. As in ONNX Runtime, of one score alone PROBIT is the only one that is done."""
+    """The scores [rows, classes] after `post_transform`. As in ONNX Runtime, a single score only has PROBIT."""
     if how == "NONE" or (scores.shape[-1] == 1 and how in TRANSFORMS and how != "PROBIT"):
         return scores
     if how == "LOGISTIC":
@@ -34,18 +34,18 @@ def transformed(n: Node, scores: np.ndarray, how: str) -> np.ndarray:
         return e / np.maximum(e.sum(-1, keepdims=True), np.finfo(e.dtype).tiny)
     if how == "PROBIT":
         return _probit(scores)
-    raise n.wrong(f"post_transform has to be one of {', '.join(TRANSFORMS)}, found {how!r}")
+    raise n.wrong(f"post_transform must be one of {', '.join(TRANSFORMS)}, found {how!r}")
 
 
 def _probit(p: np.ndarray) -> np.ndarray:
-    """The point below which the normal distribution has the share p; NaN outside of (0, 1)."""
+    """The quantile p of the normal distribution; NaN outside of [0, 1]."""
     inverse = NormalDist().inv_cdf
     flat = [inverse(v) if 0 < v < 1 else np.inf * np.sign(v - 0.5) if v in (0, 1) else np.nan for v in p.ravel().tolist()]
     return np.array(flat, p.dtype).reshape(p.shape)
 
 
 def transformed_in_program(n: Node, scores: Variable, how: str) -> Variable:
-    """The same of scores that a program computes."""
+    """`transformed` for scores that a program computes."""
     _check_in_program(n, how)
     if how == "NONE" or scores.shape[-1] == 1:
         return scores
@@ -54,11 +54,11 @@ def transformed_in_program(n: Node, scores: Variable, how: str) -> Variable:
 
 def _check_in_program(n: Node, how: str) -> None:
     if how not in ("NONE", "LOGISTIC", "SOFTMAX"):
-        raise n.wrong(f"post_transform {how!r} is for sessions, a program has NONE, SOFTMAX and LOGISTIC; fx.onnx.session runs it")
+        raise n.wrong(f"a program has post_transform NONE, SOFTMAX and LOGISTIC, found {how!r}; fx.onnx.session runs it")
 
 
 def labels_of(n: Node, ints: str) -> np.ndarray | None:
-    """The names of the classes, numbers or strings; None where the node has none."""
+    """The labels of the classes, numbers or strings; None if the node has none."""
     texts, numbers = n.attr("classlabels_strings"), n.attr(ints)
     if texts:
         return np.array(texts, object)
@@ -66,24 +66,24 @@ def labels_of(n: Node, ints: str) -> np.ndarray | None:
 
 
 def floats(n: Node, name: str, dtype: Any = np.float32) -> np.ndarray:
-    """A list of floats, or the tensor that takes its place."""
+    """An attribute that is a list of floats, or the tensor attribute in its place."""
     found = n.attr(f"{name}_as_tensor")
     return np.asarray(n.attr(name, []), dtype) if found is None else found
 
 
 def of_two_classes(n: Node, score: np.ndarray, how: str, shares: bool) -> np.ndarray:
-    """Both columns of what has one score, that of the second class; `shares` where the two add up to 1, else they are opposite."""
+    """Both columns for the one score, which is that of the second class. With `shares` they add up to 1, else they are opposite."""
     if how == "PROBIT":
         return _probit(score)[:, None]
     if how == "LOGISTIC":
         return logistic(np.stack([-score, score], 1))
     if how not in TRANSFORMS:
-        raise n.wrong(f"post_transform has to be one of {', '.join(TRANSFORMS)}, found {how!r}")
+        raise n.wrong(f"post_transform must be one of {', '.join(TRANSFORMS)}, found {how!r}")
     return np.stack([1 - score if shares else -score, score], 1)
 
 
 def of_two_in_program(n: Node, score: Variable, how: str) -> Variable:
-    """The same of scores [rows, 1] that a program computes; shares."""
+    """`of_two_classes` for scores [rows, 1] that a program computes, with shares."""
     _check_in_program(n, how)
     other = n.b.scale(score, scale=-1.0, bias=0.0 if how == "LOGISTIC" else 1.0)
     both = n.b.concat([other, score], axis=1)
@@ -91,5 +91,5 @@ def of_two_in_program(n: Node, score: Variable, how: str) -> Variable:
 
 
 def chosen(n: Node, said: Variable, labels: np.ndarray | None) -> Variable:
-    """The names of classes by their positions, [rows]; the positions where they have none."""
+    """The labels for positions of classes [rows], or the positions if there are no labels."""
     return said if labels is None else n.b.index_select(n.importer.variable(labels), said, dim=0)

@@ -1,4 +1,4 @@
-"""Classical models: ensembles of trees."""
+"""Import of ai.onnx.ml tree ensembles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ML = "ai.onnx.ml"
 
 
 def _entries(leaf: np.ndarray, nodes: int, target: Any, weight: np.ndarray) -> tuple[np.ndarray, ...]:
-    """`starts`, `counts`, `target` and `weight` of what the leaves add."""
+    """`starts`, `counts`, `target` and `weight` of the leaves' entries, as `Forest` has them."""
     order = np.argsort(leaf, kind="stable")
     counts = np.bincount(leaf, minlength=nodes)
     return np.cumsum(counts) - counts, counts, np.asarray(target, np.int64)[order], weight.astype(np.float64)[order]
@@ -28,7 +28,7 @@ def _rows(n: Node) -> np.ndarray:
     return x if x.dtype.kind == "f" else x.astype(np.float32)
 
 
-# -- TreeEnsemble: nodes and leaves apart -----------------------------------------------------------------------------------------------
+# -- TreeEnsemble: nodes and leaves are listed separately -------------------------------------------------------------------------
 
 
 @on_numpy("TreeEnsemble", domain=_ML, pure=True)
@@ -40,7 +40,7 @@ def tree_ensemble(n: Node) -> object:
 
 
 def _forest(n: Node) -> Forest:
-    """Leaves follow the nodes here."""
+    """The ensemble with nodes first, then leaves."""
     mode = n.attr("nodes_modes").astype(np.int64)
     nodes, weight = len(mode), n.attr("leaf_weights")
     leaves = len(weight)
@@ -62,18 +62,18 @@ def _forest(n: Node) -> Forest:
 
 
 def _members(n: Node) -> list[np.ndarray]:
-    """The sets of values, which NaN divides."""
+    """The sets of values, which NaN separates."""
     values = n.attr("membership_values")
     if values is None:
         return []
     return [part[~np.isnan(part)] for part in np.split(values, np.flatnonzero(np.isnan(values)) + 1)]
 
 
-# -- TreeEnsembleRegressor, TreeEnsembleClassifier: nodes by tree and number ------------------------------------------------------------
+# -- TreeEnsembleRegressor and TreeEnsembleClassifier: nodes have a tree id and a node id -----------------------------------------
 
 
 def _numbered(n: Node, kind: str) -> Forest:
-    """`kind` says what the leaves add to: target or class."""
+    """The ensemble whose leaves add to targets or classes, by `kind`."""
     trees, ids = np.array(n.attr("nodes_treeids"), np.int64), np.array(n.attr("nodes_nodeids"), np.int64)
     modes = np.array([MODES.index(m) if m != "LEAF" else -1 for m in n.attr("nodes_modes")])
     span = ids.max() + 1
@@ -112,7 +112,8 @@ def tree_ensemble_regressor(n: Node) -> object:
 
 @on_numpy("TreeEnsembleClassifier", domain=_ML, pure=True)
 def tree_ensemble_classifier(n: Node) -> object:
-    """Two classes of which the leaves name one have one score, that of the second: a share if no weight is negative, else a margin."""
+    """If the leaves of two classes name only one, the score is that of the second class: a share if no weight is negative, else a margin.
+    """
     labels, how = labels_of(n, "classlabels_int64s"), n.attr("post_transform", "NONE")
     if labels is None:
         raise n.wrong("it has no class labels")

@@ -1,4 +1,4 @@
-"""Operators that join, cut, repeat and border values."""
+"""Import of operators that join, split, slice, repeat, pad and reorder values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..node import Node
 from ..values import numpy_dtype
 from .shape import fixed, reshaped
 
-# -- joining and cutting --------------------------------------------------------------------------------------------------------------
+# -- joining and splitting --------------------------------------------------------------------------------------------------------
 
 
 @imports("Concat")
@@ -27,7 +27,7 @@ def host_concat(n: Node) -> object:
 
 
 def _parts(n: Node) -> list[int]:
-    """The sizes that Split cuts its operand into: those given, or equal ones of which the last may be smaller."""
+    """The sizes of Split's results: those given, or equal ones, of which the last may be smaller."""
     given = n.ints(1)
     if given is not None:
         return given
@@ -49,11 +49,12 @@ def host_split(n: Node) -> object:
     return tuple(np.split(n.value(0), np.cumsum(_parts(n))[:-1], axis=n.attr("axis", 0)))
 
 
-_ALL = 10**9  # what converters write where they mean the end of an axis
+_ALL = 10**9  # a larger end of a slice means the end of the axis: converters write such numbers
 
 
 def _window(n: Node) -> tuple[list[int], list[int], list[int], list[int]]:
-    """(axes, starts, ends, steps) of Slice, which counts as Python does; only that backwards, too, a start before all is the first."""
+    """(axes, starts, ends, steps) of Slice, which counts like Python. The exception: a start before the first element is the first, also
+    for negative steps."""
     starts, ends = n.ints(1) or [], n.ints(2) or []
     axes, steps = n.ints(3), n.ints(4) or [1] * len(starts)
     axes = list(range(len(starts))) if axes is None else [a % n.rank() for a in axes]
@@ -82,7 +83,7 @@ def host_slice(n: Node) -> object:
 
 
 def _repeated(n: Node, old: list[int], times: list[int]) -> object:
-    """Operand 0 in the shape `old`, repeated."""
+    """Operand 0 reshaped to `old` and repeated."""
     if 0 in times or 0 in old:
         return n.b.fill_constant(shape=tuple(d * t for d, t in zip(old, times, strict=True)), dtype=n.dtype(), value=0.0)
     x = reshaped(n, n.x(), old)
@@ -115,13 +116,13 @@ def host_tile(n: Node) -> object:
     return np.tile(x, times)
 
 
-# -- borders --------------------------------------------------------------------------------------------------------------------------
+# -- padding ----------------------------------------------------------------------------------------------------------------------
 
 _MODES = ("constant", "reflect", "edge", "wrap")
 
 
-def _borders(n: Node) -> list[tuple[int, int]]:
-    """(before, after) of every axis of Pad; what is negative is cut off."""
+def _paddings(n: Node) -> list[tuple[int, int]]:
+    """(before, after) of each axis of Pad; negative padding crops."""
     mode = n.attr("mode", "constant")
     if mode not in _MODES:
         raise n.wrong(f"there is no mode {mode!r}; it has: {', '.join(_MODES)}")
@@ -134,14 +135,14 @@ def _borders(n: Node) -> list[tuple[int, int]]:
 
 
 def _cropped(borders: list[tuple[int, int]]) -> tuple[list[int], list[int], list[int]]:
-    """(axes, starts, ends) of what negative borders leave."""
+    """(axes, starts, ends) of the slice that negative padding leaves."""
     cut = [(k, -min(lo, 0), hi if hi < 0 else INT_MAX) for k, (lo, hi) in enumerate(borders) if min(lo, hi) < 0]
     return [c[0] for c in cut], [c[1] for c in cut], [c[2] for c in cut]
 
 
 @imports("Pad")
 def pad(n: Node) -> object:
-    borders, x = _borders(n), n.x()
+    borders, x = _paddings(n), n.x()
     axes, starts, ends = _cropped(borders)
     if axes:
         x = n.b.slice(x, axes=tuple(axes), starts=tuple(starts), ends=tuple(ends))
@@ -150,7 +151,7 @@ def pad(n: Node) -> object:
         value = float(np.ravel(n.value(2))[0]) if n.has(2) else 0.0
         return n.b.pad(x, paddings=tuple(p for pair in borders for p in pair), pad_value=value) if any(map(any, borders)) else x
     for axis, (lo, hi) in enumerate(borders):
-        if lo or hi:  # the border repeats elements: which ones is known
+        if lo or hi:  # the padding repeats elements at known positions
             (size,) = fixed(n, x.shape[axis : axis + 1])
             source = _repeating(n, size, lo, hi)
             x = n.b.index_select(x, n.const(source), dim=axis)
@@ -158,14 +159,14 @@ def pad(n: Node) -> object:
 
 
 def _repeating(n: Node, size: int, before: int, after: int) -> np.ndarray:
-    """The elements that an axis and its borders repeat."""
+    """The positions along an axis that the padded axis reads."""
     room([before + size + after])
     return np.pad(np.arange(size), (before, after), mode=n.attr("mode"))
 
 
 @on_numpy("Pad")
 def host_pad(n: Node) -> object:
-    borders, x = _borders(n), n.value(0)
+    borders, x = _paddings(n), n.value(0)
     for axis, start, end in zip(*_cropped(borders), strict=True):
         x = x[(slice(None),) * axis + (slice(start, end),)]
     borders = [(max(lo, 0), max(hi, 0)) for lo, hi in borders]
@@ -182,20 +183,20 @@ def host_pad(n: Node) -> object:
 # -- blocks and depth -----------------------------------------------------------------------------------------------------------------
 
 
-def _spread(n: Node) -> tuple[list[int], list[int], list[int]]:
-    """DepthToSpace as a shape, an order of its axes, and the shape at last."""
+def _depth_to_space(n: Node) -> tuple[list[int], list[int], list[int]]:
+    """DepthToSpace as a reshape, a transpose and a reshape: (shape, order of axes, final shape)."""
     (count, depth, *sizes), block = n.shape(), n.attr("blocksize")
     rank = len(sizes)
     blocks, left = [block] * rank, depth // block**rank
     crd = n.attr("mode", "DCR") == "CRD"
-    first, place = (2, 1) if crd else (1, 1 + rank)  # of the axes within a block, and of what is left of the depth
+    first, place = (2, 1) if crd else (1, 1 + rank)  # positions of the axes within a block, and of the remaining depth
     pairs = [a for k in range(rank) for a in (2 + rank + k, first + k)]
     cut = [left, *blocks] if crd else [*blocks, left]
     return [count, *cut, *sizes], [0, place, *pairs], [count, left, *(d * block for d in sizes)]
 
 
-def _stacked(n: Node) -> tuple[list[int], list[int], list[int]]:
-    """SpaceToDepth in the same way."""
+def _space_to_depth(n: Node) -> tuple[list[int], list[int], list[int]]:
+    """SpaceToDepth in the form of `_depth_to_space`."""
     (count, depth, *sizes), block = n.shape(), n.attr("blocksize")
     rank = len(sizes)
     within, between = [3 + 2 * k for k in range(rank)], [2 + 2 * k for k in range(rank)]
@@ -204,7 +205,7 @@ def _stacked(n: Node) -> tuple[list[int], list[int], list[int]]:
     return [count, depth, *cut], order, [count, depth * block**rank, *(size // block for size in sizes)]
 
 
-_BLOCKS = {"DepthToSpace": _spread, "SpaceToDepth": _stacked}
+_BLOCKS = {"DepthToSpace": _depth_to_space, "SpaceToDepth": _space_to_depth}
 
 
 @imports(*_BLOCKS)
@@ -219,7 +220,7 @@ def host_blocks(n: Node) -> object:
     return n.value(0).reshape(cut).transpose(order).reshape(shape)
 
 
-# -- triangles, diagonals and rows in reverse -------------------------------------------------------------------------------------------
+# -- triangles, diagonals, ranges and reversed rows -------------------------------------------------------------------------------
 
 
 def _diagonal(n: Node) -> int:
@@ -253,14 +254,14 @@ def range_(n: Node) -> object:
         start, limit, delta = (np.float32(v) for v in (start, limit, delta))
     if delta == 0:
         raise n.wrong("its step is 0")
-    span = int(limit) - int(start) if dtype.kind == "i" else limit - start  # what lies between two int16 may be more than one holds
+    span = int(limit) - int(start) if dtype.kind == "i" else limit - start  # the distance of two int16 may not fit in int16
     (count,) = room([max(int(np.ceil(span / delta)), 0)])
     return (start + np.arange(count).astype(start.dtype) * delta).astype(dtype)
 
 
 @imports("ReverseSequence")
 def reverse_sequence(n: Node) -> object:
-    """Row t of a sequence of length m is its row m - 1 - t, as far as it reaches."""
+    """Row t of a sequence of length m becomes row m - 1 - t; rows beyond m stay."""
     time, batch = n.attr("time_axis", 0), n.attr("batch_axis", 1)
     x = n.b.transpose(n.x(), axis=(time, batch, *range(2, n.rank())))
     steps, count, *rest = fixed(n, x.shape)

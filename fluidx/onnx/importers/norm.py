@@ -1,4 +1,4 @@
-"""Normalizations, softmax and dropout."""
+"""Import of normalizations and softmax."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..values import dtype_code
 
 @imports("Softmax", "LogSoftmax")
 def softmax(n: Node) -> object:
-    if n.dtype() in HALVES:  # its steps are rounded, as the operator's definition says
+    if n.dtype() in HALVES:  # the operator's definition rounds each step to 16 bits
         return n.by_body()
     return n.b.emit("softmax" if n.op_type == "Softmax" else "log_softmax", n.x(), axis=n.attr("axis", -1))
 
@@ -65,13 +65,13 @@ def group_norm(n: Node) -> object:
 
 
 def _in_one_dtype(n: Node) -> bool:
-    """Are all operands in the dtype that the work is to be done in?"""
+    """Do all operands have the dtype of the computation?"""
     work = dtype_code(np_dtype(n.dtype(0))) if n.dtype(0) not in HALVES else None
     return n.attr("stash_type", 1) == work and all(n.dtype(k) == n.dtype(0) for k in range(len(n.operands)) if n.has(k))
 
 
 def _in_dtype(n: Node, k: int) -> Any:
-    """Weight k in the dtype of X, or in float32 where that is a dtype of 16 bits: others are cast."""
+    """Weight k in the dtype of X, or in float32 if X has 16 bits. Other weights are cast."""
     fits = (n.dtype(0), "float32" if n.dtype(0) in HALVES else n.dtype(0))
     return n.x(k) if n.dtype(k) in fits else _cast(n, n.x(k), fits[-1])
 

@@ -1,4 +1,4 @@
-"""Pools: of images where windows are plain, else by a table of the elements that each window reads."""
+"""Import of pools: `pool2d` where it has such windows, else a table of the elements that each window reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...ir import ANY
 from ...ir.dtypes import FLOATS, np_dtype
 from ..import_tables import imports
 from ..node import Node
-from ..window_geometry import Along, flat_paddings, need_sizes, paired, reach, still, table, windows
+from ..window_geometry import Along, extent, flat_paddings, identity_window, need_sizes, paired, table, windows
 
 
 @imports("MaxPool")
@@ -22,13 +22,13 @@ def max_pool(n: Node) -> object:
         return _pooled(n.b, n.x(), at, "max")
     rows = contenders(n, _read(n, n.x(), at), table(at).inside)
     y = _image_of(n, n.b.reduce_max(rows, dim=(1,)), at)
-    return (y, _places(n, rows, at)) if n.wants(1) else y
+    return (y, _positions_of_largest(n, rows, at)) if n.wants(1) else y
 
 
 @imports("AveragePool")
 def average_pool(n: Node) -> object:
     at, padding_counts = _windows(n), bool(n.attr("count_include_pad", 0))
-    over = any(a.size != ANY and (a.out - 1) * a.stride + reach(a.kernel, a.dilation) > a.padded for a in at)
+    over = any(a.size != ANY and (a.out - 1) * a.stride + extent(a.kernel, a.dilation) > a.padded for a in at)
     if _is_plain(n, at) and not (padding_counts and over):
         return _pooled(n.b, n.x(), at, "avg", exclusive=not padding_counts)
     counts = np.ones((), np.int64)
@@ -88,7 +88,7 @@ def _windows(n: Node) -> list[Along]:
 
 def _spatial(n: Node) -> tuple[int, ...]:
     if n.rank() < 3:
-        raise n.wrong(f"X has to be [N, C, ...] with at least one axis to pool over, found {n.type()}")
+        raise n.wrong(f"X must be [N, C, ...] with at least one axis to pool over, found {n.type()}")
     return tuple(range(2, n.rank()))
 
 
@@ -101,30 +101,30 @@ def _root(b: Any, x: Any, p: int) -> Any:
     return b.sqrt(x) if p == 2 else x if p == 1 else b.pow(x, factor=1 / p)
 
 
-# -- of images ------------------------------------------------------------------------------------------------------------------------
+# -- with pool2d ------------------------------------------------------------------------------------------------------------------
 
 
 def _is_plain(n: Node, at: Sequence[Along]) -> bool:
-    """Can pool2d do it?"""
+    """Can pool2d compute it?"""
     return n.dtype(0) in FLOATS and all(a.dilation == 1 and max(a.before, a.after) < a.kernel for a in at)
 
 
 def _pooled(b: Any, x: Any, at: Sequence[Along], kind: str, exclusive: bool = True) -> Any:
-    """Two axes at a time, which gives the largest, or the mean, of all: how many elements an axis adds doesn't depend on the others."""
+    """Pool two axes at a time, which gives the largest, or the mean, of all: the count along an axis does not depend on the others."""
     if len(at) == 1:
-        return b.squeeze(_pooled(b, b.unsqueeze(x, axes=(2,)), [still(1), *at], kind, exclusive), axes=(2,))
+        return b.squeeze(_pooled(b, b.unsqueeze(x, axes=(2,)), [identity_window(1), *at], kind, exclusive), axes=(2,))
     if len(at) == 2:
         return b.pool2d(x, ksize=tuple(a.kernel for a in at), strides=tuple(a.stride for a in at), paddings=flat_paddings(at),
                         pooling_type=kind, exclusive=exclusive)  # fmt: skip
     c, lead, (h, w) = x.shape[1], [a.size for a in at[:-2]], (at[-2].out, at[-1].out)
     x = b.reshape(x, shape=(-1, prod([c, *lead]), *x.shape[-2:]))
     x = b.reshape(_pooled(b, x, at[-2:], kind, exclusive), shape=(-1, c, *lead, h * w))
-    x = _pooled(b, x, [*at[:-2], still(h * w)], kind, exclusive)
+    x = _pooled(b, x, [*at[:-2], identity_window(h * w)], kind, exclusive)
     return b.reshape(x, shape=(-1, c, *(a.out for a in at)))
 
 
 def _sums(n: Node, x: Any, at: Sequence[Along]) -> Any:
-    """The sum of each window; padding adds nothing."""
+    """The sum of each window; padding counts as 0."""
     if _is_plain(n, at):
         return n.b.scale(_pooled(n.b, x, at, "avg", exclusive=False), scale=float(prod(a.kernel for a in at)))
     inside = table(at).inside
@@ -134,19 +134,19 @@ def _sums(n: Node, x: Any, at: Sequence[Along]) -> Any:
     return _image_of(n, n.b.reduce_sum(rows, dim=(1,)), at)
 
 
-# -- by a table -----------------------------------------------------------------------------------------------------------------------
+# -- with a table -----------------------------------------------------------------------------------------------------------------
 
 
 def _read(n: Node, x: Any, at: Sequence[Along]) -> Any:
-    """[windows, taps, N * C]: what the taps of each window read."""
-    need_sizes(n, "a pool with dilations, with indices or of whole numbers", [a.size for a in at])
+    """[windows, taps, N * C]: the elements that the taps of each window read."""
+    need_sizes(n, "a pool with dilations, with indices or of integers", [a.size for a in at])
     place = table(at).place
     rows = n.b.transpose(n.b.reshape(x, shape=(-1, prod(a.size for a in at))), axis=(1, 0))
     return n.b.reshape(n.b.gather(rows, n.const(place.reshape(-1))), shape=(*place.shape, -1))
 
 
 def contenders(n: Node, rows: Any, there: np.ndarray) -> Any:
-    """`rows` [windows, taps, C], those that are not there so low that they are not the largest."""
+    """`rows` [windows, taps, C], with the lowest value where a tap is not `there`, so that it is not the largest."""
     if there.all():
         return rows
     low = -np.inf if n.dtype(0) in FLOATS else np.iinfo(n.dtype(0)).min
@@ -158,8 +158,8 @@ def _image_of(n: Node, rows: Any, at: Sequence[Along]) -> Any:
     return n.b.reshape(n.b.transpose(rows, axis=(1, 0)), shape=(-1, n.shape(0)[1], *(a.out for a in at)))
 
 
-def _places(n: Node, rows: Any, at: Sequence[Along]) -> Any:
-    """Where the largest element of each window lies in the flattened X, int64."""
+def _positions_of_largest(n: Node, rows: Any, at: Sequence[Along]) -> Any:
+    """The position of the largest element of each window in the flattened X, int64."""
     need_sizes(n, "a pool with indices", n.shape(0))
     place, images = table(at, column_major=bool(n.attr("storage_order", 0))).place, prod(n.shape(0)[:2])
     windows, taps = place.shape

@@ -1,6 +1,6 @@
-"""Quantized values: whole numbers (or short floats) that stand for zero point and scale, and products of them.
+"""Import of quantized values (integers or short floats with zero point and scale) and of products of them.
 
-Products are worked in floats that hold every sum exactly, as the machine has no fast ones of whole numbers.
+Products are computed in floats that hold every sum exactly, because the machine has no fast integer products.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..window_geometry import windows
 from .cast import converted, dtype_of
 from .conv import convolved
 
-_EXACT = 1 << 24  # whole numbers up to here are float32
-_LARGEST = 255  # of an 8-bit number less its zero point
+_EXACT = 1 << 24  # float32 holds all integers up to here
+_LARGEST = 255  # the largest magnitude of an 8-bit number minus its zero point
 
 
 @imports("QuantizeLinear")
@@ -30,49 +30,49 @@ def quantize_linear(n: Node) -> object:
     to, work = _target(n), _precision(n)
     if to.name in TINY:
         return quantize_on_host(n)
-    real = n.b.elementwise_div(_as(n, n.x(0), work), _beside(n, 1, work))
-    return _saturated(n, real, _beside(n, 2, "float32") if n.has(2) else None, to)
+    real = n.b.elementwise_div(_as(n, n.x(0), work), _aligned_operand(n, 1, work))
+    return _saturated(n, real, _aligned_operand(n, 2, "float32") if n.has(2) else None, to)
 
 
 @on_numpy("QuantizeLinear")
 def quantize_on_host(n: Node) -> object:
     work = np_dtype(_precision(n))
-    to, real = _target(n), n.value(0).astype(work) / _spread(n, n.value(1)).astype(work)
-    zero = _spread(n, n.value(2)).astype(np.float64) if n.has(2) else 0.0
+    to, real = _target(n), n.value(0).astype(work) / _aligned_array(n, n.value(1)).astype(work)
+    zero = _aligned_array(n, n.value(2)).astype(np.float64) if n.has(2) else 0.0
     return _rounded(real.astype(np.float64), zero, to, bool(n.attr("saturate", 1)))
 
 
 @imports("DequantizeLinear")
 def dequantize_linear(n: Node) -> object:
-    if _is_known(n, (0, 1, 2)):  # weights, which need not be worked out at every run
+    if _is_known(n, (0, 1, 2)):  # weights are dequantized once, not in each run
         return dequantize_on_host(n)
     to = _output(n)
     x = n.b.cast(n.x(0), dtype="float32")
-    x = n.b.elementwise_sub(x, _beside(n, 2, "float32")) if n.has(2) else x
-    return n.b.elementwise_mul(_as(n, x, to), _beside(n, 1, to))
+    x = n.b.elementwise_sub(x, _aligned_operand(n, 2, "float32")) if n.has(2) else x
+    return n.b.elementwise_mul(_as(n, x, to), _aligned_operand(n, 1, to))
 
 
 @on_numpy("DequantizeLinear")
 def dequantize_on_host(n: Node) -> object:
-    to, zero = np_dtype(_output(n)), _spread(n, n.value(2)).astype(np.float64) if n.has(2) else 0.0
-    return (n.value(0).astype(np.float64) - zero).astype(to) * _spread(n, n.value(1)).astype(to)
+    to, zero = np_dtype(_output(n)), _aligned_array(n, n.value(2)).astype(np.float64) if n.has(2) else 0.0
+    return (n.value(0).astype(np.float64) - zero).astype(to) * _aligned_array(n, n.value(1)).astype(to)
 
 
 def _target(n: Node) -> np.dtype:
-    """What QuantizeLinear makes: the type of its zero point, what it says, or uint8."""
+    """The dtype of QuantizeLinear's result: that of its zero point, that of its attribute, or uint8."""
     if n.has(2):
         return dtype_of(n, 2)
     return numpy_dtype(n.attr("output_dtype", 0)) if n.attr("output_dtype", 0) else np.dtype(np.uint8)
 
 
 def _precision(n: Node) -> str:
-    """The type that QuantizeLinear divides in."""
+    """The dtype in which QuantizeLinear divides."""
     found = numpy_dtype(n.attr("precision", 0)) if n.attr("precision", 0) else dtype_of(n, 1)
     return found.name if found.name in FLOATS else "float32"
 
 
 def _output(n: Node) -> str:
-    """The type that DequantizeLinear makes."""
+    """The dtype of DequantizeLinear's result."""
     found = numpy_dtype(n.attr("output_dtype", 0)) if n.attr("output_dtype", 0) else dtype_of(n, 1)
     return found.name if found.name in FLOATS else "float32"
 
@@ -81,7 +81,7 @@ def _output(n: Node) -> str:
 
 
 def _saturated(n: Node, real: Variable, zero: Variable | None, to: np.dtype) -> Variable:
-    """The nearest whole numbers, ties to the even ones, moved by the zero point and cut to what a type holds."""
+    """The nearest integers, ties to even, plus the zero point, clipped to the range of a dtype."""
     whole = _as(n, n.b.round(real, ties_to_even=True), "float32")
     whole = whole if zero is None else n.b.elementwise_add(whole, zero)
     info = np.iinfo(to)
@@ -89,7 +89,7 @@ def _saturated(n: Node, real: Variable, zero: Variable | None, to: np.dtype) -> 
 
 
 def _rounded(real: np.ndarray, zero: Any, to: np.dtype, saturate: bool = True) -> np.ndarray:
-    """The same on the host, to any type."""
+    """`_saturated` on the host, for any dtype."""
     import ml_dtypes
 
     if not (to.kind in "iu" or to.name.lstrip("u").startswith("int")):
@@ -98,15 +98,15 @@ def _rounded(real: np.ndarray, zero: Any, to: np.dtype, saturate: bool = True) -
     return converted(np.clip(np.rint(real) + zero, int(info.min), int(info.max)).astype(np.int64), to)
 
 
-# -- scales and zero points beside what they are of ---------------------------------------------------------------------------------------
+# -- scales and zero points in shapes that broadcast ------------------------------------------------------------------------------
 
 
-def _beside(n: Node, k: int, dtype: str) -> Variable:
-    """Scale or zero point k in a shape that meets operand 0."""
+def _aligned_operand(n: Node, k: int, dtype: str) -> Variable:
+    """Scale or zero point k in a shape that broadcasts to operand 0."""
     v = n.operands[k]
     if not isinstance(v, Variable):
-        return n.const(_spread(n, n.value(k)), np_dtype(dtype))
-    sizes = _meeting(n, v.shape)
+        return n.const(_aligned_array(n, n.value(k)), np_dtype(dtype))
+    sizes = _broadcast_shape(n, v.shape)
     if sizes is not None:
         return _as(n, n.b.reshape(v, shape=sizes), dtype)
     axis, block = _axis(n), n.attr("block_size", 0)
@@ -116,17 +116,17 @@ def _beside(n: Node, k: int, dtype: str) -> Variable:
     return _as(n, n.b.slice(flat, axes=(axis,), starts=(0,), ends=(n.shape(0)[axis],)), dtype)
 
 
-def _spread(n: Node, v: np.ndarray) -> np.ndarray:
-    """A known one in such a shape."""
-    sizes, axis = _meeting(n, v.shape), _axis(n)
+def _aligned_array(n: Node, v: np.ndarray) -> np.ndarray:
+    """A known scale or zero point in such a shape."""
+    sizes, axis = _broadcast_shape(n, v.shape), _axis(n)
     if sizes is not None:
         return v.reshape(sizes)
     room([v.size, n.attr("block_size", 0)])
     return np.repeat(v, n.attr("block_size", 0), axis).take(range(n.shape(0)[axis]), axis)
 
 
-def _meeting(n: Node, own: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape in which a scale of this shape broadcasts to operand 0; None where each of its elements is of a block."""
+def _broadcast_shape(n: Node, own: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape in which a scale of shape `own` broadcasts to operand 0; None if each element belongs to a block."""
     if len(own) <= 1 and prod(own) == 1:
         return ()
     if len(own) == 1:
@@ -168,7 +168,7 @@ def q_linear_matmul_on_host(n: Node) -> object:
 
 
 def _real(n: Node, k: int, shape: Callable[[Node, int], tuple[int, ...]]) -> np.ndarray:
-    """Operand k, whose scale and zero point follow it, as what it stands for."""
+    """Operand k dequantized; its scale and zero point are the next operands."""
     scale, zero = (n.value(j).astype(np.float64).reshape(shape(n, j)) for j in (k + 1, k + 2))
     return (n.value(k).astype(np.float64) - zero) * scale
 
@@ -189,13 +189,13 @@ def q_linear_conv(n: Node) -> object:
 
 
 def _requantized(n: Node, sums: Variable, scale: Variable) -> Variable:
-    """Sums of products, whose unit is `scale`, in the scale and about the zero point of operands 6 and 7."""
+    """Sums of products, in units of `scale`, quantized with scale and zero point of operands 6 and 7."""
     real = n.b.elementwise_mul(sums, n.b.elementwise_div(scale, _aligned(n, 6, (), "float32")))
     return _saturated(n, real, _aligned(n, 7, (), "float32"), dtype_of(n, 7))
 
 
 def _product(n: Node, a: tuple[int, int], b: tuple[int, int]) -> Variable:
-    """The matrix product of two operands less their zero points, which are numbers of the operands."""
+    """The matrix product of two operands minus their zero points. `a` and `b` are the numbers of (operand, zero point)."""
     rows, columns = _by_row(n, a[1]), _by_column(n, b[1])
     sums = _largest_sum(n, a, rows, -1), _largest_sum(n, b, columns, -2), n.shape(a[0])[-1] * _LARGEST
     dtype = _exact(min(s for s in sums if s is not None))
@@ -203,7 +203,7 @@ def _product(n: Node, a: tuple[int, int], b: tuple[int, int]) -> Variable:
 
 
 def _convolution(n: Node, x: tuple[int, int], w: tuple[int, int]) -> Variable:
-    """The convolution of an image and filters less their zero points."""
+    """The convolution of an image with filters, both minus their zero points."""
     kernel = n.shape(w[0])
     by_filter = (-1, *[1] * (len(kernel) - 1)) if n.has(w[1]) and prod(n.shape(w[1])) > 1 else ()
     known = _largest_sum(n, w, by_filter, tuple(range(1, len(kernel))))
@@ -213,19 +213,19 @@ def _convolution(n: Node, x: tuple[int, int], w: tuple[int, int]) -> Variable:
 
 
 def _exact(factors: int) -> str:
-    """The float type that holds sums of 8-bit numbers times factors, the magnitudes of which add up to so much."""
+    """The float dtype that holds sums of 8-bit numbers times factors, if the magnitudes of the factors add up to `factors`."""
     return "float32" if factors * _LARGEST <= _EXACT else "float64"
 
 
 def _largest_sum(n: Node, at: tuple[int, int], zero_shape: Sequence[int], axes: int | tuple[int, ...]) -> int | None:
-    """The most that magnitudes add up to along axes of a known operand."""
+    """The largest sum of magnitudes along axes of a known operand."""
     if not _is_known(n, at):
         return None
     return int(np.abs(_centre(n, at, zero_shape)).sum(axes).max(initial=0))
 
 
 def _centred(n: Node, at: tuple[int, int], zero_shape: Sequence[int], dtype: str) -> Variable:
-    """An operand less its zero point."""
+    """An operand minus its zero point."""
     x, zero = at
     if _is_known(n, at):
         return n.const(_centre(n, at, zero_shape), np_dtype(dtype))
@@ -239,14 +239,14 @@ def _centre(n: Node, at: tuple[int, int], zero_shape: Sequence[int]) -> np.ndarr
 
 
 def _aligned(n: Node, k: int, shape: Sequence[int], dtype: str) -> Variable:
-    """Operand k, a scale or zero point, in another shape and type."""
+    """Operand k, a scale or zero point, in another shape and dtype."""
     if not isinstance(n.operands[k], Variable):
         return n.const(n.value(k).reshape(tuple(shape)), np_dtype(dtype))
     return _as(n, n.b.reshape(n.x(k), shape=tuple(shape)), dtype)
 
 
 def _by_row(n: Node, k: int) -> tuple[int, ...]:
-    """The shape in which zero point or scale k meets a matrix row by row."""
+    """The shape in which zero point or scale k broadcasts to the rows of a matrix."""
     own = n.shape(k) if n.has(k) else ()
     return () if prod(own) == 1 else (*own, 1) if len(own) == 1 else own
 

@@ -1,4 +1,4 @@
-"""What is drawn at random: anew in every run. Without a seed, by the seed of the program."""
+"""Import of random operators. They draw new numbers in each run; without a seed, from the seed of the program."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bernoulli(n: Node) -> object:
 
 @on_numpy("Multinomial")
 def multinomial(n: Node) -> object:
-    """Each row of unnormalized log-probabilities, as many times as samples are wanted, gives one class."""
+    """Each row of unnormalized log-probabilities gives `sample_size` classes."""
     count, (rows, classes) = n.attr("sample_size", 1), n.shape(0)
     x = n.b.reshape(n.b.softmax(n.x(0)), shape=(rows, 1, classes))
     x = n.b.reshape(n.b.expand(x, expand_times=(1, count, 1)), shape=(rows * count, classes))
@@ -50,16 +50,17 @@ def multinomial(n: Node) -> object:
 
 @on_numpy("Dropout")
 def dropout(n: Node) -> object:
-    """A seed gives the mask that NumPy draws with it, in each run, as the standard's own code has it; training draws anew in each step."""
+    """Dropout. In sessions a seed gives the mask that NumPy draws with it in each run, as in the standard's reference; training draws new
+    masks."""
     ratio = float(np.asarray(n.value(1)).item()) if n.has(1) else 0.5
     training = n.has(2) and bool(np.asarray(n.value(2)).item())
     x = n.operands[0]
     if not training or ratio == 0:
-        if isinstance(x, Variable) and 0 < ratio < 1:  # it changes nothing, until set_training wakes it
+        if isinstance(x, Variable) and 0 < ratio < 1:  # it has no effect until set_training activates it
             x, _ = n.b.dropout(x, out={"Mask": None}, dropout_prob=ratio, is_test=True, dropout_implementation="upscale_in_train")
-        return Outputs([x, _everywhere(n) if n.wants(1) else None])
+        return Outputs([x, _all_true(n) if n.wants(1) else None])
     if not 0 <= ratio < 1:
-        raise n.wrong(f"its ratio has to be from 0 to 1, without 1, found {ratio}")
+        raise n.wrong(f"its ratio must be at least 0 and below 1, found {ratio}")
     seed = n.attr("seed")
     if seed is None or n.importer.evaluate is None:
         out, mask = n.b.dropout(n.x(0), dropout_prob=ratio, seed=seed or 0, dropout_implementation="upscale_in_train")
@@ -68,13 +69,13 @@ def dropout(n: Node) -> object:
     return Outputs([n.b.elementwise_mul(n.x(0), n.const(kept / (1 - ratio), np_dtype(n.dtype(0)))), kept])
 
 
-def _everywhere(n: Node) -> Any:
-    """True in the shape of the input, which may be open."""
+def _all_true(n: Node) -> Any:
+    """True in the shape of the input, which may have open axes."""
     return n.b.fill_any_like(n.x(0), value=1.0, dtype="bool") if ANY in n.shape(0) else np.ones(n.shape(0), bool)
 
 
 def _seed(n: Node) -> int:
-    """The seed of an attribute that is a float; 0 is that of the program."""
+    """The seed from an attribute that is a float; 0 means the seed of the program."""
     given = n.attr("seed")
     return 0 if given is None else int(np.float32(given).view(np.uint32)) + 1
 
@@ -85,7 +86,7 @@ def _dtype(n: Node, default: str) -> str:
         return default
     found = numpy_dtype(code)
     if not in_programs(np.zeros(0, found)):
-        raise n.wrong(f"fluidx draws no numbers of {found}")
+        raise n.wrong(f"fluidx cannot draw random {found}")
     return as_dtype(found)
 
 

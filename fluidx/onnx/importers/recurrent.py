@@ -1,7 +1,8 @@
-"""Recurrent networks, written step by step: what the input adds in one product for all steps, and one product a step for all gates.
+"""Import of RNN, GRU and LSTM, unrolled step by step. One product computes the contributions of the input for all steps; each step has one
+product for all gates.
 
-Each direction is a walk over the steps. A cell is given what the input adds to the gates and its state, and gives its new state; the
-first part of that is the output. Steps behind the end of a sequence leave the state as it is and give zeros.
+Each direction runs over the steps. A cell takes the input's contribution to the gates and the state, and returns the new state, whose first
+part is the output. Steps after the end of a sequence keep the state and output zeros.
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ Activation = Callable[[Variable], Variable]
 State = list[Variable]
 
 
-class _Kind(NamedTuple):
-    """What is known of a function: how to write it, and the defaults of the numbers that it takes, alpha before beta."""
+class _Activation(NamedTuple):
+    """An activation function: how to write it, and defaults of its parameters, alpha before beta."""
 
     write: Callable[..., Variable]
     numbers: tuple[float, ...] = ()
 
 
-_ACTIVATIONS: dict[str, _Kind] = {
-    "relu": _Kind(lambda b, x: b.relu(x)),
-    "tanh": _Kind(lambda b, x: b.tanh(x)),
-    "sigmoid": _Kind(lambda b, x: b.sigmoid(x)),
-    "softsign": _Kind(lambda b, x: b.softsign(x)),
-    "softplus": _Kind(lambda b, x: b.softplus(x)),
-    "affine": _Kind(lambda b, x, alpha, beta: b.scale(x, scale=alpha, bias=beta), (1.0, 0.0)),
-    "leakyrelu": _Kind(lambda b, x, alpha: b.leaky_relu(x, alpha=alpha), (0.01,)),
-    "thresholdedrelu": _Kind(lambda b, x, alpha: b.thresholded_relu(x, threshold=alpha), (1.0,)),
-    "scaledtanh": _Kind(lambda b, x, alpha, beta: b.stanh(x, scale_a=beta, scale_b=alpha), (1.0, 1.0)),
-    "hardsigmoid": _Kind(lambda b, x, alpha, beta: b.hard_sigmoid(x, slope=alpha, offset=beta), (0.2, 0.5)),
-    "elu": _Kind(lambda b, x, alpha: b.elu(x, alpha=alpha), (1.0,)),
+_ACTIVATIONS: dict[str, _Activation] = {
+    "relu": _Activation(lambda b, x: b.relu(x)),
+    "tanh": _Activation(lambda b, x: b.tanh(x)),
+    "sigmoid": _Activation(lambda b, x: b.sigmoid(x)),
+    "softsign": _Activation(lambda b, x: b.softsign(x)),
+    "softplus": _Activation(lambda b, x: b.softplus(x)),
+    "affine": _Activation(lambda b, x, alpha, beta: b.scale(x, scale=alpha, bias=beta), (1.0, 0.0)),
+    "leakyrelu": _Activation(lambda b, x, alpha: b.leaky_relu(x, alpha=alpha), (0.01,)),
+    "thresholdedrelu": _Activation(lambda b, x, alpha: b.thresholded_relu(x, threshold=alpha), (1.0,)),
+    "scaledtanh": _Activation(lambda b, x, alpha, beta: b.stanh(x, scale_a=beta, scale_b=alpha), (1.0, 1.0)),
+    "hardsigmoid": _Activation(lambda b, x, alpha, beta: b.hard_sigmoid(x, slope=alpha, offset=beta), (0.2, 0.5)),
+    "elu": _Activation(lambda b, x, alpha: b.elu(x, alpha=alpha), (1.0,)),
 }
 
 
 class _Direction(NamedTuple):
-    """The weights of one direction: R [gates * hidden, hidden] and its bias, peepholes; its functions."""
+    """The weights of one direction (R [gates * hidden, hidden], bias, peepholes) and its activation functions."""
 
     n: Node
     hidden: int
@@ -48,7 +49,7 @@ class _Direction(NamedTuple):
     bias: Variable | None
     peepholes: Sequence[Variable]
     functions: list[Activation]
-    rounded: Activation  # what the product of the state takes of it
+    rounded: Activation  # how the operand of the state's product is rounded
 
     def rows(self, v: Variable, first: int, last: int) -> Variable:
         """Rows of weights that belong to gates `first` up to `last`."""
@@ -106,7 +107,7 @@ def _lstm(d: _Direction, given: Variable, state: State) -> State:
 
 
 class _Net(NamedTuple):
-    """A kind of net: its number of gates, its functions, where its initial states are among the operands."""
+    """A kind of network: its cell, its number of gates, its default functions, and which operands are the initial states."""
 
     cell: Callable[[_Direction, Variable, State], State]
     gates: int
@@ -121,16 +122,16 @@ _NETS = {
 }
 
 
-# -- the walk -----------------------------------------------------------------------------------------------------------------------
+# -- steps and directions ---------------------------------------------------------------------------------------------------------
 
 
 @imports(*_NETS)
 def recurrent(n: Node) -> object:
-    return walks(n, lambda v: v)
+    return unrolled(n, lambda v: v)
 
 
-def walks(n: Node, rounded: Activation) -> tuple[Variable, ...]:
-    """The outputs of a net, whose products take their operands `rounded`; a net other than LSTM does not round its states."""
+def unrolled(n: Node, rounded: Activation) -> tuple[Variable, ...]:
+    """The outputs of a network whose products take `rounded` operands. RNN and GRU do not round their states."""
     net, b = _NETS[n.op_type], n.b
     batch_first = bool(n.attr("layout", 0))
     x = rounded(n.x())
@@ -138,18 +139,18 @@ def walks(n: Node, rounded: Activation) -> tuple[Variable, ...]:
         x = b.transpose(x, axis=(1, 0, 2))
     steps = x.shape[0]
     if steps < 1:
-        raise n.wrong("it is written step by step, and the number of steps is not known; give the input a size along that axis")
+        raise n.wrong("it is unrolled, but the number of steps is open; give the input a size along that axis")
     direction = n.attr("direction", "forward")
     backward = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(direction)
     if backward is None or n.shape(1)[0] != len(backward):
-        raise n.wrong(f"direction {direction!r} does not go with weights of {n.shape(1)[0]} directions")
+        raise n.wrong(f"direction {direction!r} does not fit weights of {n.shape(1)[0]} directions")
     functions = _functions(n, net, len(backward))
     active = _active(n, steps)
     parts = []
     for k, backwards in enumerate(backward):
         d, given = _direction(n, net, x, k, functions[k * len(net.functions) :][: len(net.functions)], rounded)
         state = [_initial(n, at, k, x, d.hidden, batch_first) for at in net.initial]
-        parts.append(_walk(d, net, given, state, active, backwards))
+        parts.append(_one_direction(d, net, given, state, active, backwards))
     ys = b.stack([y for y, _ in parts], axis=1)
     if batch_first:
         ys = b.transpose(ys, axis=(2, 0, 1, 3))
@@ -157,12 +158,12 @@ def walks(n: Node, rounded: Activation) -> tuple[Variable, ...]:
     return (ys, *ends)
 
 
-def _walk(d: _Direction, net: _Net, given: Variable, state: State, active: list[Variable], backwards: bool) -> tuple[Variable, State]:
-    """The outputs of all steps, and the state behind the last one."""
+def _one_direction(d: _Direction, net: _Net, given: Variable, state: State, active: list[Variable], back: bool) -> tuple[Variable, State]:
+    """The outputs of all steps, and the state after the last one."""
     b = d.n.b
     taken = b.unstack(given, axis=0, n_out=given.shape[0])
     ys: list[Variable | None] = [None] * len(taken)
-    for t in reversed(range(len(taken))) if backwards else range(len(taken)):
+    for t in reversed(range(len(taken))) if back else range(len(taken)):
         new = net.cell(d, taken[t], state)
         ys[t] = new[0]
         if active:
@@ -173,7 +174,7 @@ def _walk(d: _Direction, net: _Net, given: Variable, state: State, active: list[
 
 
 def _direction(n: Node, net: _Net, x: Variable, k: int, functions: list[Activation], rounded: Activation) -> tuple[_Direction, Variable]:
-    """What one direction has of the weights, and what the input adds to its gates at all steps."""
+    """The weights of one direction, and the input's contribution to its gates at all steps."""
     b, hidden = n.b, n.shape(2)[-1]
 
     def of(v: Variable) -> Variable:
@@ -185,7 +186,7 @@ def _direction(n: Node, net: _Net, x: Variable, k: int, functions: list[Activati
         bias = of(n.x(3))
         own, bias = d.rows(bias, 0, net.gates), d.rows(bias, net.gates, 2 * net.gates)
         d = d._replace(bias=bias)
-        apart = n.op_type == "GRU" and n.attr("linear_before_reset", 0)  # the reset gate weighs the hidden gate's second bias
+        apart = n.op_type == "GRU" and n.attr("linear_before_reset", 0)  # the reset gate multiplies the hidden gate's second bias
         whole = b.concat([d.rows(bias, 0, 2), b.fill_constant(shape=(hidden,), dtype=x.dtype, value=0.0)], axis=0) if apart else bias
         given = b.elementwise_add(given, b.elementwise_add(own, whole))
     if n.has(7):
@@ -195,7 +196,7 @@ def _direction(n: Node, net: _Net, x: Variable, k: int, functions: list[Activati
 
 
 def _initial(n: Node, at: int, k: int, x: Variable, hidden: int, batch_first: bool) -> Variable:
-    """The state of direction k before the first step; zeros where none is given, as many as X has sequences."""
+    """The state of direction k before the first step; zeros for each sequence of X if none is given."""
     if not n.has(at):
         return n.b.fill_constant_batch_size_like(x, shape=(-1, hidden), dtype=x.dtype, value=0.0, input_dim_idx=1, output_dim_idx=0)
     axis = 1 if batch_first else 0
@@ -203,7 +204,7 @@ def _initial(n: Node, at: int, k: int, x: Variable, hidden: int, batch_first: bo
 
 
 def _active(n: Node, steps: int) -> list[Variable]:
-    """[batch, 1] for each step: is it inside of the sequence? Nothing where all sequences are of full length."""
+    """[batch, 1] for each step: is it inside of the sequence? An empty list if all sequences have full length."""
     if not n.has(4):
         return []
     lengths = n.b.unsqueeze(n.x(4), axes=(1,))
@@ -211,7 +212,8 @@ def _active(n: Node, steps: int) -> list[Variable]:
 
 
 def _functions(n: Node, net: _Net, directions: int) -> list[Activation]:
-    """The functions of all directions. `clip` cuts what gates are given, not the cell, which the third one is given, as in ONNX Runtime."""
+    """The activation functions of all directions. `clip` applies to the inputs of gates, and not to the cell, the input of the third
+    function, as in ONNX Runtime."""
     names = n.attr("activations") or list(net.functions) * directions
     if len(names) != len(net.functions) * directions:
         raise n.wrong(f"expected {len(net.functions) * directions} activations, found {len(names)}")

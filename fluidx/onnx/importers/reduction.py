@@ -1,4 +1,4 @@
-"""Operators that put many elements into one."""
+"""Import of reductions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REDUCTIONS = {
     "ReduceProd": "reduce_prod", "ReduceLogSumExp": "logsumexp",
 }  # fmt: skip
 _OF_BOOLS = {"ReduceMax": "reduce_any", "ReduceMin": "reduce_all"}
-# before a sum, and after it; the bodies that their schemas have work in float32 whatever comes in
+# operator -> (before the sum, after it). The function bodies of their schemas compute in float32 for every dtype
 _AROUND_SUMS = {
     "ReduceL1": ("abs", ""), "ReduceL2": ("square", "sqrt"), "ReduceLogSum": ("", "log"), "ReduceSumSquare": ("square", ""),
 }  # fmt: skip
@@ -38,7 +38,7 @@ def around_a_sum(n: Node) -> object:
 
 
 def _reduced(n: Node, x: Variable) -> Variable:
-    """`x`, which has the shape of operand 0, reduced over the axes that the node says."""
+    """`x`, which has the shape of operand 0, reduced over the axes of the node."""
     axes = n.ints(1) or []
     if not axes and n.attr("noop_with_empty_axes", 0) or n.rank() == 0:
         return x
@@ -53,7 +53,7 @@ def _reduced(n: Node, x: Variable) -> Variable:
 
 
 def _of_nothing(n: Node) -> float:
-    """What an empty set is reduced to: what adds nothing to another one."""
+    """The reduction of no elements: the neutral element."""
     if n.op_type in ("ReduceMax", "ReduceMin"):
         low, high = _ends(n.dtype())
         return float(low if n.op_type == "ReduceMax" else high)
@@ -67,7 +67,7 @@ def _ends(dtype: str) -> tuple[float, float]:
 
 
 def _whole_mean(n: Node, x: Variable, gone: list[int]) -> Variable:
-    """The mean of whole numbers, rounded towards zero."""
+    """The mean of integers, rounded towards zero."""
     total = n.b.reduce_sum(x, dim=tuple(gone), keep_dim=True)
     count = n.const(np.full((1,) * n.rank(), prod(fixed(n, [n.shape()[k] for k in gone]))), np_dtype(x.dtype))
     if x.dtype.startswith("u"):

@@ -1,6 +1,6 @@
-"""What reads an image at places of its own: pools over regions, deformed convolutions, and columns put back as an image.
+"""Import of operators that read an image at computed positions: pools over regions, deformable convolutions, and Col2Im.
 
-What is read there, and how it is weighed, are operators of the program.
+The positions and their weights are computed by operators of the program.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def roi_align(n: Node) -> object:
 
 @imports("MaxRoiPool")
 def max_roi_pool(n: Node) -> object:
-    """Its regions have the number of their image in front."""
+    """MaxRoiPool. The first column of the regions is the index of the image."""
     height, width = n.attr("pooled_shape")
     image = n.b.cast(n.b.slice(n.x(1), axes=(1,), starts=(0,), ends=(1,), decrease_axis=(1,)), dtype="int64")
     rois = n.b.slice(n.x(1), axes=(1,), starts=(1,), ends=(5,))
@@ -64,7 +64,7 @@ def deform_conv(n: Node) -> object:
     b, x, w, groups, parts = n.b, n.x(0), n.x(1), n.attr("group", 1), n.attr("offset_group", 1)
     (images, c, h, width), kernel = x.shape, tuple(w.shape[2:])
     if len(kernel) != 2:
-        raise n.wrong(f"X has to be images [N, C, H, W], found {n.type()}")
+        raise n.wrong(f"X must be images [N, C, H, W], found {n.type()}")
     need_sizes(n, "DeformConv", x.shape)
     down, right = windows(n, kernel)
     taps, cells = prod(kernel), down.out * right.out
@@ -93,7 +93,7 @@ def deform_conv(n: Node) -> object:
 
 
 def _between(n: Node, at: Any, size: int) -> list[tuple[Any, Any]]:
-    """The two pixels that a place along one axis lies between, as whole numbers, with their weights; outside of the image it is 0."""
+    """The two pixels next to a position along one axis, as integers, and their weights, which are 0 outside of the image."""
     b = n.b
     low = b.floor(at)
     share = b.elementwise_sub(at, low)

@@ -1,4 +1,4 @@
-"""Resize: what its operands and attributes say of sizes, and the way back to the dtype of its input."""
+"""Import of Resize: its sizes from operands and attributes, and the conversion of its result to the dtype of the input."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def _sizes(n: Node) -> dict[str, Any]:
         scale = min(ratios) if policy == "not_larger" else max(ratios)
         scales, sizes = [scale] * len(axes), [int(scale * shape[a] + 0.5) for a in axes]
     outs = sizes or [size_scaled(shape[a], s) for a, s in zip(axes, scales)]
-    room([max(outs, default=0), max(shape, default=0)])  # a matrix says what is made of what
+    room([max(outs, default=0), max(shape, default=0)])  # an interpolation matrix has these sizes
     crops = n.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
     return {"axes": tuple(axes), "sizes": tuple(sizes), "scales": tuple(scales), "spans": tuple(spans) if crops else ()}
 
 
 def _back(n: Node, y: Variable, dtype: str) -> Variable:
-    """y in the dtype of the input; integers rounded and cut to what it can hold."""
+    """y in the dtype of the input; integers are rounded and clipped to its range."""
     if y.dtype == dtype:
         return y
     if dtype not in FLOATS:

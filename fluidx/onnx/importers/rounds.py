@@ -1,4 +1,4 @@
-"""Loops that stay loops: the rounds of a Loop or a Scan as a sub-block of the program, which a `while` runs."""
+"""`Rounds` writes the rounds of a Loop or a Scan as the sub-block of a `while` operator."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from ..errors import OnnxError
 from ..node import Node
 from ..types import value_type
 
-# what a round makes of its number and the states: whether there is another one (None: their number alone says so), and the outputs
+# (number of the round, states) -> (is there another round? None: the limit decides; outputs of the body)
 Round = Callable[[Variable, list[Variable]], tuple[Variable | None, list[Variable]]]
 
 
 class _Grows(Exception):
-    """A round gives states of other sizes than it took: `types` are of both."""
+    """A round changes the sizes of states. `types` fit the states before and after it."""
 
     def __init__(self, types: list[ValueType]):
         self.types = types
 
 
 class Rounds:
-    """Writes one `while` for a node. `taken` are the inputs of the body that are states, `infos` its outputs: the states, and behind them
-    those that are gathered.
+    """Writes one `while` for a node.
 
-    `limit` is the number of rounds at most, known or a variable, None for any; `start` of them are written already.
+    `taken` are the state inputs of the body; `infos` its outputs: the states, then the outputs that are gathered over the rounds. `limit`
+    is the largest number of rounds, known or a variable, None for no limit; `start` rounds were unrolled before.
     """
 
     def __init__(self, n: Node, taken: Sequence[Any], infos: Sequence[Any], limit: Any = None, start: int = 0):
         self.n, self.b, self.importer, self.taken, self.infos, self.start = n, n.b, n.importer, taken, infos, start
         self.known = not isinstance(limit, Variable)
-        self.limit = limit if limit is None or not self.known else min(int(limit), 1 << 53)  # which no loop reaches, and floats hold
+        # no loop reaches it, and floats hold it exactly
+        self.limit = limit if limit is None or not self.known else min(int(limit), 1 << 53)
 
     def write(self, states: Sequence[Any], first: Variable | None, make: Round) -> tuple[list[Variable], list[Variable]]:
-        """The states behind the last round, and the rows of what the rounds gather; `first` says whether there is a round (None: there is).
+        """The states after the last round, and the gathered outputs. `first` says whether there is a first round (None: there is).
 
-        Sizes that a round changes are open: it is written anew knowing that. Raises OnnxError for what no program repeats.
+        If a round changes sizes, the `while` is written again with these sizes open. Raises OnnxError if a program cannot repeat the body.
         """
         begin = [self._begin(v, info) for v, info in zip(states, self.taken)]
         types = [v.desc.type for v in begin]
@@ -55,7 +56,7 @@ class Rounds:
                 raise
 
     def _begin(self, value: Any, info: Any) -> Variable:
-        if isinstance(value, list) and not value:  # of what, says the body
+        if isinstance(value, list) and not value:  # the body declares the type of the elements
             t = value_type(info.type)
             if isinstance(t, SequenceType):
                 return self.b.sequence_empty(elem=str(t.elem))
@@ -76,7 +77,7 @@ class Rounds:
                 inner = Builder(block, role=b.role)
                 made = [_as_optional(inner, v, new) for v, new in zip(held, made)] + made[len(held) :]
                 self._check_types(held, made)
-                exact = first is None and again is None  # the number of rounds is the limit
+                exact = first is None and again is None  # the number of rounds equals the limit
                 stashes = [self._gather(inner, row, count, exact) for row in made[len(held) :]]
                 for v, new in zip(held, [inner.assign(new) for new in made[: len(held)]]):
                     inner.assign(new, out={"Out": v})
@@ -85,7 +86,7 @@ class Rounds:
         return held, [s if s.shape[0] else b.stash_rows(s) for s in stashes]
 
     def _held(self, value: Variable, t: ValueType, name: str | None) -> Variable:
-        """A copy of what a state begins with, which the rounds overwrite."""
+        """A copy of the initial value of a state, which the rounds overwrite."""
         made = self.b.assign(value, name=name)
         if t != value.desc.type:
             self.b.block.descs[made.name] = made.desc.changed(type=t, attrs={**made.desc.attrs, "resized": True})
@@ -100,7 +101,7 @@ class Rounds:
         return left if again is None else b.logical_and(again, b.reshape(left, shape=again.shape))
 
     def _most(self) -> int:
-        """The loop's own bound to its rounds, for as many of which its gradient has room from the start: 0 where they are too many."""
+        """The `max_rounds` of the `while`, for which its gradient allocates memory at the start; 0 if there are too many."""
         return self.limit - self.start if self.known and self.limit is not None and self.limit <= limits.ROUNDS else 0
 
     def _check_types(self, held: list[Variable], made: list[Variable]) -> None:
@@ -112,7 +113,7 @@ class Rounds:
                 continue
             if was.dtype != now.dtype or was.ndim != now.ndim:
                 raise self.n.wrong(
-                    f"{info.name!r} is {was} when it begins and {now} after a round; a loop in a program carries values of one dtype "
+                    f"{info.name!r} is {was} before the loop and {now} after a round; a loop of a program carries values of one dtype "
                     "and rank; fx.onnx.session runs such models"
                 )
             types.append(was.with_shape(a if a == b or a == ANY else ANY for a, b in zip(was.shape, now.shape)))
@@ -120,7 +121,7 @@ class Rounds:
             raise _Grows(types)
 
     def _gather(self, inner: Builder, row: Variable, count: Variable, exact: bool) -> Variable:
-        """Write a value of each round to a stash."""
+        """Store a value of each round in a stash."""
         like, sized = self._like(row, inner.block)
         stash = self.b.stash(like, rounds=self.limit - self.start if exact and self.known and sized else 0)
         self.importer.keep_names([stash])
@@ -129,8 +130,8 @@ class Rounds:
         return stash
 
     def _like(self, row: Variable, block: Block) -> tuple[Variable, bool]:
-        """A value outside of the loop with the type of one made inside, and whether its sizes are known there; they are those of the first
-        round where not."""
+        """A value outside of the loop with the type of one inside, and whether its sizes are known there. If not, they come from the first
+        round."""
         b, shape = self.b, row.shape
         at = [axis for axis, d in enumerate(shape) if d == ANY]
         if not at:
@@ -150,10 +151,10 @@ class Rounds:
 
 
 def _as_optional(b: Builder, held: Variable, new: Variable) -> Variable:
-    """A value as an optional that holds it, where the loop begins with an optional."""
+    """The value as an optional, if the loop starts with an optional."""
     return b.optional(new) if isinstance(held.desc.type, OptionalType) and not isinstance(new.desc.type, OptionalType) else new
 
 
 def is_long(n: Node, graph: Any, rounds: int | None) -> bool:
-    """Are the rounds, written one behind the other, too many operators, and may a loop be written that nobody runs meanwhile?"""
+    """Are there too many rounds to unroll, and may the program have a loop, because nothing runs it meanwhile?"""
     return n.importer.evaluate is None and rounds is not None and rounds * len(graph.node) > limits.UNROLLED

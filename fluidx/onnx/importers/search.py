@@ -1,4 +1,4 @@
-"""Operators that look for elements, and say where they are."""
+"""Import of operators that search: ArgMax, TopK, OneHot, Compress, NonZero and Unique."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def top_k(n: Node) -> object:
 
 
 def _one_hot_axis(n: Node) -> tuple[int, int]:
-    """(the new axis, how long it is) of OneHot."""
+    """(the new axis, its size) of OneHot."""
     axis = n.attr("axis", -1)
     return axis + n.rank() + 1 if axis < 0 else axis, int(np.ravel(n.value(1))[0])
 
@@ -59,7 +59,8 @@ def one_hot(n: Node) -> object:
     ids = n.b.unsqueeze(n.x() if n.dtype() == "int64" else n.b.cast(n.x(), dtype="int64"), axes=(axis,))
     room([depth])
     at = _along(n, depth, axis, n.rank() + 1)
-    less = n.b.elementwise_sub(at, n.b.fill_constant(shape=at.shape, dtype="int64", value=float(depth)))  # what counts from the end
+    # matches ids that count from the end
+    less = n.b.elementwise_sub(at, n.b.fill_constant(shape=at.shape, dtype="int64", value=float(depth)))
     off, on = n.b.split(n.x(2), num=2, n_out=2)
     shape = (1,) * (n.rank() + 1)
     hit = n.b.logical_or(n.b.equal(ids, at), n.b.equal(ids, less))
@@ -75,7 +76,7 @@ def host_one_hot(n: Node) -> object:
     return values[((ids == at) | (ids == at - depth)).astype(np.int64)]
 
 
-# -- what there is --------------------------------------------------------------------------------------------------------------------
+# -- selection --------------------------------------------------------------------------------------------------------------------
 
 
 @imports("Compress")

@@ -1,6 +1,7 @@
-"""Sequences and optionals. A sequence is a list whose elements may be variables of the program: cutting and joining stay differentiable.
+"""Import of operators on sequences and optionals. A sequence is a list whose elements may be variables: splitting and joining stay
+differentiable.
 
-Where nobody knows, while the program is written, how many elements there are or which one is meant, it is a variable of the program.
+If the number of elements, or the selected one, is unknown at import, the sequence is a variable of the program.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..values import ABSENT, Outputs, numpy_dtype
 
 
 def cut(n: Node, value: Any, sizes: Sequence[int], axis: int) -> list[Any]:
-    """A tensor in parts of these sizes along an axis."""
+    """A tensor split into parts of these sizes along an axis."""
     if isinstance(value, np.ndarray):
         return np.split(value, np.cumsum(sizes)[:-1], axis)
     x = n.importer.variable(value)
@@ -30,7 +31,7 @@ def cut(n: Node, value: Any, sizes: Sequence[int], axis: int) -> list[Any]:
 
 
 def slices(n: Node, value: Any, axis: int) -> list[Any]:
-    """The slices of a tensor along an axis, which they do not have."""
+    """The slices of a tensor along an axis, without that axis."""
     if isinstance(value, np.ndarray):
         return [np.take(value, k, axis) for k in range(value.shape[axis])]
     x = n.importer.variable(value)
@@ -43,7 +44,7 @@ def slices(n: Node, value: Any, axis: int) -> list[Any]:
 
 
 def joined(n: Node, values: Sequence[Any], axis: int, new: bool) -> Any:
-    """Tensors one behind the other along an axis, a new one if `new`."""
+    """Tensors concatenated along an axis, or stacked along a new one."""
     if all(isinstance(v, np.ndarray) for v in values):
         return np.stack(values, axis) if new else np.concatenate(values, axis)
     xs = [n.importer.variable(v) for v in values]
@@ -56,11 +57,11 @@ def joined(n: Node, values: Sequence[Any], axis: int, new: bool) -> Any:
 def _sequence(n: Node) -> list[Any]:
     found = n.operands[0]
     if not isinstance(found, list):
-        raise n.wrong("its first input has to be a sequence, found a tensor")
+        raise n.wrong("its first input must be a sequence, found a tensor")
     return found
 
 
-# operator -> of fluidx, and the operands of which one has to be computed for it
+# operator -> (operator of fluidx, operands of which one must be computed to use it)
 _OF_PROGRAMS = {
     "SequenceLength": ("sequence_length", (0,)), "SequenceAt": ("sequence_at", (0, 1)), "SequenceInsert": ("sequence_insert", (0, 2)),
     "SequenceErase": ("sequence_erase", (0, 1)),
@@ -71,12 +72,12 @@ def _of_program(n: Node) -> object:
     return n.b.emit(_OF_PROGRAMS[n.op_type][0], *n.xs())
 
 
-for _name, (_, _asked) in _OF_PROGRAMS.items():
-    dynamic(_name, *_asked)(_of_program)
+for _name, (_, _needed) in _OF_PROGRAMS.items():
+    dynamic(_name, *_needed)(_of_program)
 
 
 def _position(n: Node, k: int) -> int | None:
-    """Operand k as a position; None where it is not given."""
+    """Operand k as a position; None if it is left out."""
     return int(np.asarray(n.value(k)).item()) if n.has(k) else None
 
 
@@ -121,7 +122,7 @@ def split_to_sequence(n: Node) -> object:
 
 @dynamic("SplitToSequence", 0, 1)
 def computed_split(n: Node) -> object:
-    """A list where it is known how many parts there are."""
+    """A list if the number of parts is known, else a sequence variable."""
     split = n.operands[1] if n.has(1) else None
     if not isinstance(split, Variable) and isinstance(n.type(), TensorType) and n.shape()[n.attr("axis", 0)] != ANY:
         return split_to_sequence(n)
@@ -146,7 +147,7 @@ def computed_concat(n: Node) -> object:
 def sequence_map(n: Node) -> object:
 
     if any(isinstance(v, Variable) and isinstance(v.desc.type, SequenceType) for v in n.operands):
-        return n.by_body()  # a loop over as many elements as there are in a run
+        return n.by_body()  # a loop over the elements, whose number is known in a run
     body, count = n.attr("body"), len(_sequence(n))
     for k, v in enumerate(n.operands):
         if isinstance(v, list) and len(v) != count:
@@ -172,7 +173,7 @@ def optional_has_element(n: Node) -> object:
 @on_numpy("OptionalGetElement")
 def optional_get_element(n: Node) -> object:
     if not n.has(0) or n.operands[0] is ABSENT:
-        raise n.wrong("the optional holds nothing; ask OptionalHasElement first")
+        raise n.wrong("the optional is empty; test it with OptionalHasElement first")
     return n.operands[0]
 
 
@@ -186,8 +187,8 @@ def computed_get_element(n: Node) -> object:
     return n.b.optional_get_element(n.x()) if isinstance(n.x().desc.type, OptionalType) else optional_get_element(n)
 
 
-def nothing_of(info: Any, axis: int) -> Any:
-    """What stacks no tensors at all of a declared type along an axis: sizes that are not declared are 0."""
+def empty_stack(info: Any, axis: int) -> Any:
+    """The stack of no tensors of a declared type along an axis; sizes that are not declared are 0."""
     declared = info.type.tensor_type
     sizes = [d.dim_value for d in declared.shape.dim]
     sizes.insert(axis if axis >= 0 else axis + len(sizes) + 1, 0)

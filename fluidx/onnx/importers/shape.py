@@ -1,4 +1,4 @@
-"""Operators that say of a value what shape it has, or give it another one."""
+"""Import of operators that read or change shapes."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ def size(n: Node) -> object:
 
 
 def reshaped(n: Node, x: Variable, shape: Sequence[int]) -> Variable:
-    """`x` in a shape, whose sizes are those of the result, one of which may be open; in `reshape` a size of 0 would say something else."""
+    """`x` reshaped. The sizes are those of the result, and one may be open; a size of 0 would have another meaning in `reshape`."""
     if tuple(x.shape) == tuple(shape):
         return x
     return n.b.fill_constant(shape=tuple(shape), dtype=x.dtype, value=0.0) if 0 in shape else n.b.reshape(x, shape=tuple(shape))
 
 
 def fixed(n: Node, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Sizes that have to be known. Raises OnnxError where one of them is left open."""
+    """Sizes that must be known. Raises OnnxError if one is open."""
     if ANY in sizes:
-        raise n.wrong(f"fluidx has to know these sizes here, and some are open: {list(sizes)}; give the inputs of the model fixed sizes")
+        raise n.wrong(f"fluidx must know these sizes, but some are open: {list(sizes)}; give the inputs of the model fixed sizes")
     return tuple(sizes)
 
 
 def axes_of(axes: Sequence[int], ndim: int) -> list[int]:
-    """Axes counted from the front, in order."""
+    """Axes with negative ones made positive, sorted."""
     return sorted(a % ndim for a in axes)
 
 
 def _target(n: Node) -> list[int]:
-    """The sizes that Reshape gives: 0 is that of the operand, unless `allowzero`, and -1 is worked out."""
+    """The shape of Reshape's result. 0 copies the operand's size, unless `allowzero`, and -1 is computed."""
     given, old = n.ints(1) or [], n.shape()
     if not n.attr("allowzero", 0):
         given = [old[k] if d == 0 and k < len(old) else d for k, d in enumerate(given)]
@@ -60,7 +60,7 @@ def _target(n: Node) -> list[int]:
 
 @imports("Reshape")
 def reshape(n: Node) -> object:
-    if ANY in n.shape():  # left to the operator, which knows of axes that are open
+    if ANY in n.shape():  # the operator handles open axes
         return n.b.reshape(n.x(0), shape=tuple(n.ints(1) or []))
     return reshaped(n, n.x(0), _target(n))
 

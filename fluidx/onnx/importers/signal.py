@@ -1,4 +1,4 @@
-"""Signals: Fourier transforms of a whole, and of windows. Complex numbers are pairs along the last axis."""
+"""Import of DFT and STFT. Complex numbers are pairs along the last axis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..node import Node
 
 @imports("DFT")
 def dft(n: Node) -> object:
-    """The transform along an axis, of a signal cut or filled with zeros to `dft_length`."""
+    """The transform along an axis of a signal, cut or padded with zeros to `dft_length`."""
     inverse, onesided = bool(n.attr("inverse", 0)), bool(n.attr("onesided", 0))
     axis = (n.ints(2) or [-2])[0] % n.rank()
     has = n.shape()[axis]
@@ -45,7 +45,7 @@ def stft(n: Node) -> object:
 
 
 def _of_length(n: Node, x: Variable, axis: int, length: int) -> Variable:
-    """The first `length` along an axis, zeros behind those that there are."""
+    """The first `length` elements along an axis, padded with zeros."""
     has = x.shape[axis]
     if has >= length:
         return x if has == length else n.b.slice(x, axes=(axis,), starts=(0,), ends=(length,))
@@ -55,7 +55,7 @@ def _of_length(n: Node, x: Variable, axis: int, length: int) -> Variable:
 
 
 def _of_half(n: Node, x: Variable, axis: int, length: int) -> Variable:
-    """The real signal whose spectrum begins with x: all but the first, and the middle one of an even length, count twice."""
+    """The real signal whose spectrum begins with x. All elements except the first, and the middle one of an even length, count twice."""
     weight = np.full(length // 2 + 1, 2.0)
     weight[0] = 1
     if length % 2 == 0:

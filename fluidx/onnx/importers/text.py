@@ -1,4 +1,4 @@
-"""Strings, which are arrays of objects on the host. A session computes with them itself; a loaded program has operators for that."""
+"""Import of operators on strings. A session computes with arrays of objects on the host; a loaded program has operators for strings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def computed_normalizer(n: Node) -> object:
 
 
 def _normal(n: Node) -> tuple[str, bool, list[str]]:
-    """Which case is asked for, whether it counts among stop words, and those."""
+    """The case to convert to, whether case matters for stop words, and the stop words."""
     return n.attr("case_change_action", "NONE"), bool(n.attr("is_case_sensitive", 0)), n.attr("stopwords", [])
 
 
@@ -66,13 +66,13 @@ def computed_match(n: Node) -> object:
 
 @on_numpy("TfIdfVectorizer", pure=True)
 def tf_idf_vectorizer(n: Node) -> object:
-    """Counts n-grams whose items lie 1, 2, ... max_skip_count + 1 apart; single items are counted once."""
+    """Counts n-grams whose items are 1, 2, ... max_skip_count + 1 positions apart; single items are counted once."""
     x = n.value(0)
     rows = x.reshape(1, -1) if x.ndim < 2 else x
     grams, places = _pool(n), n.attr("ngram_indexes")
     smallest, largest, skips = n.attr("min_gram_length"), n.attr("max_gram_length"), n.attr("max_skip_count")
     if smallest < 1:
-        raise n.wrong(f"min_gram_length is {smallest}, and an n-gram has one item at least")
+        raise n.wrong(f"min_gram_length is {smallest}, but an n-gram has at least one item")
     counts = np.zeros(room([len(rows), max(places) + 1]), np.float32)
     for row, items in enumerate(rows.tolist()):
         for length in range(smallest, min(largest, len(items)) + 1):
@@ -89,13 +89,13 @@ def tf_idf_vectorizer(n: Node) -> object:
 
 
 def _pool(n: Node) -> dict[tuple[Any, ...], int]:
-    """The n-grams that are counted, and which one each is."""
+    """N-grams that are counted -> their numbers."""
     pool = n.attr("pool_strings") or n.attr("pool_int64s") or []
     starts = [*n.attr("ngram_counts"), len(pool)]
     found: dict[tuple[Any, ...], int] = {}
     for length, (start, end) in enumerate(zip(starts, starts[1:]), 1):
         if (end - start) % length:
-            raise n.wrong(f"{end - start} items of its pool are no {length}-grams")
+            raise n.wrong(f"{end - start} items of its pool are not {length}-grams")
         for at in range(start, end, length):
             found[tuple(pool[at : at + length])] = len(found)
     return found

@@ -1,4 +1,4 @@
-"""The domain of training: one step of an optimizer for several tensors, and the gradient of what a graph computes."""
+"""Import of the domain ai.onnx.preview.training: one optimizer step for several tensors, and Gradient."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _DOMAIN = "ai.onnx.preview.training"
 
 
 class _Step:
-    """What the optimizers share: rate and step as the dtype of what they move, and arithmetic with numbers."""
+    """Shared parts of the optimizers: learning rate and step count in the dtype of a parameter, and arithmetic with numbers."""
 
     def __init__(self, n: Node, kinds: int):
         self.n, self.b = n, n.b
         given = n.xs(2)
         self.count = len(given) // kinds
         if len(given) != self.count * kinds:
-            raise n.wrong(f"it takes {kinds} tensors for each that it moves, found {len(given)} in all")
+            raise n.wrong(f"it takes {kinds} tensors for each parameter, found {len(given)} in total")
         self.groups = [given[k :: self.count] for k in range(self.count)]
 
     def scalar(self, k: int, like: Variable) -> Variable:
@@ -39,15 +39,15 @@ class _Step:
         return total
 
     def regularized(self, x: Variable, g: Variable) -> Variable:
-        """The gradient with that of half the squared norm."""
+        """The gradient plus that of half the squared norm."""
         return self.add(self.times(x, self.n.attr("norm_coefficient", 0.0)), g)
 
-    def begun(self, t: Variable) -> Variable:
-        """1 after the first step, 0 in it."""
+    def after_first(self, t: Variable) -> Variable:
+        """0 in the first step, 1 later."""
         return self.b.sign(t)
 
     def outputs(self, moved: Sequence[tuple[Variable, ...]]) -> Outputs:
-        """All new tensors, then all new states of each kind."""
+        """All new parameters, then all new states of each kind."""
         return Outputs(v for kind in zip(*moved) for v in kind)
 
 
@@ -72,17 +72,17 @@ def adam(n: Node) -> object:
         g = s.regularized(x, g)
         v = s.add(s.times(v, alpha), s.times(g, 1 - alpha))
         h = s.add(s.times(h, beta), s.times(b.square(g), 1 - beta))
-        rate = b.elementwise_mul(rate, b.elementwise_div(b.sqrt(_left(s, t, beta)), _left(s, t, alpha)))
+        rate = b.elementwise_mul(rate, b.elementwise_div(b.sqrt(_bias_correction(s, t, beta)), _bias_correction(s, t, alpha)))
         step = b.elementwise_div(v, b.scale(b.sqrt(h), bias=float(n.attr("epsilon", 1e-6))))
         x = b.elementwise_sub(x, b.elementwise_mul(step, rate))
         moved.append((s.times(x, 1 - n.attr("norm_coefficient_post", 0.0)), v, h))
     return s.outputs(moved)
 
 
-def _left(s: _Step, t: Variable, base: float) -> Variable:
-    """1 - base ** t, and 1 in the first step, which corrects nothing."""
+def _bias_correction(s: _Step, t: Variable, base: float) -> Variable:
+    """1 - base ** t, and 1 in the first step, which is not corrected."""
     power = s.b.elementwise_pow(s.b.fill_any_like(t, value=base), t)
-    return s.b.scale(s.b.elementwise_mul(power, s.begun(t)), scale=-1.0, bias=1.0)
+    return s.b.scale(s.b.elementwise_mul(power, s.after_first(t)), scale=-1.0, bias=1.0)
 
 
 @imports("Momentum", domain=_DOMAIN)
@@ -90,10 +90,10 @@ def momentum(n: Node) -> object:
     s, b, moved = _Step(n, 3), n.b, []
     alpha, beta, mode = float(n.attr("alpha")), float(n.attr("beta")), n.attr("mode")
     if mode not in ("standard", "nesterov"):
-        raise n.wrong(f"its mode has to be standard or nesterov, found {mode!r}")
+        raise n.wrong(f"its mode must be standard or nesterov, found {mode!r}")
     for x, g, v in s.groups:
         g = s.regularized(x, g)
-        share = b.scale(s.begun(s.scalar(1, x)), scale=beta - 1, bias=1.0)
+        share = b.scale(s.after_first(s.scalar(1, x)), scale=beta - 1, bias=1.0)
         v = s.add(s.times(v, alpha), b.elementwise_mul(g, share))
         step = s.add(g, s.times(v, alpha)) if mode == "nesterov" else v
         moved.append((b.elementwise_sub(x, b.elementwise_mul(step, s.scalar(0, x))), v))
@@ -102,11 +102,11 @@ def momentum(n: Node) -> object:
 
 @on_numpy("Gradient", domain=_DOMAIN)
 def gradient(n: Node) -> object:
-    """The gradient of `y` at the values that `xs` and `zs` have in this graph; at others it would be another graph's."""
+    """The gradient of `y` at the values that `xs` and `zs` have in this graph. Other values would need another graph."""
     names = [*n.attr("xs"), *n.attr("zs", [])]
     for name, operand in zip(names, n.operands):
         if n.importer.lookup(name) is not operand:
-            raise n.wrong(f"it is asked for at another value than {name!r} has in its graph, which fluidx does not differentiate")
+            raise n.wrong(f"its operand is not the value of {name!r} in its graph; fluidx cannot differentiate at another value")
     xs = [n.importer.variable(n.importer.lookup(name)) for name in n.attr("xs")]
     found: list[Any] = gradients(n.importer.variable(n.importer.lookup(n.attr("y"))), xs)
     return Outputs(n.b.fill_zeros_like(x) if g is None else g for x, g in zip(xs, found))

@@ -1,4 +1,4 @@
-"""Role makers: which worker this process is, of how many. Whatever fluid's role makers read, here it is what the launcher said."""
+"""fluid's role makers, which tell a process its worker number and the number of workers. All of them use the values of the launcher."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ....comm.launch_environment import found, rank
 
 
 class FleetRole(IntEnum):
-    """What a process does: train, or serve parameters."""
+    """The role of a process: trainer or parameter server."""
 
     WORKER = 1
     SERVER = 2
 
 
-Role = FleetRole  # the name that fluid's scripts import
+Role = FleetRole  # the name in fluid's scripts
 
 
 class RoleMakerBase:
-    """The worker that a launcher made of this process; the only one where the script was started by itself.
+    """The worker number from the launcher. Without a launcher this process is the only worker.
 
-    A worker is a process: ranks that are threads of one process are one worker.
+    A worker is a process; ranks that are threads of one process are one worker.
     """
 
     def generate_role(self) -> None:
-        """fluid's call; the role is known."""
+        """fluid's call, without effect: the role is already known."""
 
     def is_worker(self) -> bool:
         return True
@@ -46,7 +46,7 @@ class RoleMakerBase:
         return 1 if there is None else there.world_size
 
     def get_trainer_endpoints(self) -> list[str]:
-        """A name for each worker; ranks find each other without ports."""
+        """A name for each worker. Ranks find each other without ports."""
         return [f"worker:{k}" for k in range(self.worker_num())]
 
     def get_pserver_endpoints(self) -> list[str]:
@@ -54,7 +54,7 @@ class RoleMakerBase:
 
 
 class PaddleCloudRoleMaker(RoleMakerBase):
-    """The role that the launcher's environment says. `is_collective=False` asks for parameter servers, and is refused."""
+    """The role from the launcher's environment. `is_collective=False` means parameter servers and raises ProgramError."""
 
     def __init__(self, is_collective: bool = False):
         if not is_collective:
@@ -65,8 +65,7 @@ class PaddleCloudRoleMaker(RoleMakerBase):
 
 
 class UserDefinedCollectiveRoleMaker(RoleMakerBase):
-    """A role that the script says: worker `current_id` of as many as `worker_endpoints`. Raises ProgramError where the launcher says
-    otherwise."""
+    """A role that the script gives: worker `current_id` of `len(worker_endpoints)`. Raises ProgramError if the launcher's values differ."""
 
     def __init__(self, current_id: int = 0, worker_endpoints: Sequence[str] | None = None):
         self._check(current_id, len(worker_endpoints or ()))
@@ -82,7 +81,7 @@ class UserDefinedCollectiveRoleMaker(RoleMakerBase):
 
 
 class UserDefinedRoleMaker(UserDefinedCollectiveRoleMaker):
-    """A role that the script says, in fluid's older form. Parameter servers are refused."""
+    """A role that the script gives in fluid's older form. Parameter servers raise ProgramError."""
 
     def __init__(
         self, current_id: int = 0, role: Role = Role.WORKER, worker_num: int = 0, server_endpoints: Sequence[str] | None = None

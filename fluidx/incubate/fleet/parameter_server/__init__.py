@@ -1,1 +1,1 @@
-"""fluid's fleet for parameter servers, which is not here: its names say what to write instead."""
+"""fluid's fleet for parameter servers. It is not supported; its names raise an ImportError that names the replacement."""

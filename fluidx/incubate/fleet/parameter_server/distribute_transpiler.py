@@ -1,4 +1,4 @@
-"""fluid's fleet for parameter servers is not here: whoever imports a name of it is told what to write instead."""
+"""fluid's fleet for parameter servers. It is not supported; its names raise an ImportError that names the replacement."""
 
 from typing import Any
 
