@@ -7,7 +7,7 @@ from typing import Any
 
 from ._checks import number, one_of, whole, wrong
 from .initializer import Initializer
-from .ir import Shard, show_placement
+from .ir import Placement, Shard, show_placement
 from .ir.errors import explains_arguments
 
 
@@ -51,7 +51,7 @@ class ParamAttr:
         self.trainable = bool(trainable)
         self.do_model_average = bool(do_model_average)
         self.need_clip = bool(need_clip)
-        self.placement = cuts("ParamAttr", placement)
+        self.placement: Placement = cuts("ParamAttr", placement)
 
     def record(self) -> dict[str, Any]:
         """What the program's parameter record keeps beside `trainable`: plain numbers, strings and tuples."""
@@ -64,7 +64,7 @@ class ParamAttr:
         twin.name = name
         return twin
 
-    def cut(self, placement: tuple[Shard, ...]) -> ParamAttr:
+    def cut(self, placement: Placement) -> ParamAttr:
         """The same attributes with another placement."""
         twin = copy(self)
         twin.placement = placement

@@ -63,13 +63,17 @@ def calls_of(root: Path, function: str) -> Iterator[tuple[str, ast.Call]]:
 
 
 def tests_of_entries(root: Path) -> Counter[str]:
-    """How often each module asks by `isinstance` for the class of an entry of a placement."""
+    """How often each module asks for the class of an entry of a placement: by `isinstance`, or by a pattern of a `match`."""
     found: Counter[str] = Counter()
     for name, call in calls_of(root, "isinstance"):
-        asked = {getattr(n, "id", None) or getattr(n, "attr", None) for n in ast.walk(call.args[1])}
-        if asked & ENTRIES:
-            found[name] += 1
-    return found
+        found[name] += _names_an_entry(call.args[1])
+    for name, module in modules_of(root).items():
+        found[name] += sum(_names_an_entry(node.cls) for node in ast.walk(module.tree) if isinstance(node, ast.MatchClass))
+    return +found
+
+
+def _names_an_entry(classes: ast.expr) -> bool:
+    return bool({getattr(n, "id", None) or getattr(n, "attr", None) for n in ast.walk(classes)} & ENTRIES)
 
 
 def operators_made_outside_ir(root: Path) -> list[str]:
@@ -160,7 +164,7 @@ def main(root: Path) -> None:
     print("  " + ", ".join(f"{package} {count:,}" for package, count in lines.most_common()))
     print(f"functions over {LONG} lines: {len(long_functions(root))}", *long_functions(root), sep="\n  ")
     tests = tests_of_entries(root)
-    print(f"isinstance on entries of placements: {tests.total()} in {len(tests)} modules")
+    print(f"tests for the class of an entry of a placement: {tests.total()} in {len(tests)} modules", *tests, sep="\n  ")
     cycles = import_cycles(root)
     print(f"import cycles: {len(cycles)}", *cycles, sep="\n  ")
     print(f"Operator( outside of ir: {len(operators_made_outside_ir(root))}")

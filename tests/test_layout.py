@@ -141,6 +141,28 @@ def test_an_operator_made_outside_ir_is_found(tmp_path):
     assert structure.operators_made_outside_ir(tree) == ["fluidx.ops.collective:3"]
 
 
+# The modules that may ask which class an entry of a placement has: what a user gave as a placement, and the table of the operators that
+# change one entry into another. Others ask the entry itself (fluidx/ir/entries.py).
+ENTRY_CLASSES = {"fluidx.param_attr": 1, "fluidx.transpiler.lowering.redistribute": 7}
+
+
+def test_modules_ask_an_entry_of_a_placement_and_not_for_its_class():
+    found = structure.tests_of_entries(ROOT)
+    assert {name: n for name, n in found.items() if n > ENTRY_CLASSES.get(name, 0)} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(e):\n    return isinstance(e, Shard)",
+        "def f(e):\n    return isinstance(e, (types.At, int))",
+        "def f(e):\n    match e:\n        case (Shard(axis=0),):\n            return True",
+    ],
+)
+def test_a_test_for_the_class_of_an_entry_is_found(tmp_path, source):
+    assert structure.tests_of_entries(small_tree(tmp_path, "ir/program.py", source)) == {"fluidx.ir.program": 1}
+
+
 def test_importing_fluidx_loads_little_more_than_numpy():
     with_numpy = modules_after("import numpy")
     with_fluidx = modules_after("import fluidx")

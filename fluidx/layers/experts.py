@@ -7,7 +7,7 @@ from typing import Any
 
 from .._checks import number, whole, wrong
 from ..initializer import Xavier
-from ..ir import Parameter, Shard, Variable
+from ..ir import Parameter, Variable
 from ..param_attr import ParamAttr
 from . import math, nn, tensor
 from .helper import LayerWriter
@@ -72,7 +72,7 @@ def moe(
         raise wrong(f"{helper.label}: param_attr must be one for both weights or a list of two, got {len(attrs)}")
     w1 = _weights(helper, attrs[0], (experts, width, hidden), x.dtype)
     w2 = _weights(helper, attrs[1], (experts, hidden, width), x.dtype)
-    over = [e for e in w1.desc.placement if isinstance(e, Shard) and e.axis == 0]
+    over = [e for e in w1.desc.placement if e.axis == 0]
     cut: dict[str, Any] = {"groups": tuple([e.group for e in over]), "axes": (0,) * len(over), "units": tuple([e.unit for e in over])}
 
     routed = helper.op("expert_dispatch", x, ids, position, None, w1, capacity=slots)
@@ -122,7 +122,7 @@ def _linear(helper: LayerWriter, h: Variable, w: Parameter, bias_attr: Any) -> V
     if attr is None:
         return y
     if not attr.placement:
-        attr = attr.cut(tuple([e for e in w.desc.placement if isinstance(e, Shard) and e.axis != 1]))
+        attr = attr.cut(tuple([e for e in w.desc.placement if e.axis not in (None, 1)]))
     bias = helper.parameter(attr, (w.shape[0], 1, w.shape[2]), w.dtype, is_bias=True)
     return helper.op("elementwise_add", y, bias)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ..ir.types import Own, TensorType
+from ..ir.types import TensorType
 from .refusal import Refusal
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class AdasumMeaning:
             return key[1], key[3], key[4]
         if key[0] == "part":
             (e, placement, derivation), coords = key[1:]
-            if derivation is None and len(placement) == 1 and isinstance(placement[0], Own):
+            if derivation is None and len(placement) == 1 and placement[0].is_own:
                 ((group, k),) = coords
                 return (e, group), k, k + 1
         raise Refusal(f"it is {self.table.show(x)}, which is not what ranks have of their own")

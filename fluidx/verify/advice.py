@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ..ir.opdef import OpDef, Slot
 from ..ir.operator import Operator
 from ..ir.pattern import Pattern, Types
-from ..ir.rows import PlacementRow, fits
-from ..ir.types import At, Entry, Partial, Pieces, Shard
+from ..ir.rows import FLAT, ROOT, PlacementRow, fits
+from ..ir.types import Entry
 
 Entries = Sequence[Entry | None]
 
@@ -56,7 +56,8 @@ class Advice(NamedTuple):
 
     def _way(self, row: PlacementRow, after: Entries | None) -> _Way | None:
         """What to redistribute so that a row applies; None if the row cannot give `after`."""
-        free = next((e for e in (*(after or ()), *self.before) if isinstance(e, At if row.kind == "root" else Pieces)), None)
+        kind = ROOT if row.kind == "root" else FLAT
+        free = next((e for e in (*(after or ()), *self.before) if e is not None and kind.admits(e, None)), None)
         ins = [self._over(e, free) for e in row.ins]
         made = self._makes(row, ins, after)
         if made is None or (row.kind in ("root", "flat") and free is None):
@@ -69,28 +70,28 @@ class Advice(NamedTuple):
             else:
                 ins[k] = want
                 moved.append((k, want))
-        return None if any(isinstance(e, Partial) for _, e in moved) else _Way(moved, made)  # nothing is made a term of a sum
+        return None if any(e is not None and e.op for _, e in moved) else _Way(moved, made)  # nothing is made a term of a sum
 
     def _makes(self, row: PlacementRow, ins: Entries, after: Entries | None) -> Entries | None:
         return fits(row, self.pattern, ins, after, self.types, self.group, self.n)
 
     def _over(self, e: Entry | None, free: Entry | None) -> Entry | None:
         """The entry of a row over the group; a root or flat ranges are those of `free`."""
-        if isinstance(e, Shard):
-            return Shard(e.axis, self.group, e.unit)
-        if isinstance(e, Partial):
-            return Partial(e.op, self.group)
-        return None if e is None else free
+        if e is None:
+            return None
+        return e.over(self.group) if e.axis is not None or e.op else free
 
     def _redistribute(self, way: _Way, names: Sequence[str]) -> str:
         return " and ".join(self._move(names[k], self.before[k], e) for k, e in way.moved)
 
     def _move(self, name: str, have: Entry | None, want: Entry | None) -> str:
         """The collective that changes one entry into another, where it has a name that everybody knows."""
-        if isinstance(have, Partial) and want is None:
+        if want is not None or have is None:
+            return f"redistribute {name} to {self._shown(want)}"
+        if have.op:
             held = "only a summand of it" if have.op == "sum" else f"only one of the values whose {have.op} it is"
             return f"all_reduce {name} over {self.group} (each rank holds {held})"
-        if isinstance(have, Shard) and want is None:
+        if have.axis is not None:
             return f"all_gather {name} over {self.group}"
         return f"redistribute {name} to {self._shown(want)}"
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ..ir.entries import is_local
 from ..ir.flow import sub_writes
 from ..ir.operator import Operator
 from ..ir.program import Block, Program
 from ..ir.sub_blocks import SubBlock, bodies
-from .operator_meaning import is_local
 from .rank_classes import touched
 from .rank_values import AllRanks
 from .refusal import Refusal
@@ -83,7 +83,7 @@ class Branches:
     def _merge(self, name: str, pred: int, ends: list[SimultaneousRun], names: tuple[str, ...], scope: AllRanks) -> None:
         """What the ranks hold under a name behind both branches."""
         both = [world.held.agreed(n) for world, n in zip(ends, names, strict=True)]
-        own = name in self.world.declared.differs or is_local(scope.signature(name))
+        own = name in self.world.declared.differs or is_local(scope.signature(name)[1])
         if UNDEFINED in both or own:
             for rank in range(self.world.n):
                 held = [UNDEFINED if own else world.held.mine(n, rank) for world, n in zip(ends, names, strict=True)]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..ir.operator import Operator
 from ..ir.parts import entry_of
-from ..ir.types import At
 from .operator_check import OperatorClass
 from .rank_values import AllRanks, PerRank
 from .refusal import Refusal
@@ -141,7 +140,7 @@ class Meetings:
         entry = entry_of(placement, op.attrs["group"])
         found = set()
         for (n, _), m in zip(names, members, strict=True):
-            if isinstance(entry, At) and self.mesh.index(entry.group, m) != entry.root:
+            if entry is not None and not entry.holds(self.mesh.index(entry.group, m)):
                 continue
             try:
                 value = self.held.read(n, m)
@@ -167,7 +166,7 @@ class Meetings:
                 xs.append(self.operators.plain(kind.ins[0], self.held.read(n, m), m))
             except Refusal as e:
                 entry = entry_of(kind.ins[0][1], kind.attrs["group"])
-                if not isinstance(entry, At) or self.mesh.index(entry.group, m) == entry.root:
+                if entry is None or entry.holds(self.mesh.index(entry.group, m)):
                     raise Refusal(f"op {definition.name} on rank {m}: {e}") from None
                 reason = reason or str(e)
                 xs.append(None)

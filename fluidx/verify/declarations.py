@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.change_stamps import Twins, Variables, regrouped
+from ..ir.entries import is_local
 from ..ir.program import Program, Var
 from ..ir.types import show_placement
 from .mesh import RankGroups
 from .normal_form import ExpressionTable
 from .operator_check import Signature
-from .operator_meaning import is_local
 from .refusal import Refusal, fail
 
 
@@ -44,11 +44,11 @@ class Declarations:
                 if outside:
                     program, r = self.programs[outside[0]], outside[0]
                     raise fail(program, -1, f"%{n} lies over group {e.group!r}, and rank {r} is in no set of it", rank=r)
-        self.has_local = any(is_local(s) for s in self.signatures.values())
+        self.has_local = any(is_local(s[1]) for s in self.signatures.values())
         for n, d in self.vars.items():
             try:
                 self.mesh.canonical(self.signatures[n][1], d.type)
-                if is_local(self.signatures[n]) and (d.persistable or d.is_data):
+                if is_local(self.signatures[n][1]) and (d.persistable or d.is_data):
                     raise Refusal("what a rank holds for itself cannot be fed or saved")
                 if d.persistable and d.is_data:
                     raise Refusal("a variable is fed or kept, not both")
@@ -71,7 +71,7 @@ class Declarations:
                     continue
                 if first is d or (first.type == d.type and first.placement == d.placement and _flags(first) == _flags(d)):
                     continue
-                alike = is_local((first.type, first.placement)) and is_local((d.type, d.placement))
+                alike = is_local(first.placement) and is_local(d.placement)
                 if not alike or (first.persistable, first.is_data, first.on_host) != (d.persistable, d.is_data, d.on_host):
                     raise fail(
                         program, -1,

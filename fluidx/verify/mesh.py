@@ -8,7 +8,7 @@ from typing import Any
 
 from ..ir.parts import Coords, bounds, check_placement, flat_range, intervals, local_shape
 from ..ir.time_axes import seats, turn_group, turn_groups
-from ..ir.types import ANY, At, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType, show_placement
+from ..ir.types import ANY, Entry, Partial, Placement, Shard, TensorType, show_placement
 from .refusal import Refusal
 
 Sets = Sequence[Sequence[int]]
@@ -77,7 +77,7 @@ class RankGroups:
         key = placement, rank
         found = self._coords.get(key)
         if found is None:
-            found = self._coords[key] = tuple([self._coord(e.group, rank) for e in placement if not isinstance(e, At)])
+            found = self._coords[key] = tuple([self._coord(e.group, rank) for e in placement if e.root is None])
         return found
 
     def _coord(self, group: str, rank: int) -> tuple[str, Any]:
@@ -95,7 +95,7 @@ class RankGroups:
     def holds(self, placement: Placement, rank: int) -> bool:
         for e in placement:
             at = self.where[e.group].get(rank)
-            if at is None or (isinstance(e, At) and at[0] != e.root):
+            if at is None or not e.holds(at[0]):
                 return False
         return True
 
@@ -151,7 +151,7 @@ class RankGroups:
         return found
 
     def _make_canonical(self, placement: Placement, t: TensorType) -> Placement:
-        if any(isinstance(e, Local) for e in placement):
+        if any(e.is_local for e in placement):
             if len(placement) > 1:
                 raise Refusal("local stands alone")
             return placement
@@ -164,18 +164,19 @@ class RankGroups:
         wrong = check_placement(t, placement, self.groups, self.world)
         if wrong:
             raise Refusal(wrong)
-        if len({e.op for e in placement if isinstance(e, Partial)}) > 1:
+        if len({e.op for e in placement if e.op}) > 1:
             raise Refusal(f"{show_placement(placement)}: terms of several reductions have no order")
         taken: dict[int, int] = {}
         out: list[tuple[tuple, Entry]] = []
         for e in placement:
-            if self.size[e.group] == 1 and not isinstance(e, Pieces):
+            if self.size[e.group] == 1 and e.bounds is None:
                 continue
-            if isinstance(e, Shard):
-                before = taken.get(e.axis, 0)
-                taken[e.axis] = before + 1
-                alone = sum(isinstance(o, Shard) and o.axis == e.axis for o in placement) == 1
-                out.append(((0, e.axis, before), self._with_one_unit(e, t.shape[e.axis]) if alone else e))
+            axis = e.axis
+            if axis is not None:
+                before = taken.get(axis, 0)
+                taken[axis] = before + 1
+                alone = sum(o.axis == axis for o in placement) == 1
+                out.append(((0, axis, before), self._with_one_unit(e, axis, t.shape[axis]) if alone else e))
             else:
                 out.append(((1, 0, 0, e.group), e))
         return tuple(e for _, e in sorted(out, key=lambda x: x[0]))
@@ -184,19 +185,19 @@ class RankGroups:
         axes = [axis for e in placement if (axis := e.group if e.group in self.axes else getattr(self.turns.get(e.group), "axis", ""))]
         for e in placement:
             turn = self.turns.get(e.group)
-            if (turn or e.group in self.axes) and not isinstance(e, (Shard, Partial)):
+            if (turn or e.group in self.axes) and e.axis is None and not e.op:
                 raise Refusal(f"{e}: over iterations a value must be shard or partial")
-            if turn and turn.first < turn.last and not isinstance(e, Partial):
+            if turn and turn.first < turn.last and not e.op:
                 raise Refusal(f"{e}: several iterations together can be partial, not shard")
         if len(set(axes)) < len(axes):
             raise Refusal(f"{show_placement(placement)}: a value belongs to one iteration of an axis")
 
-    def _with_one_unit(self, e: Shard, size: int) -> Shard:
+    def _with_one_unit(self, e: Entry, axis: int, size: int) -> Entry:
         n = self.size[e.group]
         if size == ANY:
             return e
         marks = tuple(bounds(size, n, e.unit))
-        return Shard(e.axis, e.group, self._units.setdefault((size, n, marks), e.unit))
+        return Shard(axis, e.group, self._units.setdefault((size, n, marks), e.unit))
 
     def _place(self, rank: int) -> Coords:
         found = self._at.get(rank)
@@ -214,12 +215,12 @@ class RankGroups:
 
     def flat_range(self, placement: Placement, shape: Sequence[int], rank: int) -> tuple[int, int] | None:
         """The range of the flat array that a rank's part is; None where it is no range, or not known."""
-        if partial(placement) or any(isinstance(e, Own) for e in placement):
+        if partial(placement) or any(e.is_own for e in placement):
             return None
         found = flat_range(placement, self._place(rank))
         if found is not None:
             return found
-        if ANY in shape or any(isinstance(e, Shard) and e.axis != 0 for e in placement):
+        if ANY in shape or any(e.axis for e in placement):
             return None
         inner = prod(shape[1:])
         start, stop = self.box(placement, shape, rank)[0] if shape else (0, 1)
@@ -227,8 +228,12 @@ class RankGroups:
 
 
 def without_roots(placement: Placement) -> Placement:
-    return tuple(e for e in placement if not isinstance(e, At)) if placement else placement
+    return tuple([e for e in placement if e.root is None]) if placement else placement
 
 
 def partial(placement: Placement) -> bool:
-    return any(isinstance(e, Partial) for e in placement)
+    return any(e.op for e in placement)
+
+
+def without_terms(placement: Placement) -> Placement:
+    return tuple([e for e in placement if not e.op])

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import gcd
 from typing import Any
 
+from ..ir.entries import axis_of, is_local
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import BlockRef, Operator
@@ -16,7 +17,7 @@ from ..ir.parts import entry_of
 from ..ir.pattern import Pattern
 from ..ir.rows import PlacementRow, cut_twice, find_row, rows, same_cut
 from ..ir.time_axes import over_turns
-from ..ir.types import At, Local, Pieces, Placement, Shard, TensorType, show_placement
+from ..ir.types import Placement, TensorType, show_placement
 from .advice import Advice
 from .mesh import RankGroups, partial
 from .normal_form import ExpressionTable
@@ -37,7 +38,7 @@ class OperatorClass:
         self.definition, self.attrs, self.attrs_id = definition, attrs, attrs_id
         self.ins: Sequence[Signature | None] = ins
         self.outs: Sequence[Signature | None] = outs
-        self.local = any(s is not None and s[1] and isinstance(s[1][0], Local) for s in (*ins, *outs))
+        self.local = any(s is not None and is_local(s[1]) for s in (*ins, *outs))
         self.counts = counts  # operands of each slot that takes a list
         self.types: list[TensorType | None] = [None if s is None else s[0] for s in outs]
         self.placed: list[tuple[Placement, bool] | None] = []  # of each output: its placement's one form; does it have terms?
@@ -141,9 +142,7 @@ class OperatorClasses:
     def _nesting(places: Sequence[Placement | None], types: Sequence[TensorType | None], free: frozenset[int]) -> str:
         """Two groups that cut one axis, one inside of the other, must do so alike in every operand that both cut."""
         cuts = [
-            {}
-            if k in free or t is None
-            else {e.group: (rank, e, t.shape[e.axis]) for rank, e in enumerate(p or ()) if isinstance(e, Shard)}
+            {} if k in free or t is None else {e.group: (rank, e, t.shape[e.axis]) for rank, e in enumerate(p or ()) if e.axis is not None}
             for k, (p, t) in enumerate(zip(places, types, strict=True))
         ]
         pairs = {(a, b) for by in cuts for a in by for b in by if by[a][0] < by[b][0] and by[a][1].axis == by[b][1].axis}
@@ -222,21 +221,23 @@ def moved_entry_is(kind: OperatorClass, mesh: RankGroups) -> str:
         made = definition.move(had, **attrs)
     except ProgramError as e:
         return str(e)
-    if isinstance(made, Shard) and not 0 <= made.axis < t.ndim or isinstance(made, Shard) and made.unit < 1:
-        return f"{made} names an axis that {t} does not have"
+    if made is not None and made.axis is not None and (wrong := made.check(t, n)):
+        return wrong
     if not same_cut(made, has, t.shape, n):
         return f"from {show_placement(before)} the op makes {f'whole over {group}' if made is None else made}, not {show_placement(after)}"
     if tuple(e for e in before if e.group != group) != tuple(e for e in after if e.group != group):
         return f"from {show_placement(before)} to {show_placement(after)} other groups change too"
     for entry, placement in ((had, before), (has, after)):
-        if isinstance(entry, Shard):
-            same_axis = [e for e in placement if isinstance(e, Shard) and e.axis == entry.axis]
+        if entry is None:
+            continue
+        if entry.axis is not None:
+            same_axis = [e for e in placement if e.axis == entry.axis]
             if same_axis[-1] is not entry and same_axis[-1] != entry:
                 return f"{entry} is cut further by {same_axis[-1]}"
-            if len(same_axis) > 1 and isinstance(made, Shard) and entry is has and made != has:
+            if len(same_axis) > 1 and axis_of(made) is not None and entry is has and made != has:
                 return f"{made} is not {has}"
-        if isinstance(entry, Pieces) and isinstance(made, Pieces) and entry is has and made != has:
+        if entry.bounds is not None and made is not None and made.bounds is not None and entry is has and made != has:
             return f"{made} is not {has}"
-        if isinstance(entry, At) and not 0 <= entry.root < n:
+        if entry.root is not None and not 0 <= entry.root < n:
             return f"{entry} is no rank of {group}"
     return ""

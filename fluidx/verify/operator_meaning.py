@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Protocol
 
+from ..ir.entries import is_local
 from ..ir.errors import ProgramError
 from ..ir.make_op import make_op
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Frozen, Operator, Role
 from ..ir.parts import entry_of
-from ..ir.types import Local, Own, Partial, Placement, TensorType
+from ..ir.types import Placement, TensorType
 from .linear import coefficients
 from .mesh import without_roots
 from .operator_check import COMMUNICATES, OperatorClass, OperatorClasses, Signature, check_types, moved_entry_is
@@ -226,7 +227,8 @@ class Operators:
         assert s is not None and a is not None
         placement = self.mesh.canonical(s[1], s[0])
         replica_op = kind.definition.replica_op
-        if replica_op is not None and isinstance(entry_of(self.values.atoms[a].placement, kind.attrs["group"]), Own):
+        entry = entry_of(self.values.atoms[a].placement, kind.attrs["group"])
+        if replica_op is not None and entry is not None and entry.is_own:
             type_, attrs = replica_op(**kind.attrs)
             return self.values.atom(self._of_own(type_, attrs, self.values.atoms[a].e, s, kind.attrs.get("layers", ())), placement)
         return self.values.moved(a, placement, (op.type, self._in_any_turn(kind)))
@@ -275,24 +277,24 @@ class Operators:
 
     def plain(self, signature: Signature, value: int, rank: int) -> int:
         """A value of a rank as an expression that says so."""
-        if is_local(signature):
+        if is_local(signature[1]):
             return value
         if value != EMPTY:
             return self.values.plain(value, rank)
-        if any(isinstance(e, Partial) and e.op != "sum" for e in signature[1]):
+        if any(e.op not in ("", "sum") for e in signature[1]):
             raise Refusal("a part without elements leaves a maximum or minimum without a value")
         return self.table.lin((), self.local_type(signature, rank))  # no elements, or a term that adds nothing
 
     def local_type(self, signature: Signature, rank: int) -> TensorType:
         t, placement = signature
-        if is_local(signature):
+        if is_local(signature[1]):
             return t
         return TensorType(t.dtype, self.mesh.local_shape(self.mesh.canonical(placement, t), t.shape, rank))
 
     def stored(self, x: int, signature: Signature, rank: int) -> int:
         """The plain value x, as a variable of this signature keeps it on the rank."""
         t, placement = signature
-        if not is_local(signature):
+        if not is_local(signature[1]):
             return self.values.read_back(x, self.mesh.canonical(placement, t), t, rank)
         if self.table.types[x] != t:
             raise Refusal(f"it is {self.table.types[x]}, not {t}")
@@ -335,10 +337,6 @@ class Operators:
         from ..ir.types import show_placement
 
         return f"{self.table.show(a.e)} ({show_placement(a.placement)})"
-
-
-def is_local(signature: Signature) -> bool:
-    return bool(signature[1]) and isinstance(signature[1][0], Local)
 
 
 def _form(op: Operator) -> tuple[type[OpDef], bool, tuple]:

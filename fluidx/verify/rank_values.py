@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from ..ir.types import At, Pieces, Shard, show_placement
+from ..ir.entries import is_local
+from ..ir.offsets import Offsets
+from ..ir.types import show_placement
 from .declarations import Declarations
 from .mesh import partial
 from .operator_check import Signature
-from .operator_meaning import is_local
 from .refusal import NotHere, Refusal
 from .started import Started
 from .values import EMPTY, UNDEFINED, ProgramValues
@@ -82,9 +83,9 @@ class Holdings:
             placement = self.mesh.canonical(declared, t)
             found = range(self.n)
             some = [members for e in declared if len(members := self.mesh.where.get(e.group, found)) < self.n]
-            if len(placement) == 1 and isinstance(placement[0], Pieces) and not some and 0 not in t.shape:
-                found = self._owners_of_pieces(placement[0])
-            elif some or any(isinstance(e, (At, Pieces, Shard)) for e in placement):
+            if len(placement) == 1 and placement[0].bounds is not None and not some and 0 not in t.shape:
+                found = self._owners_of_pieces(placement[0].group, placement[0].bounds)
+            elif some or any(e.is_cut or e.root is not None for e in placement):
                 holders = [r for r in found if all(r in members for members in some) and self.mesh.holds(placement, r)]
                 # of a value that has no elements at all, none of them lacks any
                 owners = holders if 0 in t.shape else [r for r in holders if 0 not in self.mesh.local_shape(placement, t.shape, r)]
@@ -92,20 +93,20 @@ class Holdings:
             self._owners[id(signature)] = found
         return found
 
-    def _owners_of_pieces(self, pieces: Pieces) -> Collection[int]:
+    def _owners_of_pieces(self, group: str, bounds: Offsets) -> Collection[int]:
         """The ranks whose range has elements, where every rank is in the group."""
-        filled = pieces.bounds.filled
-        found = self._filled.get((pieces.group, filled))
+        filled = bounds.filled
+        found = self._filled.get((group, filled))
         if found is None:
-            ranks = sorted(members[k] for members in self.mesh.groups[pieces.group] for k in filled)
-            found = self._filled[pieces.group, filled] = dict.fromkeys(ranks).keys() if len(ranks) < self.n else range(self.n)
+            ranks = sorted(members[k] for members in self.mesh.groups[group] for k in filled)
+            found = self._filled[group, filled] = dict.fromkeys(ranks).keys() if len(ranks) < self.n else range(self.n)
         return found
 
     def read(self, name: str, rank: int, anywhere: bool = False) -> int:
         """What a rank holds, EMPTY where its part has no elements; `anywhere`: or, where it holds nothing, what those hold that do."""
         signature = self.declared.signature(name, rank)
         mine = self.own.get(name)
-        if is_local(signature):
+        if is_local(signature[1]):
             value = None if mine is None else mine.get(rank)
             if value is None:
                 raise Refusal(f"%{name} is read before any operator defines it")
@@ -136,7 +137,7 @@ class Holdings:
         found = self._rooted.get(id(signature))  # equal signatures are one object
         if found is None:
             t, placement = signature
-            found = self._rooted[id(signature)] = any(isinstance(e, At) for e in self.mesh.canonical(placement, t))
+            found = self._rooted[id(signature)] = any(e.root is not None for e in self.mesh.canonical(placement, t))
         return found
 
     def made_by_all(self, name: str, signature: Signature) -> None:
@@ -195,7 +196,7 @@ class Holdings:
         if name in self.declared.differs:
             return
         signature = self.declared.signatures[name]
-        if is_local(signature):
+        if is_local(signature[1]):
             return
         owners = self.owners(signature)
         self.by_all.discard(name)

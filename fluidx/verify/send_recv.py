@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..ir.entries import is_local
 from ..ir.errors import ProgramError
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator
 from ..ir.sizes import StandInShapes, with_open_axes
 from ..ir.types import ANY
 from .operator_check import Signature
-from .operator_meaning import is_local
 from .rank_values import PerRank
 from .refusal import Refusal, fail
 from .values import UNDEFINED
@@ -173,7 +173,7 @@ class Messages:
         except Refusal as e:
             raise Refusal(f"rank {b} receives %{out} from rank {a}: {e}") from None
         if ANY in here.shape:
-            if is_local(recv.signature):
+            if is_local(recv.signature[1]):
                 raise Refusal(f"rank {b} receives %{out}, a value of its own, and its size is open")
             self._check_open(a, x, b, recv.op)
         send.done = recv.done = True

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..ir.change_stamps import Twins
+from ..ir.entries import is_local
 from ..ir.errors import VerifyError
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator
@@ -15,13 +16,13 @@ from ..ir.parts import entry_of
 from ..ir.program import Block, Program
 from ..ir.sub_blocks import bodies
 from ..ir.text import ALWAYS_SHOWN
-from ..ir.types import At, show_placement
+from ..ir.types import show_placement
 from .branches import Branches
 from .collectives import Meetings
 from .declarations import Declarations
 from .mesh import RankGroups
 from .operator_check import OperatorClass, OperatorClasses
-from .operator_meaning import NameScope, Operators, is_local
+from .operator_meaning import NameScope, Operators
 from .rank_classes import Programs, collectives, touched
 from .rank_values import AllRanks, Holdings, PerRank, rank_of
 from .refusal import NotHere, NotYet, Refusal, fail
@@ -155,7 +156,7 @@ class SimultaneousRun:
 
     def _lie_together(self, op: Operator) -> bool:
         differs, signatures = self.declared.differs, self.declared.signatures
-        return not any(n in differs or ((s := signatures.get(n)) is not None and is_local(s)) for n in op.output_arg_names)
+        return not any(n in differs or ((s := signatures.get(n)) is not None and is_local(s[1])) for n in op.output_arg_names)
 
     def _inner(self, op: Operator, scope: Any, program: Program, block: Block) -> None:
         try:
@@ -235,9 +236,9 @@ class SimultaneousRun:
         """The operand of an op that moves it: where it says `at` over the op's own group, only the root reads it."""
         signature = scope.signature(name)
         entry = entry_of(signature[1], kind.attrs.get("group", ""))
-        if not isinstance(entry, At) or not isinstance(scope, (AllRanks, PerRank)):
+        if entry is None or entry.root is None or not isinstance(scope, (AllRanks, PerRank)):
             return self.held.read(name, scope.rank) if isinstance(scope, PerRank) else scope.read(name)
-        others = tuple(e for e in signature[1] if e is not entry and isinstance(e, At))
+        others = tuple(e for e in signature[1] if e is not entry and e.root is not None)
         if any(not self.mesh.holds(others, r) for r in (range(self.n) if rank is None else (rank,))):
             raise Refusal(f"%{name} is {show_placement(signature[1])}, and not every rank that reads it holds it")
         try:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..ir.entries import is_local
 from ..ir.errors import ProgramError
 from ..ir.opdef import OPS
 from ..ir.operator import Operator
 from ..ir.program import Block, Program
 from ..ir.sub_blocks import SubBlock, bodies, runners
-from ..ir.types import At, Placement
+from ..ir.types import Placement
 from .mesh import partial
 from .normal_form import ExpressionTable
 from .operator_check import Signature
-from .operator_meaning import DeclaredNames, NameScope, Operators, is_local
+from .operator_meaning import DeclaredNames, NameScope, Operators
 from .refusal import Refusal, fail
 from .values import UNDEFINED
 
@@ -66,12 +67,12 @@ class Control:
         definition, condition = kind.definition, self.condition(op, scope)
         for decides in definition.control_operands(op):
             placement = self._placement(scope, decides)
-            if any(not isinstance(e, At) for e in placement):
+            if any(e.root is None for e in placement):
                 what = "condition" if decides == condition else "number of the round"
                 raise Refusal(f"op {op.type}: the {what} %{decides} must be whole on every rank that runs the block")
             for n in op.output_arg_names:
                 after = self._placement(scope, n)
-                if any(isinstance(e, At) and e not in after for e in placement):
+                if any(e.root is not None and e not in after for e in placement):
                     raise Refusal(f"op {op.type}: %{decides} is at a root, but %{n} is declared on other ranks too")
         if definition.repeats:
             self._loop(op, scope, program, condition)
@@ -159,7 +160,7 @@ class Control:
             before = self._before(scope, name)
             if before == UNDEFINED:
                 continue
-            if is_local(scope.signature(name)):
+            if is_local(scope.signature(name)[1]):
                 raise Refusal(f"op {op.type} carries %{name} from iteration to iteration, but it is local to each rank")
             first[name] = before
         symbols = {

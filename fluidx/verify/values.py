@@ -11,8 +11,8 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from ..ir.types import ANY, At, Partial, Placement, Shard, TensorType
-from .mesh import RankGroups, partial, without_roots
+from ..ir.types import ANY, Placement, TensorType
+from .mesh import RankGroups, partial, without_roots, without_terms
 from .normal_form import ExpressionTable
 from .refusal import Refusal
 
@@ -76,10 +76,9 @@ class ProgramValues:
             return self.atom(e, placement)
         if without_roots(before) == without_roots(placement):
             return self.atom(e, placement, d)
-        groups = {x.group for x in placement if isinstance(x, Partial)}
-        had = {x.group for x in before if isinstance(x, Partial)}
-        rest = tuple(x for x in before if not isinstance(x, (At, Partial)))
-        if groups < had and rest == tuple(x for x in placement if not isinstance(x, (At, Partial))):
+        groups = {x.group for x in placement if x.op}
+        had = {x.group for x in before if x.op}
+        if groups < had and without_terms(without_roots(before)) == without_terms(without_roots(placement)):
             return self.atom(e, placement, d)
         return self.term(e, placement, ("moved", how, self.of_any_turn(a)))
 
@@ -114,14 +113,14 @@ class ProgramValues:
         local = self._type(placement, t, rank)
         if span is not None:
             return table.shaped(table.cut(e, *span), local.shape)
-        if d is None and ANY not in t.shape and all(isinstance(x, Shard) for x in placement):
+        if d is None and ANY not in t.shape and all(x.axis is not None for x in placement):
             return table.boxes.cut(e, self.mesh.box(placement, t.shape, rank))
         return table.intern(("part", (e, placement, d), coords), local, ranked=True)
 
     def _cut_of_terms(self, d: int, placement: Placement, t: TensorType, rank: int) -> tuple[Placement, tuple[int, int]] | None:
         """(where terms lay before they were cut, the flat range that a rank has of them), for terms that began whole and are cut now."""
-        terms, cuts = (tuple(e for e in placement if isinstance(e, Partial) == wanted) for wanted in (True, False))
-        if not cuts or any(not isinstance(e, Partial) for e in self.spread[d][1]):
+        terms, cuts = tuple([e for e in placement if e.op]), without_terms(placement)
+        if not cuts or without_terms(self.spread[d][1]):
             return None
         span = self.mesh.flat_range(cuts, t.shape, rank)
         return None if span is None else (terms, span)
@@ -130,11 +129,11 @@ class ProgramValues:
         return TensorType(t.dtype, self.mesh.local_shape(placement, t.shape, rank))
 
     def _adds(self, d: int) -> bool:
-        return all(e.op == "sum" for e in self.spread[d][1] if isinstance(e, Partial))
+        return all(e.op in ("", "sum") for e in self.spread[d][1])
 
     @staticmethod
     def _others(placement: Placement, coords: tuple) -> tuple:
-        terms = {e.group for e in placement if isinstance(e, Partial)}
+        terms = {e.group for e in placement if e.op}
         return tuple(c for c in coords if c[0] not in terms)
 
     def _mask(self, d: int, coords: tuple) -> int:
@@ -143,7 +142,7 @@ class ProgramValues:
         found = self._masks.get(key)
         if found is None:
             at = dict(coords)
-            groups = [e.group for e in self.spread[d][1] if isinstance(e, Partial)]
+            groups = [e.group for e in self.spread[d][1] if e.op]
             indices = [0]
             for g in groups:
                 n = self.mesh.size[g]
@@ -174,7 +173,7 @@ class ProgramValues:
         e, placement = self.spread[d]
         if ranks != self._mask(d, ()):
             return None
-        rest = tuple(x for x in placement if not isinstance(x, Partial))
+        rest = without_terms(placement)
         if not others:
             return e
         # any rank with these coordinates holds the part
@@ -213,7 +212,7 @@ class ProgramValues:
             if table.ranked[x]:
                 raise Refusal(f"it is {table.show(x)}, which ranks do not share")
             return self._of_slices(x, span, type_)
-        if ANY not in type_.shape and all(isinstance(e, Shard) for e in placement):
+        if ANY not in type_.shape and all(e.axis is not None for e in placement):
             if table.ranked[x]:
                 raise Refusal(f"it is {table.show(x)}, which ranks do not share")
             box = self.mesh.box(placement, type_.shape, rank)
@@ -294,12 +293,9 @@ class ProgramValues:
 
     def _reduces_to(self, first: Placement, placement: Placement) -> bool:
         placement = self.mesh.of_any_turn(placement)
-        rest = [tuple(e for e in p if not isinstance(e, Partial)) for p in (first, placement)]
-        had = [e for e in first if isinstance(e, Partial)]
-        return rest[0] == rest[1] and all(
-            any(e.op == o.op and (e.group == o.group or self.mesh.inside(e.group, o.group)) for o in had)
-            for e in placement
-            if isinstance(e, Partial)
+        had = [e for e in first if e.op]
+        return without_terms(first) == without_terms(placement) and all(
+            any(e.op == o.op and (e.group == o.group or self.mesh.inside(e.group, o.group)) for o in had) for e in placement if e.op
         )
 
     def _divides(self, d: int, placement: Placement) -> bool:
@@ -308,7 +304,7 @@ class ProgramValues:
         found = self._divided.get(key)
         if found is None:
             found, seen = True, 0
-            groups = [e.group for e in self.mesh.of_any_turn(placement) if isinstance(e, Partial)]
+            groups = [e.group for e in self.mesh.of_any_turn(placement) if e.op]
             for indices in product(*(range(self.mesh.size[g]) for g in groups)):
                 mask = self._mask(d, tuple(zip(groups, indices, strict=True)))
                 found = found and not mask & seen

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 from .._collector import collections_paused
 from ..ir.change_stamps import Stamp
+from ..ir.entries import is_local
 from ..ir.errors import FluidxError, VerifyError
 from ..ir.opdef import opdef
 from ..ir.operator import Operator
 from ..ir.program import Block, Program, ProgramPair, Var
 from ..ir.time_axes import MAX_TURNS, in_turn, over_turns, taken_in_turn
-from ..ir.types import Own, Placement, show_placement
+from ..ir.types import Placement, show_placement
 from .memory_spaces import check_memories, mixed
 from .mesh import RankGroups
 from .normal_form import ExpressionTable
 from .operator_check import OperatorClasses, Signature
-from .operator_meaning import Operators, is_local
+from .operator_meaning import Operators
 from .refusal import Refusal, fail
 from .report import Report
 from .simultaneous_run import SimultaneousRun
@@ -95,7 +96,7 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
             report.states = len(states) - report.parameters
             report.values = len(proved)
             report.loaded = [n for n in report.loaded if n in one.held.unwritten]
-            report.own = sum(any(isinstance(e, Own) for e in declared[n].placement) for n in proved)
+            report.own = sum(any(e.is_own for e in declared[n].placement) for n in proved)
         else:
             report.initial = len(states)
     for world in worlds:
@@ -163,7 +164,7 @@ def _check_declared(one: SimultaneousRun, ranks: SimultaneousRun, is_main: bool)
         for flag in ("persistable", "is_data", "is_parameter"):
             if getattr(found, flag) != getattr(d, flag):
                 raise fail(program, -1, f"%{n} is {'' if getattr(d, flag) else 'not '}{flag} in the source, and otherwise on the ranks")
-        if found.type != d.type and not is_local((found.type, found.placement)):
+        if found.type != d.type and not is_local(found.placement):
             raise fail(program, -1, f"%{n} is {d.type} in the source, but {found.type} on the ranks; types are those of the global value")
     for n, d in ranks.declared.vars.items():
         if n not in one.declared.vars and d.is_data:
@@ -203,7 +204,7 @@ def _compare(one: SimultaneousRun, ranks: SimultaneousRun, is_main: bool) -> lis
                 raise fail(ranks.programs[0], -1, f"%{n} is declared for turns of {axis} alone; declare it over {axis} too")
             continue
         signature = ranks.declared.signatures[n]
-        if is_local(signature):
+        if is_local(signature[1]):
             if expected is not None and n not in ranks.held.own:
                 raise _wrong(ranks, n, 0, f"%{n} is local, and no rank gives it a value {when}; one device has one")
             continue

@@ -56,7 +56,7 @@ def _row(row: PlacementRow, shape_only: frozenset[int]) -> str:
 def _entry(e: Entry | None) -> str:
     if e is None:
         return "whole"
-    return "at(r)" if e is ROOT else "pieces(...)" if e is FLAT else str(e).partition(" over ")[0]
+    return "at(r)" if e is ROOT else "pieces(...)" if e is FLAT else e.label
 
 
 def _line(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: dict[str, Any]) -> str:

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...ir.dtypes import np_dtype
+from ...ir.entries import is_local
 from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef
 from ...ir.operator import Operator, attrs_key
 from ...ir.parts import Coords, Part, dealt, holds, local_type, part_of
 from ...ir.pattern import Pattern
 from ...ir.program import Program, Var
-from ...ir.types import ANY, Local, Own, Partial, Pieces, Placement, Shard, TensorType
+from ...ir.types import ANY, Placement, TensorType
 from ..context import RunContext
 
 _PART_OPS = (Effect.PURE, Effect.RANDOM)  # only these are told anything; what communicates works out its parts itself
@@ -53,8 +54,8 @@ class RankView:
     def __init__(self, program: Program, descs: Mapping[str, Var], places: Mapping[str, Placement], coords: Coords):
         self.program, self.descs, self.places, self.coords = program, descs, places, coords
         self.wholes: dict[str, TensorType] = {}
-        self.cut = {n for n, p in places.items() if any(isinstance(e, (Shard, Pieces)) and self._ranks(e.group) > 1 for e in p)}
-        self.own = {n for n, p in places.items() if isinstance(p[0], Local)}
+        self.cut = {n for n, p in places.items() if any(e.is_cut and self._ranks(e.group) > 1 for e in p)}
+        self.own = {n for n, p in places.items() if is_local(p)}
         self.absent = {n for n, p in places.items() if not holds(p, coords)}
 
     @staticmethod
@@ -77,7 +78,7 @@ class RankView:
 
     def fed(self, name: str, whole: TensorType) -> TensorType:
         """The type of the whole value that a feed makes here: where each rank has its own, of its rows."""
-        own = tuple([e for e in self.places.get(name, ()) if isinstance(e, Own)])
+        own = tuple([e for e in self.places.get(name, ()) if e.is_own])
         return local_type(whole, dealt(own), self.coords) if own else whole
 
     def is_empty(self, name: str) -> bool:
@@ -88,13 +89,13 @@ class RankView:
 
     def is_cut(self, name: str, axis: int) -> bool:
         """Do ranks hold slices of a value along an axis, or pieces of it?"""
-        return name in self.cut and any(isinstance(e, Pieces) or isinstance(e, Shard) and e.axis == axis for e in self.places[name])
+        return name in self.cut and any(e.bounds is not None or e.axis == axis for e in self.places[name])
 
     def state_type(self, name: str, declared: TensorType, have: TensorType) -> TensorType:
         """The whole type of a state variable whose part here has type `have`; `declared` as it is where an open axis is cut."""
         if ANY not in declared.shape or len(declared.shape) != len(have.shape):
             return declared
-        cut = {e.axis for e in self.places[name] if isinstance(e, Shard)}
+        cut = {e.axis for e in self.places[name]}
         return declared.with_shape(h if d == ANY and k not in cut else d for k, (d, h) in enumerate(zip(declared.shape, have.shape)))
 
     def is_local_rule(self, op: Operator, definition: type[OpDef]) -> bool:
@@ -173,12 +174,12 @@ class RankView:
     ) -> tuple[tuple[int, Any], ...]:  # fmt: skip
         """Identities of the reductions that the outputs are terms of, when an operand's part is empty; () when the kernel is called."""
         empty = [n for k, (n, t) in enumerate(zip(ins, in_types, strict=True)) if n and t and 0 in t.shape and k not in p.shape_only]
-        cutting = {e.group for n in empty for e in self.places.get(n, ()) if isinstance(e, (Shard, Pieces))}
+        cutting = {e.group for n in empty for e in self.places.get(n, ()) if e.is_cut}
         fills = []
         for k in made if cutting else ():
             n, t = outs[k], out_types[k]
             assert n is not None and t is not None
-            rest = next((e for e in self.places.get(n, ()) if isinstance(e, Partial) and e.group in cutting), None)
+            rest = next((e for e in self.places.get(n, ()) if e.op and e.group in cutting), None)
             if rest is None:
                 return ()
             fills.append((k, identity(rest.op, np_dtype(t.dtype))))

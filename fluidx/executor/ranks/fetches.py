@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from ...ir.entries import is_local
 from ...ir.errors import FeedError
-from ...ir.parts import REDUCE, holds, local_shape
+from ...ir.parts import holds, local_shape
 from ...ir.program import Program, Var
 from ...ir.time_axes import in_turn, over_turns, turn_groups
-from ...ir.types import Entry, Own, Partial, Placement, Shard, TensorType, show_placement
-from .split_and_join import FeedSplitter, Term, is_local
+from ...ir.types import Entry, Placement, TensorType, show_placement
+from .split_and_join import FeedSplitter, Term
 
 
 class FetchOwners(NamedTuple):
@@ -38,10 +36,7 @@ class GlobalFetch(NamedTuple):
         found = [fetched[k] for k in self.at[rank]]
         if self.turns is None or not found:
             return found[0] if found else None
-        if isinstance(self.turns, Shard):
-            return np.concatenate(found, self.turns.axis)
-        assert isinstance(self.turns, Partial)
-        return reduce(REDUCE[self.turns.op], found)
+        return self.turns.join(found)
 
 
 class ValueOwners:
@@ -90,7 +85,7 @@ class ValueOwners:
         for n, place in zip(names, owners.places, strict=True):
             at = [[asked.index(m) for m in self._in_turns(n) if m in asked] for asked in owners.ranks]
             shape = next((t[k[0]].shape for t, k in zip(types, at, strict=True) if k), ())
-            if any(isinstance(e, Own) for e in place):  # each rank has its own number of rows
+            if any(e.is_own for e in place):  # each rank has its own number of rows
                 shape = self.descs[n].type.shape
             of_rank = self._of_a_rank(place)
             terms = None if is_local(place) else self.splitter.terms(of_rank, shape, [r for r, k in enumerate(at) if k])

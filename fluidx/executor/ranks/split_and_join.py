@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...ir.entries import is_local
 from ...ir.errors import FeedError, ProgramError
 from ...ir.parts import REDUCE, NoMean, coords_of, cut, dealt, holds, intervals, join
 from ...ir.program import Program, Var
-from ...ir.types import ANY, At, Local, Own, Partial, Placement, Shard, show_placement
+from ...ir.types import ANY, Own, Placement, show_placement
 from ..feeds import no_rows
 
 UNEVEN = ("weight", "pad", "drop", "error")
@@ -54,7 +55,7 @@ class FeedSplitter:
 
     def cutters(self, placement: Placement, axis: int) -> dict[str, int]:
         """{group: its size} of the groups that cut an axis into several."""
-        sizes = {e.group: len(next(iter(self.groups.get(e.group, ())), ())) for e in placement if isinstance(e, Shard) and e.axis == axis}
+        sizes = {e.group: len(next(iter(self.groups.get(e.group, ())), ())) for e in placement if e.axis == axis}
         return {g: n for g, n in sizes.items() if n > 1}
 
     # -- out ------------------------------------------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ class FeedSplitter:
                 raise FeedError(f"variable {name!r} is local: each rank has its own, which no feed speaks of")
             for axis, (want, _) in rows.get(name, {}).items():
                 shape[axis] = want
-            if all(isinstance(e, (Shard, At)) for e in placement):
+            if all(e.axis is not None or e.root is not None for e in placement):
                 cuts[name] = [
                     (*(slice(a, b) for a, b in intervals(shape, placement, c)), ...) if holds(placement, c) else None for c in self.coords
                 ]
@@ -108,13 +109,13 @@ class FeedSplitter:
         for name, value in feed.items():
             d = descs[name]
             placement = dealt(d.placement)
-            for axis in dict.fromkeys(e.axis for e in placement if isinstance(e, Shard)):
+            for axis in dict.fromkeys(e.axis for e in placement if e.axis is not None):
                 groups = self.cutters(placement, axis)
                 if not groups or d.type.shape[axis] != ANY:
                     continue
                 if not value.shape[axis]:
                     raise no_rows(name, d, value.shape)
-                rows, unit = value.shape[axis], max(e.unit for e in placement if isinstance(e, Shard) and e.axis == axis)
+                rows, unit = value.shape[axis], max(e.unit for e in placement if e.axis == axis)
                 seen = sizes.setdefault(tuple(groups), {})
                 _check_rows(seen, name, rows, unit)
                 want = even_sizes(rows, prod(groups.values()), unit, uneven)
@@ -151,12 +152,12 @@ class FeedSplitter:
 
     def terms(self, placement: Placement, shape: Sequence[int], ranks: Sequence[int]) -> list[Term] | None:
         """How what some ranks hold makes a value, for many merges; None for other placements than slices and terms, which `join` knows."""
-        if not ranks or not all(isinstance(e, (Shard, Partial)) for e in placement):
+        if not ranks or not all(e.axis is not None or e.op for e in placement):
             return None
         found: dict[tuple[int, ...], Term] = {}
         begun: set[tuple[int, ...]] = set()
-        cut_by = tuple(e for e in placement if not isinstance(e, Partial))
-        added = next((REDUCE[e.op] for e in placement if isinstance(e, Partial)), None)
+        cut_by = tuple([e for e in placement if not e.op])
+        added = next((REDUCE[e.op] for e in placement if e.op), None)
         for rank in ranks:
             coords = self.coords[rank]
             at = (*(slice(a, b) for a, b in intervals(shape, cut_by, coords)), ...)
@@ -216,8 +217,3 @@ def even_sizes(rows: int, ranks: int, unit: int, uneven: str) -> int:
         f"a batch of {rows} rows does not divide among {ranks} ranks; feed a multiple of {each}, "
         "or choose uneven='weight', 'pad' or 'drop' when making the ParallelExecutor"
     )
-
-
-def is_local(placement: Placement) -> bool:
-    """Has each rank a value of its own?"""
-    return bool(placement) and isinstance(placement[0], Local)

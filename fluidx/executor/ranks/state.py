@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.entries import is_local
 from ...ir.errors import FeedError, NotInitializedError
 from ...ir.parts import cut, holds
 from ...ir.program import Program, Var
-from ...ir.types import Own
 from ..plan.allocation import fetched
 from ..scope import Scope
-from .split_and_join import FeedSplitter, is_local
+from .split_and_join import FeedSplitter
 
 
 class RankState:
@@ -50,7 +50,7 @@ class RankState:
         """The global value of a persistable variable, or of one that ranks have of their own that of a rank here; other processes are asked
         only where no rank here has all of it."""
         own = next((self.scopes[r] for r in self._local_ranks() if name in self.scopes[r].arrays), None)
-        whole = all(isinstance(e, Own) for e in self._desc(name).placement)
+        whole = all(e.is_own for e in self._desc(name).placement)
         return own.get(name) if own is not None and whole else self.state(name)
 
     def is_global(self, name: str) -> bool:

@@ -20,7 +20,7 @@ from ...ir.offsets import Offsets
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.parts import REDUCE
 from ...ir.parts import bounds as cut_bounds
-from ...ir.types import ANY, At, Entry, Own, Partial, Pieces, Shard, TensorType
+from ...ir.types import ANY, At, Entry, Partial, Pieces, Shard, TensorType
 from ..shared.samples import counting
 
 # how a collective is carried out: the name of an algorithm ("": as the communicator does it), and the wave that it travels in; Specialize
@@ -192,7 +192,7 @@ class AllReduce(OpDef):
 
     @staticmethod
     def move(entry: Entry | None, *, group: str, op: str, **how: Any) -> Entry | None:
-        if isinstance(entry, Own) and AllReduce.replica_op(group=group, op=op) is not None:
+        if entry is not None and entry.is_own and AllReduce.replica_op(group=group, op=op) is not None:
             return None
         check_move("all_reduce", op)
         expect("all_reduce", entry, Partial(op, group))

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef, Required, Sample
-from ...ir.types import Entry, Own, TensorType
+from ...ir.types import Entry, TensorType
 from ..data.search import share_of
 from ..shared.samples import counting
 
@@ -134,7 +134,7 @@ def _place(numel: int) -> np.dtype:
 
 def from_own(name: str, entry: Entry | None) -> Entry | None:
     """Where one value of all lies that is made of what each rank has of its own."""
-    if not isinstance(entry, Own):
+    if entry is None or not entry.is_own:
         raise ProgramError(f"op {name} takes what each rank has of its own, not {entry or 'replicate'}")
     return None
 

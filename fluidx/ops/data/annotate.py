@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...ir.entries import axis_of
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.parts import entry_of
@@ -32,7 +33,7 @@ class ShardValue(OpDef):
     def annotation(places, *, groups, axes, units):
         said = {g: None if axis < 0 else Shard(axis, g, unit) for g, axis, unit in zip(groups, axes, units, strict=True)}
         like = {g: entry_of(places[1] or (), g) for g in groups}
-        return {g: like[g] if isinstance(like[g], Shard) else e for g, e in said.items()}
+        return {g: e if axis_of(like[g]) is None else like[g] for g, e in said.items()}
 
     @staticmethod
     def infer(x, like=None, *, groups=(), axes=(), units=()):

@@ -16,7 +16,7 @@ from ...executor.context import RunContext
 from ...ir import ANY, Effect, OpDef, Sample, TensorType, np_dtype
 from ...ir.parts import Part
 from ...ir.pattern import Pattern
-from ...ir.types import Entry, Partial, Pieces, Shard
+from ...ir.types import Entry
 from ...ops import kernels
 from ..reference import type_of
 from .values import Arrays, Wrong, are_whole, garbage, local_shape, slab, terms_of
@@ -174,11 +174,11 @@ class Case:
             return [garbage(t, local_shape(t, entry, bounds, r) or (), (r + self.turn) % 2 == 0) for r in range(n)]
         if entry is None:
             return [x] * n
-        if isinstance(entry, Shard):
+        if entry.axis is not None:
             return [slab(x, entry.axis, a * entry.unit, b * entry.unit) for a, b in pairwise(bounds)]
-        if isinstance(entry, Pieces):
+        if entry.bounds is not None:
             return [x.reshape(-1)[a:b].copy() for a, b in pairwise(bounds)]
-        assert isinstance(entry, Partial)
+        assert entry.op
         if entry.op == "sum" and x.dtype.kind == "b":
             raise Wrong("a bool is no sum of terms")
         return terms_of(x, entry.op, n, self.rng, style == "kept")

@@ -12,9 +12,9 @@ from ...ir import ANY, OpDef, np_dtype, opdef
 from ...ir.parts import Part
 from ...ir.pattern import Pattern
 from ...ir.rows import PlacementRow, rows
-from ...ir.types import Entry, Partial, Pieces, Shard
+from ...ir.types import Entry
 from .case import Case, has_rows
-from .values import JOIN, Arrays, Wrong, cut_at, differs, identity, local_shape, show_entries, show_entry
+from .values import Arrays, Wrong, cut_at, differs, identity, local_shape, show_entries, show_entry
 
 
 class WrongRow(NamedTuple):
@@ -198,7 +198,7 @@ class _Judged(Case):
             return cut_at(row.runs or self.size(row.factor, p), n, style, self.rng)
         if row.kind == "flat":
             cut = zip((*row.ins, *row.outs), (*self.in_types, *self.out_types), strict=True)
-            return cut_at(next(t.numel for e, t in cut if isinstance(e, Pieces) and t is not None), n, style, self.rng)
+            return cut_at(next(t.numel for e, t in cut if e is not None and e.bounds is not None and t is not None), n, style, self.rng)
         if row.kind == "laid":
             return cut_at(sum(t.numel for t in self.in_types if t is not None), n, style, self.rng)
         return ()
@@ -211,7 +211,7 @@ class _Judged(Case):
 
     def between(self, row: PlacementRow, p: Pattern, axes: Any, entry: Entry | None, bounds: tuple[int, ...]) -> tuple[int, ...]:
         """Where an operand's axis is cut: a factor in runs where those begin at which the row cuts."""
-        if not row.runs or not isinstance(entry, Shard) or axes[entry.axis][0] != row.factor:
+        if not row.runs or entry is None or entry.axis is None or axes[entry.axis][0] != row.factor:
             return bounds
         size = self.size(row.factor, p)
         return tuple(b * size // row.runs for b in bounds)
@@ -247,7 +247,7 @@ class _Judged(Case):
         for t, s, e in zip(self.out_types, local, row.outs, strict=True):
             if t is None:
                 out.append(None)
-            elif isinstance(e, Partial):
+            elif e is not None and e.op:
                 out.append(np.full(s, identity(e.op, np_dtype(t.dtype)), np_dtype(t.dtype)))
             elif 0 in s:
                 out.append(np.empty(s, np_dtype(t.dtype)))
@@ -272,9 +272,9 @@ class _Judged(Case):
         if p.keyed and first is not None:
             shape, e = first.shape, row.outs[0]
             box = tuple((0, d) for d in shape)
-            if isinstance(e, Shard):
+            if e is not None and e.axis is not None:
                 box = (*box[: e.axis], (bounds[r] * e.unit, bounds[r + 1] * e.unit), *box[e.axis + 1 :])
-            elif isinstance(e, Pieces):
+            elif e is not None and e.bounds is not None:
                 shape, box = (first.numel,), ((bounds[r], bounds[r + 1]),)
         return Part(prod(self.size(f, p) for f in p.counted), start, size, box, shape)
 
@@ -285,7 +285,7 @@ class _Judged(Case):
             if g is None or g.shape != tuple(s) or g.dtype != want.dtype:
                 found = "nothing" if g is None else f"{g.dtype.name}{list(g.shape)}"
                 raise Wrong(f"rank {r} should make {want.dtype.name}{list(s)} of {name} and makes {found}")
-        if isinstance(entry, Partial) and entry.op == "sum" and want.dtype.kind == "b":
+        if entry is not None and entry.op == "sum" and want.dtype.kind == "b":
             raise Wrong(f"{name} is bool, which is no sum of terms")
         tolerance = self.tolerance(want, got)
         if entry is None:
@@ -295,16 +295,8 @@ class _Judged(Case):
                 if differs(g, got[0], 0.0) is not None:
                     raise Wrong(f"{name} should be the same everywhere; rank {r} differs from rank 0")
             return
-        if isinstance(entry, Shard):
-            joined = np.concatenate(got, entry.axis)
-        elif isinstance(entry, Pieces):
-            joined, want = np.concatenate(got), want.reshape(-1)
-        else:
-            assert isinstance(entry, Partial)
-            joined = got[0]
-            for g in got[1:]:
-                joined = JOIN[entry.op](joined, g)
-        if (why := differs(joined, want, tolerance)) is not None:
+        whole = want.reshape(-1) if entry.bounds is not None else want
+        if (why := differs(entry.join(got), whole, tolerance)) is not None:
             raise Wrong(f"{name} at {show_entry(entry)} joins wrong: {why}")
 
 

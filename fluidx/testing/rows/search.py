@@ -121,7 +121,7 @@ class _Search(Case):
         for k, (want, have) in enumerate(zip(row.ins, ins, strict=True)):
             if k in self.pattern.shape_only or self.in_types[k] is None or want == have:
                 continue
-            if not (isinstance(want, Shard) and isinstance(have, Shard) and want.axis == have.axis and have.unit % want.unit == 0):
+            if want is None or have is None or want.axis is None or not want.admits(have, self.in_types[k]) or have.unit % want.unit:
                 return False
         return True
 
@@ -178,8 +178,8 @@ class _Search(Case):
         if want is None:
             return {"whole"}
         tolerance = self.tolerance(want, got)
-        if isinstance(entry, Shard):
-            return {"cut"} if differs(np.concatenate(got, entry.axis), want, tolerance) is None else set()
+        if entry is not None and entry.axis is not None:
+            return {"cut"} if differs(entry.join(got), want, tolerance) is None else set()
         out = set()
         if all(differs(g, want, tolerance) is None for g in got):
             out.add("whole")
@@ -199,6 +199,6 @@ class _Search(Case):
         for f in p.located:
             size = self.size(f)
             for axes, e in zip((*p.ins, *p.outs), (*ins, *outs), strict=True):
-                if isinstance(e, Shard) and axes is not None and axes[e.axis] == (f,):
+                if e is not None and e.axis is not None and axes is not None and axes[e.axis] == (f,):
                     start = bounds[r] * e.unit
         return Part(prod(self.size(f) for f in p.counted), start, size)

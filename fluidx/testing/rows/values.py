@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...ir import TensorType, np_dtype
-from ...ir.types import Entry, Pieces, Shard
+from ...ir.types import Entry
 
 Arrays = list[Any]  # flat: slot by slot, the members of a list one by one, None for an absent one
 
@@ -103,9 +103,9 @@ def local_shape(t: TensorType | None, entry: Entry | None, bounds: tuple[int, ..
     """The shape of rank r's part."""
     if t is None:
         return None
-    if isinstance(entry, Pieces):
+    if entry is not None and entry.bounds is not None:
         return (bounds[r + 1] - bounds[r],)
-    if not isinstance(entry, Shard):
+    if entry is None or entry.axis is None:
         return t.shape
     out = list(t.shape)
     if bounds[-1] * entry.unit != out[entry.axis]:
@@ -131,11 +131,7 @@ def differs(got: np.ndarray, want: np.ndarray, tolerance: float) -> str | None:
 
 
 def show_entry(e: Entry | None) -> str:
-    if e is None:
-        return "whole"
-    if isinstance(e, Pieces):
-        return "pieces"
-    return str(e).partition(" over")[0]
+    return "whole" if e is None else e.label
 
 
 def show_entries(entries: Sequence[Entry | None]) -> str:

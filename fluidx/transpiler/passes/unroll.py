@@ -14,7 +14,7 @@ from ...ir.operator import Operator, rename_slots, unary
 from ...ir.program import Program, ProgramPair, Var
 from ...ir.sub_blocks import copy_op, runs_bodies
 from ...ir.time_axes import in_turn, taken_in_turn, turn_group
-from ...ir.types import Partial, Shard
+from ...ir.types import Entry, Partial
 from ..pass_base import Job, Pass
 from ..placement.propagate import where
 
@@ -92,11 +92,11 @@ class _Unrolling:
         for d in over:
             self._declare(d)
 
-    def _data(self, d: Var) -> Shard:
+    def _data(self, d: Var) -> Entry:
         """How data is cut; it is fed whole to a rank, and each turn takes its part."""
         self.block.descs[d.name] = d.changed(placement=tuple([e for e in d.placement if e.group != self.axis]))
         (entry,) = [e for e in d.placement if e.group == self.axis]
-        assert isinstance(entry, Shard)
+        assert entry.axis is not None
         return entry
 
     def _declare(self, d: Var) -> None:
@@ -178,7 +178,7 @@ class _Unrolling:
             if n in self.data and (n, k) not in self.parted:
                 self.parted.add((n, k))
                 entry = self.data[n]
-                attrs = filled("part", {"group": turn_group(self.axis, k), "axis": entry.axis, "unit": entry.unit})
+                attrs = filled("part", {"group": turn_group(self.axis, k), **entry.attrs()})
                 self.out.append(unary("part", n, names[n], attrs, op.site))
         if self._adds_up(op):
             self._add(op, k)

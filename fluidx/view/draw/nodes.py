@@ -12,7 +12,6 @@ from ...ir.operator import Operator
 from ...ir.parts import coords_of, holds
 from ...ir.program import Program
 from ...ir.text import var_name, word
-from ...ir.types import Pieces
 from ...ir.valuetypes import known_bytes
 from ...ir.var import Var
 from ..diff import communicates, show_bytes
@@ -104,8 +103,7 @@ def _subtitle(op: Operator, find: Callable[[str], Var | None], moves: bool) -> s
 def _typed(d: Var, room: int) -> str:
     """Name and type of a value, and its placement where there is room for it."""
     text = f"{var_name(d.name)} {d.type}"
-    entries = ("pieces" if isinstance(e, Pieces) else str(e).partition(" over ")[0] for e in d.placement)
-    long = " ".join([text, *(f"{short} {e.group}".rstrip() for short, e in zip(entries, d.placement, strict=True))])
+    long = " ".join([text, *(f"{e.label} {e.group}".rstrip() for e in d.placement)])
     return long if len(long) <= room else text
 
 
