@@ -45,9 +45,9 @@ from .ir import (
     program_guard,
     unique_name,
 )
+from .layers.declare import fluid_data as data
 from .layers.nn import fluid_embedding as embedding
 from .layers.nn import fluid_one_hot as one_hot
-from .layers.tensor import fluid_data as data
 from .param_attr import ParamAttr
 
 if TYPE_CHECKING:

@@ -97,15 +97,15 @@ def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str
     The file has an array for each input of the model, by name, and one called `label`; rows are examples. Raises OnnxError if arrays do not
     fit the model or each other, and the errors of loading, transpiling and proving.
     """
-    built = _prepared(path, how)
+    built = _built(path, how)
     model = built.model
-    feeds, held = _parted(model, data, how)
+    feeds, held = _split_data(model, data, how)
     trained = [p for p in model.parameters if p.trainable]
     if not trained:
         many = len(model.parameters)
         raise OnnxError(f"none of the {many} parameters of {path} is trained; leave some out of --freeze, or give it a --head")
     rows = _rows(feeds)
-    _minimized(built, how, -(-rows // how.batch))
+    _append_training(built, how, -(-rows // how.batch))
     t = DistributeTranspiler(strategies.get(how.strategy))
     t.transpile(program=model.program, startup_program=model.startup, trainers=how.ranks)
     elements = sum(int(np.prod(p.shape)) for p in trained)
@@ -125,11 +125,11 @@ def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str
         if gone := next((p.name for p in model.parameters if not np.isfinite(exe.state(p.name)).all()), None):
             raise OnnxError(f"{gone!r} is not finite after the last step, so nothing was written; a smaller --lr may help")
         save(model.program, output, fetches=model.fetches, executor=exe)
-    say(f"wrote {output}; {_came_to(epochs)}")
+    say(f"wrote {output}; {_summary(epochs)}")
     return [e.loss for e in epochs]
 
 
-def _came_to(epochs: Sequence[Epoch]) -> str:
+def _summary(epochs: Sequence[Epoch]) -> str:
     """The change of the loss in words, and the final accuracy."""
     first, last = epochs[0], epochs[-1]
     said = f"the loss of its one epoch was {last.loss:.4g}"
@@ -140,7 +140,7 @@ def _came_to(epochs: Sequence[Epoch]) -> str:
     return said if right is None else f"{said}; {right:.1%} of the {whose} examples are right"
 
 
-def _prepared(path: str, how: Training) -> Built:
+def _built(path: str, how: Training) -> Built:
     """The model with its loss, and its accuracy if labels are classes."""
     model = load(path, how.shapes, how.also_train)
     classes = how.head
@@ -155,7 +155,7 @@ def _prepared(path: str, how: Training) -> Built:
             return Built(model, loss, layers.accuracy(scores, model.program.global_block().var("label")))
 
 
-def _minimized(built: Built, how: Training, steps: int) -> None:
+def _append_training(built: Built, how: Training, steps: int) -> None:
     """Append gradients and updates. The learning rate follows the schedule with `steps` steps in each epoch."""
     total = steps * how.epochs
     with unique_name.guard("train_"), program_guard(built.model.program, built.model.startup):
@@ -194,11 +194,11 @@ def _head(model: OnnxModel, classes: int) -> Variable:
     raise OnnxError("the model has no product with a parameter that a head could replace; write it: fx.onnx.set_training(head=...)")
 
 
-def _parted(model: OnnxModel, data: Path, how: Training) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def _split_data(model: OnnxModel, data: Path, how: Training) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The training examples and the validation examples, which may be none."""
-    feeds = _checked(model, read_arrays(data), data, how)
+    feeds = _feeds(model, read_arrays(data), data, how)
     if how.val is not None:
-        return feeds, _checked(model, read_arrays(how.val), how.val, how)
+        return feeds, _feeds(model, read_arrays(how.val), how.val, how)
     rows, held = _rows(feeds), round(_rows(feeds) * how.val_split)
     if not how.val_split:
         return feeds, {}
@@ -212,7 +212,7 @@ def _rows(feeds: Mapping[str, np.ndarray]) -> int:
     return len(next(iter(feeds.values())))
 
 
-def _checked(model: OnnxModel, arrays: dict[str, np.ndarray], data: Path, how: Training) -> dict[str, np.ndarray]:
+def _feeds(model: OnnxModel, arrays: dict[str, np.ndarray], data: Path, how: Training) -> dict[str, np.ndarray]:
     """The feeds by names of the program. Raises OnnxError if the arrays do not fit the model."""
     held = initialized(model.proto.graph)
     given = [i.name for i in model.proto.graph.input if i.name not in held]
@@ -233,7 +233,7 @@ def _checked(model: OnnxModel, arrays: dict[str, np.ndarray], data: Path, how: T
                 hint = f"{close.replace('did you mean', 'is it')} then save it as {name!r}"
             raise OnnxError(f"{data} has no array {name!r}, which is {_type(v)}; it has {has}; {hint}")
         rest.discard(key)
-        fed[v.name] = _fitting(name, arrays[key], v)
+        fed[v.name] = _as_feed(name, arrays[key], v)
     if rest:
         name = min(rest)
         raise OnnxError(f"{data} has an array {name!r}, but nothing in the model has that name; {nearest(name, wanted, 'wanted are')}")
@@ -261,16 +261,16 @@ def _check_open(inputs: Mapping[str, Variable]) -> None:
     raise OnnxError(f"the model fixes the batch: input {name!r} is {_type(v)}; --shapes {name}={opened} opens it")
 
 
-def _fitting(name: str, a: np.ndarray, v: Variable) -> np.ndarray:
+def _as_feed(name: str, a: np.ndarray, v: Variable) -> np.ndarray:
     """An array in the dtype of the variable that it feeds."""
     if name == "label" and a.ndim == v.ndim - 1 and v.shape[-1] == 1:
         a = a[..., None]
     try:
         a = kept(a, np_dtype(v.dtype))
     except ValueError as e:
-        raise OnnxError(f"array {name!r} is {a.dtype}{list(a.shape)}, and {_type(v)} is expected: it {e}{_way(name, a, v)}") from None
+        raise OnnxError(f"array {name!r} is {a.dtype}{list(a.shape)}, and {_type(v)} is expected: it {e}{_hint(name, a, v)}") from None
     if not _fits(a.shape, v):
-        raise OnnxError(f"array {name!r} has shape {list(a.shape)}, and {_type(v)} is expected, one row an example{_way(name, a, v)}")
+        raise OnnxError(f"array {name!r} has shape {list(a.shape)}, and {_type(v)} is expected, one row an example{_hint(name, a, v)}")
     return a
 
 
@@ -278,8 +278,8 @@ def _fits(shape: Sequence[int], v: Variable) -> bool:
     return len(shape) == v.ndim and all(d in (have, ANY) for d, have in zip(v.shape[1:], shape[1:], strict=True))
 
 
-def _way(name: str, a: np.ndarray, v: Variable) -> str:
-    """What makes an array of another shape or type fit, where that can be told; "" where not."""
+def _hint(name: str, a: np.ndarray, v: Variable) -> str:
+    """A hint how to make an array fit, or "" if there is none."""
     if name == "label" and v.shape[-1] == 1 and a.ndim == v.ndim and a.shape[-1] > 1:
         return "; of one-hot labels save label.argmax(axis=-1)"
     if _fits(a.shape, v):

@@ -12,13 +12,17 @@ from typing import Any
 from ..fluid_names import answer, missing
 from ..ir import errors
 from . import (
+    activation,
     arrays,
     compare,
     control_flow,
     conv,
+    creation,
+    declare,
     experts,
     if_else,
     image,
+    indexing,
     io,
     loss,
     math,
@@ -33,14 +37,18 @@ from . import (
     static_rnn,
     tensor,
 )
+from .activation import *  # noqa: F403
 from .arrays import *  # noqa: F403
 from .compare import *  # noqa: F403
 from .control_flow import *  # noqa: F403
 from .conv import *  # noqa: F403
+from .creation import *  # noqa: F403
+from .declare import *  # noqa: F403
 from .experts import *  # noqa: F403
 from .fluid_helper import LayerHelper
 from .if_else import *  # noqa: F403
 from .image import *  # noqa: F403
+from .indexing import *  # noqa: F403
 from .io import *  # noqa: F403
 from .loss import *  # noqa: F403
 from .math import *  # noqa: F403
@@ -62,14 +70,13 @@ _SCHEDULES = (
 )  # fmt: skip
 
 _MODULES = (
-    arrays, compare, control_flow, conv, experts, if_else, image, io, loss, math, mesh, metric, nn, norm, parts, python, recurrent,
-    selection, static_rnn, tensor,
+    activation, arrays, compare, control_flow, conv, creation, declare, experts, if_else, image, indexing, io, loss, math, mesh, metric, nn,
+    norm, parts, python, recurrent, selection, static_rnn, tensor,
 )  # fmt: skip
 __all__ = ["LayerHelper", *_SCHEDULES, *(name for module in _MODULES for name in module.__all__)]
 
 # wrapped here and not in the modules, because layers call one another
 globals().update({name: errors.explains_arguments(layer) for name in __all__ if isfunction(layer := globals().get(name))})
-
 
 
 def _answer_of_op(name: str) -> str | None:

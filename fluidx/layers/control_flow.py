@@ -18,8 +18,9 @@ from ..ir.sizes import StandInShapes
 from ..ir.types import ANY, common_size
 from ..ir.valuetypes import common_type
 from .compare import equal, logical_and, logical_not
+from .creation import fill_constant
 from .helper import LayerWriter
-from .tensor import assign, fill_constant
+from .tensor import assign
 
 # -- loops ---------------------------------------------------------------------------------------------------------------
 

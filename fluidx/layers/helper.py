@@ -33,14 +33,16 @@ ACTIVATIONS = (
     "softplus", "softshrink", "softsign", "sqrt", "square", "stanh", "swish", "tanh", "tanh_shrink", "thresholded_relu",
 )  # fmt: skip
 
+Sizes = Sequence[int | Variable] | Variable  # numbers, or sizes that the program computes
+
 _ZERO, _SPREAD = Constant(0.0), Xavier()  # default initializers of biases and of weights
 
 
 class LayerWriter:
     """Writes one layer into the current block of the default main program.
 
-    Names follow fluid: the first `fc` of a program is `fc_0`, its parameters `fc_0.w_0` and `fc_0.b_0`, its results `fc_0.tmp_0`, ...
-    A `name` given by the user takes the place of `fc_0`. `label` is what error messages call the layer, `layers.fc` if left out.
+    Names follow fluid: the first `fc` of a program is `fc_0`, its parameters `fc_0.w_0` and `fc_0.b_0`, its results `fc_0.tmp_0`, ... A
+    `name` given by the user takes the place of `fc_0`. `label` is the name of the layer in error messages, by default `layers.fc`.
     """
 
     def __init__(self, kind: str, name: str | None = None, label: str = ""):

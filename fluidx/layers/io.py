@@ -8,7 +8,7 @@ from typing import Any
 from .._checks import wrong
 from ..data_loader import PyReader
 from ..ir import Variable, unique_name
-from .tensor import fluid_data
+from .declare import fluid_data
 
 
 def py_reader(

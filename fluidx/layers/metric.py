@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .._checks import whole, wrong
 from ..ir import Variable
+from .declare import create_global_var
 from .helper import LayerWriter
-from .tensor import create_global_var
 
 
 def accuracy(input: Variable, label: Variable, k: int = 1, correct: Variable | None = None, total: Variable | None = None) -> Variable:

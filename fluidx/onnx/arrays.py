@@ -46,7 +46,7 @@ def _read(path: Path, else_what: str) -> Any:
         raise OnnxError(f"{path} is {else_what}: {said}") from None
 
 
-def wider(dtype: np.dtype) -> np.dtype:
+def file_dtype(dtype: np.dtype) -> np.dtype:
     """The dtype in which a file stores arrays of this dtype: a wider one for dtypes of ml_dtypes, which np.load does not know."""
     if dtype.kind != "V":
         return dtype
@@ -81,4 +81,4 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
         value = np.asarray(value, object if isinstance(value, str) else None)
     if not isinstance(value, np.ndarray):
         raise OnnxError(f"output {name!r} is a {type(value).__name__}, and an .npz file holds arrays; fx.onnx.session(path).run gives it")
-    yield name, value.astype(str if value.dtype.kind == "O" else wider(value.dtype), copy=False)
+    yield name, value.astype(str if value.dtype.kind == "O" else file_dtype(value.dtype), copy=False)

@@ -10,7 +10,7 @@ from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupl
 
 from .errors import OnnxError
 from .read import read
-from .sessions import Session, on_host
+from .sessions import Session, host_value
 from .values import type_proto
 
 
@@ -56,7 +56,7 @@ class FluidxBackend(Backend):
         The node is of opset `opset_version`, by default the newest. Raises OnnxError.
         """
         names = list(dict.fromkeys(n for n in node.input if n))
-        given = {n: on_host(v) for n, v in _by_name(node, names, inputs).items() if v is not None}
+        given = {n: host_value(v) for n, v in _by_name(node, names, inputs).items() if v is not None}
         ins = [helper.make_value_info(n, type_proto(v)) for n, v in given.items()]
         outs = [helper.make_empty_tensor_value_info(n) for n in node.output if n]
         alone = NodeProto()

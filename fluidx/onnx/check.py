@@ -13,7 +13,7 @@ from .normalize import domain_of, graphs_of, opsets_of
 _MOST = 20  # nodes that a message lists
 
 
-def valid(model: Any) -> None:
+def check_valid(model: Any) -> None:
     """Raise OnnxError if the standard's checker refuses the model. Inputs and outputs without a shape are allowed, because real files have
     them."""
     import onnx
@@ -42,7 +42,7 @@ def _with_shapes(model: Any) -> Any:
     return changed
 
 
-def readable(model: Any) -> None:
+def check_names(model: Any) -> None:
     """Raise OnnxError if a name is not text, as in a damaged file: protobuf returns such names as bytes."""
     tops = (model.graph, *model.functions)
     said = (model.producer_name, model.producer_version, *(o.domain for top in (model, *model.functions) for o in top.opset_import))
@@ -68,7 +68,7 @@ def all_graphs(graph: Any) -> Iterator[Any]:
             yield from all_graphs(g)
 
 
-def supported(model: Any) -> None:
+def check_supported(model: Any) -> None:
     """Raise an OnnxError that lists each node without a supported operator, with the nearest supported name."""
     load_all()
     opsets = opsets_of(model)

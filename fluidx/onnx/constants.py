@@ -12,7 +12,7 @@ from ..ir.constants import elements
 from ..ir.dtypes import as_dtype
 from ..ir.valuetypes import OptionalType, SequenceType
 from .types import value_type
-from .values import ABSENT, Weight, are_texts, in_float, in_programs
+from .values import ABSENT, Weight, fits_program, in_float, is_string_array
 
 if TYPE_CHECKING:
     from .importer import Importer
@@ -26,9 +26,9 @@ def constant(importer: Importer, value: Any) -> Variable:
     if isinstance(value, list):
         return _sequence(importer, value)
     array, b = importer.array(value), importer.b
-    if are_texts(array):
+    if is_string_array(array):
         return b.fill_string(shape=array.shape, values=tuple(array.ravel().tolist()))
-    if not in_programs(array):
+    if not fits_program(array):
         found = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
         raise ProgramError(f"a program cannot hold {found}")
     if isinstance(value, Weight):

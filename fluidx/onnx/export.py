@@ -115,7 +115,7 @@ def to_onnx(
             f"{program.label()} is the result of transpiling; save the program that it was made from, with executor=the ParallelExecutor"
         )
     names = _needed(program, targets) if feeds is None else [_name(v) for v in feeds]
-    proto = _Graph(prune(program, names, targets), executor, scope, opset).written(names, targets)
+    proto = _Graph(prune(program, names, targets), executor, scope, opset).to_proto(names, targets)
     step = None if loss is None else training_info(program, _name(loss), proto, lambda p: _Graph(p, executor, scope, opset))
     return _model(proto, [step] if step else [], opset, ir_version, program)
 
@@ -156,7 +156,7 @@ def _check_versions(opset: int, ir_version: int) -> None:
 
 
 def opset_imports(nodes: Iterable[Any], opset: int) -> list[Any]:
-    """The opset imports of a model: the standard's, and the versions of the other domains of the nodes."""
+    """The opset imports of a model: that of the standard, and those of other domains in the nodes."""
     from onnx import helper
 
     return [
@@ -198,29 +198,29 @@ class _Graph:
         self.program, self.block = program, program.global_block()
         self.executor, self.scope = executor, scope if scope is not None else global_scope()
         self.nodes: list[Any] = []
-        self.now: dict[str, str] = {}  # variable -> its present ONNX value: a variable that is written twice has two values
+        self.current: dict[str, str] = {}  # variable -> its present ONNX value: a variable that is written twice has two values
         self.uses: Counter[str] = Counter()
         self.taken = {n for block in program.blocks for n in block.descs}
         self.sizes = StandInShapes(self.block)
         self.axes: dict[int, str] = {}  # names of open axes, by the number that stands for their size
         types = (d.type for d in self.block.descs.values())
-        self.said = {n for t in types if isinstance(t, TensorType) for n in size_names(t.shape)}
+        self.declared_axes = {n for t in types if isinstance(t, TensorType) for n in size_names(t.shape)}
         self.errors: list[OnnxError] = []
         self.counts: dict[str, Iterator[int]] = defaultdict(lambda: count(1))
         self.constants: dict[tuple[str, tuple[int, ...], Any], str] = {}
 
-    def written(self, feeds: Sequence[str], targets: Sequence[str]) -> Any:
+    def to_proto(self, feeds: Sequence[str], targets: Sequence[str]) -> Any:
         from onnx import helper
 
         stored = [self.stored(n) for n, d in self.block.descs.items() if d.persistable and n not in feeds]
-        results = self.computed(targets, set())
+        results = self.write(targets, set())
         inputs = [self.info(n, n) for n in feeds]
         outputs = [self.info(n, r) for n, r in zip(targets, results, strict=True)]
         return helper.make_graph(self.nodes, self.program.name, inputs, outputs, initializer=stored)
 
-    def computed(self, targets: Sequence[str], made: set[str]) -> list[str]:
+    def write(self, targets: Sequence[str], made: set[str]) -> list[str]:
         """Write all operators. Returns the final values of the targets. New values do not use names in `made`."""
-        self.now.update((n, n) for n in self.block.descs)
+        self.current.update((n, n) for n in self.block.descs)
         self.uses = Counter(n for op in self.block.oplist for n in op.input_arg_names) + Counter(targets)
         made = set(made)
         self._write_all(self.block.oplist, made)
@@ -236,24 +236,24 @@ class _Graph:
         its outputs are the values of `results`."""
         from onnx import helper
 
-        outer = self.block, self.nodes, self.now, self.constants
-        self.block, self.nodes, self.now, self.constants = self.program.blocks[idx], [], dict(self.now), dict(self.constants)
-        self.now.update((n, n) for n in self.block.descs)
-        self.now.update((n, self.fresh(n)) for n in feeds)
+        outer = self.block, self.nodes, self.current, self.constants
+        self.block, self.nodes, self.current, self.constants = self.program.blocks[idx], [], dict(self.current), dict(self.constants)
+        self.current.update((n, n) for n in self.block.descs)
+        self.current.update((n, self.fresh(n)) for n in feeds)
         self.uses += Counter(n for op in self.block.oplist for n in op.input_arg_names) + Counter(results)
         try:
-            inputs, made = [self.info(n, self.now[n], inner=True) for n in feeds], set[str]()
+            inputs, made = [self.info(n, self.current[n], inner=True) for n in feeds], set[str]()
             self._write_all(self.block.oplist, made)
             found: list[str] = []
             for n in results:
-                handed = self.now[n] in made and self.now[n] not in found
-                found.append(self.now[n] if handed else self.fresh(n))
+                handed = self.current[n] in made and self.current[n] not in found
+                found.append(self.current[n] if handed else self.fresh(n))
                 if not handed:
-                    self.nodes.append(_node("Identity", [self.now[n]], [found[-1]], {}))
+                    self.nodes.append(_node("Identity", [self.current[n]], [found[-1]], {}))
             outputs = [self.info(n, name, inner=True) for n, name in zip(results, found, strict=True)]
             return helper.make_graph(self.nodes, f"block_{idx}", [*before, *inputs], outputs)
         finally:
-            self.block, self.nodes, self.now, self.constants = outer
+            self.block, self.nodes, self.current, self.constants = outer
 
     def _write_all(self, ops: Sequence[Operator], made: set[str]) -> None:
         """Write operators. Errors are collected, to report all of them at once."""
@@ -275,26 +275,26 @@ class _Graph:
         if op.type not in EXPORTERS and not has_expression(op.type):
             raise handle.wrong(nearest(op.type, EXPORTERS, "there are"))
         found = EXPORTERS[op.type](handle) if op.type in EXPORTERS else by_expression(handle)
-        operands = {self.now[n] for n in op.input_arg_names}
+        operands = {self.current[n] for n in op.input_arg_names}
         slots = found if isinstance(found, dict) else {opdef(op.type).out_slots[0].name: found}
         for slot, values in slots.items():
             for variable, value in zip(op.outputs.get(slot, ()), [values] if isinstance(values, str) else values):
-                self._give(variable, value, value in operands, start, made)
+                self._name_result(variable, value, value in operands, start, made)
 
     def _write_opaque(self, op: Operator, made: set[str]) -> None:
         """Write an operator without an ONNX form as an opaque node. One without outputs gets an invented output name."""
         start, names = len(self.nodes), [*op.output_arg_names]
         outputs = [self.fresh(n) for n in names] or [self.fresh(op.type)]
-        inputs = [self.now[n] if self._exists(n, made) else "" for n in op.input_arg_names]  # a value may exist only at its root
+        inputs = [self.current[n] if self._exists(n, made) else "" for n in op.input_arg_names]  # a value may exist only at its root
         self.nodes.append(opaque_node(op, inputs, outputs))
         for variable, value in zip(names, outputs):
-            self._give(variable, value, False, start, made)
+            self._name_result(variable, value, False, start, made)
 
     def _exists(self, name: str, made: set[str]) -> bool:
         d = self.block.desc(name)
-        return self.now[name] in made or d.is_data or d.persistable
+        return self.current[name] in made or d.is_data or d.persistable
 
-    def _give(self, variable: str, value: str, is_operand: bool, start: int, made: set[str]) -> None:
+    def _name_result(self, variable: str, value: str, is_operand: bool, start: int, made: set[str]) -> None:
         """Name a value that nodes from `start` on compute after its variable."""
         desc = self.block.descs.get(variable)  # None: it is an outer variable, which has a value there
         name = self.fresh(variable) if variable in made or desc is None or desc.persistable else variable
@@ -304,13 +304,13 @@ class _Graph:
             for p in self.nodes[max(start - 1, 0) :]:
                 p.input[:], p.output[:] = ([name if v == value else v for v in side] for side in (p.input, p.output))
                 p.name = p.output[0]
-        self.now[variable] = name
+        self.current[variable] = name
         made.add(name)
 
     def _result(self, name: str, made: set[str]) -> str:
         """The value of an output of the graph. A node must compute it."""
-        if self.now[name] in made:
-            return self.now[name]
+        if self.current[name] in made:
+            return self.current[name]
         maker = next((op for op in self.block.oplist if name in op.output_arg_names), None)
         if maker is not None:
             why = Op(self, maker).wrong(f"its output {name!r} has no ONNX form; fetch another one")
@@ -350,7 +350,7 @@ class _Graph:
         if number not in self.axes:
             size = declared.type.shape[axis]
             name = size.name if isinstance(size, Dim) else "batch" if declared.is_data and axis == 0 else f"{variable}_{axis}"
-            taken = [*self.axes.values(), *(() if isinstance(size, Dim) else self.said)]
+            taken = [*self.axes.values(), *(() if isinstance(size, Dim) else self.declared_axes)]
             self.axes[number] = unused(name, taken, "_".__mul__)
         return self.axes[number]
 
@@ -385,7 +385,7 @@ class Op:
 
     def many(self, slot: str) -> list[str]:
         """The values of all variables in a slot."""
-        return [self.graph.now[n] for n in self.op.inputs.get(slot, ())]
+        return [self.graph.current[n] for n in self.op.inputs.get(slot, ())]
 
     def __getitem__(self, slot: str) -> str:
         """The value of a slot with one variable."""
@@ -408,9 +408,9 @@ class Op:
 
     def emit(self, op_type: str, *inputs: str, **attrs: Any) -> str:
         """Write a node with one output. Returns the name of the output."""
-        return self.several(op_type, 1, *inputs, **attrs)[0]
+        return self.emit_many(op_type, 1, *inputs, **attrs)[0]
 
-    def several(self, op_type: str, many: int, *inputs: str, **attrs: Any) -> list[str]:
+    def emit_many(self, op_type: str, many: int, *inputs: str, **attrs: Any) -> list[str]:
         """Write a node with several outputs. Raises OnnxError if the opset lacks it."""
         if not attrs.get("domain") and self.lacks(op_type):
             raise self.wrong(f"its {op_type} is in ONNX from opset {_first_opsets()[op_type]} on")
@@ -436,7 +436,7 @@ class Op:
             return self.emit(op_type, value, self.ints(axes), keepdims=int(keepdims))
         return self.emit(op_type, value, axes=[*axes], keepdims=int(keepdims))
 
-    def with_third(self, slot: str, kinds: Container[str], value: str) -> str | None:
+    def fuse_operand(self, slot: str, kinds: Container[str], value: str) -> str | None:
         """Add a third operand to the last node, if it is of one of `kinds` and only this operator reads its result."""
         nodes, name = self.graph.nodes, self.op.inputs[slot][0]
         last = nodes[-1] if nodes else None

@@ -90,7 +90,7 @@ def _bytes(tensor: Any) -> int:
     """The number of bytes of a tensor. Raises OnnxError for a shape that does not fit in memory, and for strings."""
     try:
         dtype = numpy_dtype(tensor.data_type)
-        limits.room(tensor.dims, 1)
+        limits.checked_shape(tensor.dims, 1)
     except ProgramError as e:
         raise OnnxError(f"tensor {tensor.name!r}: {e}") from None
     if dtype.kind == "O":

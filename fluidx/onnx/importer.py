@@ -27,8 +27,8 @@ from .node import Node
 from .normalize import domain_of, opsets_of
 from .program_writer import ProgramWriter
 from .schema_functions import function_of, names_outside, with_attributes
-from .symbolic_sizes import Open, with_open
-from .values import Outputs, RuntimeValue, Weight, are_texts, array_of, as_outputs, each, in_programs, leaves
+from .symbolic_sizes import OpenSizes, open_size_outputs
+from .values import Outputs, RuntimeValue, Weight, array_of, as_outputs, fits_program, is_string_array, leaves, map_leaves
 
 Evaluate = Callable[[Program, Sequence[Variable]], list[np.ndarray]]
 
@@ -56,9 +56,9 @@ class Importer(ProgramWriter):
 
     `evaluate` runs the program written so far and returns values of its variables; None if nothing can run it. `host_steps` lists the
     checks and the host calls of a run in order. `fed` has the values of fed variables. With `constants_train`, a constant of more than one
-    float that a node holds is a weight too: some exporters of other tools write all weights so. `constants` names initializers that are
-    not weights, and `trained` names weights even if they are single numbers. `from_front`: no computed index counts from the end of an
-    axis. This holds for models that fluidx wrote, because its operators refuse such indices.
+    float that a node holds is a weight too: some exporters of other tools write all weights so. `constants` names initializers that are not
+    weights, and `trained` names weights even if they are single numbers. `from_front`: no computed index counts from the end of an axis.
+    This holds for models that fluidx exported, because its operators refuse such indices.
     """
 
     def __init__(
@@ -149,8 +149,7 @@ class Importer(ProgramWriter):
     # -- one node ---------------------------------------------------------------------------------------------------------------
 
     def _checked_outputs(self, n: Node) -> Any:
-        """The outputs of a node. Import functions do not check what a model says, so every failure becomes an OnnxError that names the
-        node."""
+        """The outputs of a node. Import functions do not validate the model, so every failure becomes an OnnxError that names the node."""
         start = len(self.b.block.oplist)
 
         def work() -> Any:
@@ -175,8 +174,8 @@ class Importer(ProgramWriter):
         """The outputs of a node, by its function in the import tables or by the function body of its schema."""
         key = domain_of(n.proto.domain), n.op_type
         if key[0]:
-            n.operands = [self.variable(v) if isinstance(v, Open) else v for v in n.operands]
-        found = with_open(n) if not key[0] else None
+            n.operands = [self.variable(v) if isinstance(v, OpenSizes) else v for v in n.operands]
+        found = open_size_outputs(n) if not key[0] else None
         if found is not None:
             return found
         needed, dynamic = DYNAMIC_IMPORTERS.get(key, ((), None))
@@ -208,7 +207,7 @@ class Importer(ProgramWriter):
         values = self._current(n.operands)
         results = []
         for name, value in zip(n.outputs, work(values)):
-            self.add_runtime_value(name, value, bool(name) and in_programs(value) and value.size > 0)
+            self.add_runtime_value(name, value, bool(name) and fits_program(value) and value.size > 0)
             results.append(self.env[name])
         self.host_steps.append(HostCall(work, [self.unwrapped(v) for v in n.operands], results))
         return Outputs(results)
@@ -220,9 +219,9 @@ class Importer(ProgramWriter):
     def _stays_on_host(self, value: Any) -> bool:
         if isinstance(value, Variable) and self.evaluate is not None:
             return value.dtype in TINY
-        if value is None or isinstance(value, (Variable, Weight)) or in_programs(value):
+        if value is None or isinstance(value, (Variable, Weight)) or fits_program(value):
             return False
-        return self.evaluate is not None or not are_texts(value)  # a program that runs later has operators on strings
+        return self.evaluate is not None or not is_string_array(value)  # a program that runs later has operators on strings
 
     def _folded(self, n: Node, write: Any) -> Any:
         """The outputs of a node whose operands are all known, computed by a program of their own."""
@@ -251,12 +250,12 @@ class Importer(ProgramWriter):
 
     def array(self, value: Any) -> Any:
         """The known value on the host: an array or a list. A Weight gives its array, open sizes the numbers that stand for them."""
-        return each(self.unwrapped(value), lambda v: v.value if isinstance(v, RuntimeValue) else v)
+        return map_leaves(self.unwrapped(value), lambda v: v.value if isinstance(v, RuntimeValue) else v)
 
     @staticmethod
     def unwrapped(value: Any) -> Any:
         """A value with arrays in place of Weights and open sizes. Variables and RuntimeValues stay."""
-        return each(value, lambda v: v.array if isinstance(v, (Weight, Open)) else v)
+        return map_leaves(value, lambda v: v.array if isinstance(v, (Weight, OpenSizes)) else v)
 
     def resolved(self, value: Any, n: Node | None = None) -> Any:
         """The value, or for a RuntimeValue its value in this run, which later runs check."""
@@ -268,7 +267,7 @@ class Importer(ProgramWriter):
         now = self._current(wanted, n)
         self.host_steps.extend(map(Check, wanted, deepcopy(now)))  # copied: the caller may change arrays that it fed
         known = iter(now)
-        return each(value, lambda v: next(known) if isinstance(v, (Variable, RuntimeValue)) else self.array(v))
+        return map_leaves(value, lambda v: next(known) if isinstance(v, (Variable, RuntimeValue)) else self.array(v))
 
     def _current(self, values: list[Any], n: Node | None = None) -> list[Any]:
         """The values in the run that the program is written for."""
@@ -283,7 +282,7 @@ class Importer(ProgramWriter):
             )
         computed = iter(self.evaluate(self.main, wanted))
         self.keep_names(wanted)
-        return list(each(values, lambda v: next(computed) if isinstance(v, Variable) else self.array(v)))
+        return list(map_leaves(values, lambda v: next(computed) if isinstance(v, Variable) else self.array(v)))
 
     def variable(self, value: Any) -> Variable:
         """A value as a variable of the program: the result of operators for sizes or a small constant, a parameter, or a state variable."""
@@ -291,7 +290,7 @@ class Importer(ProgramWriter):
             return value
         known = self._made.get(id(value))
         if known is None:
-            known = self._made[id(value)] = value, value.write() if isinstance(value, Open) else constant(self, value)
+            known = self._made[id(value)] = value, value.write() if isinstance(value, OpenSizes) else constant(self, value)
             self._fixed.add(known[1].name)
         return known[1]
 

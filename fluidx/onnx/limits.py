@@ -15,7 +15,7 @@ OPERATORS = 200_000  # in a block of a program, and nodes of a model after its f
 ROUNDS = 1_000_000  # rounds of a Loop, before it counts as endless
 
 
-def room(shape: Sequence[int], itemsize: int = 8) -> tuple[int, ...]:
+def checked_shape(shape: Sequence[int], itemsize: int = 8) -> tuple[int, ...]:
     """`shape` as integers. Raises ProgramError if a size is negative or the machine has too little memory."""
     shape = tuple(int(d) for d in shape)
     if any(d < 0 for d in shape):

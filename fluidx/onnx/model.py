@@ -15,8 +15,8 @@ from .constants import output
 from .errors import OnnxError
 from .importer import Importer
 from .normalize import initialized, opsets_of
-from .rank_models import refuse
-from .read import parsed, read
+from .rank_models import refuse_rank_model
+from .read import parse_model, read
 from .roles import Roles, with_own_statistics
 from .sessions import Session, program_name
 from .types import dtype_of, value_type
@@ -98,8 +98,8 @@ def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None, a
     """
     if shapes is not None and not isinstance(shapes, Mapping):
         raise OnnxError(f'shapes are given by name, such as {{"image": [-1, 3, 224, 224]}}, not as {type(shapes).__name__}')
-    source = parsed(source)
-    refuse(source)
+    source = parse_model(source)
+    refuse_rank_model(source)
     proto = with_own_statistics(read(source, strict=True))
     name = program_name(proto.graph)
     own = source.producer_name == "fluidx"

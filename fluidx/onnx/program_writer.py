@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..ir import Builder, Program, Role, TensorType, Variable
 from ..ir.dtypes import np_dtype
 from ..ir.types import ANY
-from .limits import room
+from .limits import checked_shape
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.@/\-]")
 
@@ -88,4 +88,4 @@ class ProgramWriter:
         for op in block.oplist[start:]:
             for t in (block.descs[name].type for name in op.output_arg_names if name in block.descs):
                 if isinstance(t, TensorType):
-                    room([1 if d == ANY else d for d in t.shape], np_dtype(t.dtype).itemsize)
+                    checked_shape([1 if d == ANY else d for d in t.shape], np_dtype(t.dtype).itemsize)

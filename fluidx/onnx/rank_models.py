@@ -21,7 +21,7 @@ def rank_model(program: Program, targets: Sequence[str], graph: Any) -> Any:
     for name in targets:
         block.desc(name)
     results = list(dict.fromkeys([*targets, *(n for n in written if block.desc(n).persistable)]))
-    values = graph.computed(results, set())
+    values = graph.write(results, set())
     inputs = [graph.info(n, n) for n, d in block.descs.items() if d.is_data or d.persistable]
     outputs = [graph.info(n, v) for n, v in zip(results, values, strict=True)]
     opaque = {name for node in graph.nodes if node.domain == DOMAIN for name in node.output} - set(values)
@@ -42,7 +42,7 @@ def describe(model: Any, program: Program) -> None:
         model.metadata_props.add(key=_PREFIX + key, value=str(value))
 
 
-def refuse(model: Any) -> None:
+def refuse_rank_model(model: Any) -> None:
     """Raise OnnxError for a model that `describe` marked as a rank program."""
     said = {p.key: p.value for p in model.metadata_props if p.key.startswith(_PREFIX)}
     if said:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from . import limits
-from .check import all_graphs, readable, supported, valid
+from .check import all_graphs, check_names, check_supported, check_valid
 from .errors import OnnxError, need_onnx
 from .external_data import load_outside, outside
 from .file_kinds import looks_like
@@ -27,24 +27,24 @@ def read(source: Any, strict: bool = False) -> Any:
     External tensors must be in the folder of the file. Raises OnnxError if it is not a model, if fluidx does not support an operator, or if
     the model cannot be converted; if `strict`, also if the standard's checker refuses it.
     """
-    model = parsed(source)
+    model = parse_model(source)
     if lying := outside(model):
         raise OnnxError(f"tensor {lying[0].name!r} is stored in another file; load the model by its path")
-    readable(model)
+    check_names(model)
     model = with_one_opset(model)
-    supported(model)
+    check_supported(model)
     check_form(model)
     if strict:
-        valid(model)
+        check_valid(model)
     model = _with_dense(model)
     if len(model.functions):
         model = _inlined(model)
     model = _converted(model)
-    supported(model)
+    check_supported(model)
     return model
 
 
-def parsed(source: Any) -> Any:
+def parse_model(source: Any) -> Any:
     """A `ModelProto` from a path, bytes or a ModelProto, unchanged."""
     need_onnx()
     import onnx

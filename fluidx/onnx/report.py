@@ -12,14 +12,14 @@ import numpy as np
 
 from ..ir.data_dependent_ops import cutting
 from ..ir.errors import nearest
-from .arrays import read_array, read_arrays, wider
-from .check import readable
+from .arrays import file_dtype, read_array, read_arrays
+from .check import check_names
 from .errors import OnnxError
 from .model import load
 from .normalize import initialized, opsets_of
-from .read import parsed, read
+from .read import parse_model, read
 from .registry import known
-from .roles import described, sharing
+from .roles import initializer_roles, sharing
 from .sessions import session
 from .values import numpy_dtype
 
@@ -28,8 +28,8 @@ _MOST = 30  # weights listed under one title
 
 def info(path: str, whole: bool = False) -> str:
     """Inputs, outputs, operators and weights of a model, and which weights are trained. `whole` lists all weights."""
-    model = parsed(path)
-    readable(model)
+    model = parse_model(path)
+    check_names(model)
     graph = model.graph
     given = initialized(graph)
     opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in opsets_of(model).items())
@@ -53,7 +53,7 @@ def _weights(model: Any, whole: bool) -> list[str]:
     except OnnxError:
         graph, parameters = model.graph, None
         lines = ["  the model cannot be trained; fluidx onnx check gives the reason"]
-    roles = described(graph, parameters)
+    roles = initializer_roles(graph, parameters)
     for trained, title in ((True, "trained"), (False, "not trained")):
         some = [r for r in roles if r.trained == trained and (parameters is not None or not trained)]
         if not some:
@@ -131,7 +131,7 @@ def run(path: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
             fed[name] = list(read_arrays(file).values())
             continue
         array, own = read_array(file), ready.dtype(name)
-        fed[name] = array.astype(own) if own is not None and own != wider(own) == array.dtype else array
+        fed[name] = array.astype(own) if own is not None and own != file_dtype(own) == array.dtype else array
     if wrong := [n for n in inputs if n not in types] or [n for n in ready.inputs if n not in fed]:
         takes = ", ".join(_value(i) for i in ready.graph.input if i.name in ready.inputs) or "nothing"
         close = nearest(wrong[0], ready.inputs)

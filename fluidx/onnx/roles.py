@@ -41,7 +41,7 @@ class Roles:
                 self.reads.get(self.origin(name), []).append(Read(node, slot))
 
     def origin(self, name: str) -> str:
-        """The name behind a chain of Identity nodes."""
+        """The first name of a chain of Identity nodes."""
         while (maker := self._makers.get(name)) is not None and _is_identity(maker) and maker.input:
             name = maker.input[0]
         return name
@@ -110,7 +110,7 @@ class InitializerRole(NamedTuple):
     why: str
 
 
-def described(graph: Any, parameters: Collection[str] | None) -> list[InitializerRole]:
+def initializer_roles(graph: Any, parameters: Collection[str] | None) -> list[InitializerRole]:
     """The role of each float weight and initializer of a graph. `parameters` names those that are parameters of its program, and is None
     without a program."""
     roles = Roles(graph)

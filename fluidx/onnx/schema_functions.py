@@ -58,7 +58,7 @@ def _type_of(importer: Importer, value: Any) -> Any:
 
 
 def names_outside(function: Any, outputs: Sequence[str]) -> dict[str, str]:
-    """Maps names of a function's outputs to names of the node's outputs, for those that the body does not use itself."""
+    """Names of a function's outputs -> names of the node's outputs, for names that the body does not use inside."""
     if any(a.HasField("g") for p in function.node for a in p.attribute):
         return {}  # a sub-graph may read them
     inside = {*function.input, *(name for p in function.node for name in (*p.input, *p.output))}

@@ -23,7 +23,7 @@ from .importer import Importer, run_once
 from .normalize import initialized, opsets_of
 from .read import read
 from .staged_runs import StagedPlan, read_by_host
-from .values import ABSENT, in_programs, numpy_dtype
+from .values import ABSENT, fits_program, numpy_dtype
 
 _MAX_PLANS = 16
 _MAX_ALIKE = 4  # plans for feeds of the same names, types and shapes
@@ -58,7 +58,7 @@ class Session:
         plain = type(fed) is dict and set(map(type, fed.values())) <= {np.ndarray}
         key = _kind(fed) if plain else ()
         if not plain or key not in self._plans:  # names and types of a known plan were checked before
-            fed = {n: self._in_own_dtype(n, on_host(v)) for n, v in self._by_name(feed).items()}
+            fed = {n: self._in_own_dtype(n, host_value(v)) for n, v in self._by_name(feed).items()}
             key = _kind(fed)
         plans = self._plans.get(key)
         if plans is None:
@@ -134,7 +134,7 @@ class Session:
         importer = Importer(main, startup, self.opsets)
         importer.node_cache = self._kept
         importer.take_weights(self.graph)
-        given = {n: importer.add_runtime_value(n, v, in_programs(v) and n not in self.optional) for n, v in fed.items()}
+        given = {n: importer.add_runtime_value(n, v, fits_program(v) and n not in self.optional) for n, v in fed.items()}
         importer.evaluate = run_once(importer)
         importer.run_nodes(self.graph.node)
         outputs = [importer.unwrapped(importer.lookup(n)) for n in self.outputs]
@@ -162,12 +162,12 @@ def _kind(fed: Mapping[str, Any]) -> tuple:
     return tuple([(n, v.dtype, v.shape) if isinstance(v, np.ndarray) else (n, type(v)) for n, v in fed.items()])
 
 
-def on_host(value: Any) -> Any:
+def host_value(value: Any) -> Any:
     """A fed value as the host stores it: an array, a list of them, or ABSENT."""
     if value is None or value is ABSENT:
         return ABSENT
     if isinstance(value, list):
-        return [on_host(v) for v in value]
+        return [host_value(v) for v in value]
     if isinstance(value, dict):
         return value
     array = np.asarray(value)

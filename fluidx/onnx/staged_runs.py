@@ -12,7 +12,7 @@ from ..executor.scope import Scope
 from ..ir import Program, Variable, flow
 from ..rewrite.live import live_ops
 from .importer import Check, HostCall
-from .values import ABSENT, RuntimeValue, each, leaves
+from .values import ABSENT, RuntimeValue, leaves, map_leaves
 
 HostSteps = Sequence[Check | HostCall]
 Known = dict[Any, Any]  # values of a run, by name of a variable or by RuntimeValue
@@ -48,14 +48,14 @@ class StagedPlan:
         step, self._runs = self._runs, self._runs + 1
         for feed, fetch, checks, call in self.stages:
             if fetch:
-                self.scope.steps[self.main] = step  # what is drawn at random is that of one run in all stages
+                self.scope.steps[self.main] = step  # all stages draw the random numbers of one run
                 found = self._executor.run(self.main, {name: known[name] for name in feed}, fetch, scope=self.scope)
                 known.update(zip(fetch, found, strict=True))
             if not all(_same(_filled(of, known), expected) for of, expected in checks):
                 return None
             if call is not None and not _made(call, known):
                 return None
-        return [each(_filled(v, known), _copied) for v in self.outputs]
+        return [map_leaves(_filled(v, known), _copied) for v in self.outputs]
 
 
 def _made(call: HostCall, known: Known) -> bool:
@@ -71,7 +71,7 @@ def _made(call: HostCall, known: Known) -> bool:
 
 
 def _filled(value: Any, known: Known) -> Any:
-    return each(value, lambda v: known[v.name] if isinstance(v, Variable) else known[v] if isinstance(v, RuntimeValue) else v)
+    return map_leaves(value, lambda v: known[v.name] if isinstance(v, Variable) else known[v] if isinstance(v, RuntimeValue) else v)
 
 
 def _copied(value: Any) -> Any:

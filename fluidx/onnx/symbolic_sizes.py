@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LEAST, _MOST = 1 << 32, 1 << 62  # numbers between these stand for an open size, or for a multiple or a fraction of one
 
 
-class Open:
+class OpenSizes:
     """An array of sizes, some of them open.
 
     `least` has the least value of each: an axis may be empty. `write` writes the operators that compute the array. It is not `exact` after
@@ -43,12 +43,12 @@ def _opened(x: Any) -> Any:
     return (x >= _LEAST) & (x < _MOST)
 
 
-def with_open(n: Node) -> Any:
+def open_size_outputs(n: Node) -> Any:
     """The outputs of a node that computes with open sizes; None if no operand is open."""
     if n.op_type in ("Shape", "Size"):
         v = n.operands[0]
         return _shape(n, v) if isinstance(v, Variable) and ANY in v.shape else None
-    at = [k for k, v in enumerate(n.operands) if isinstance(v, Open)]
+    at = [k for k, v in enumerate(n.operands) if isinstance(v, OpenSizes)]
     if not at:
         return None
     use = _SHAPE_USERS.get((n.op_type, at[0])) if len(at) == 1 else None
@@ -67,7 +67,7 @@ def with_open(n: Node) -> Any:
 
 def computed(n: Node) -> Any:
     """The outputs of a node if the program computes the sizes."""
-    operands = [n.importer.variable(v) if isinstance(v, Open) else v for v in n.operands]
+    operands = [n.importer.variable(v) if isinstance(v, OpenSizes) else v for v in n.operands]
     return n.importer.outputs_of(type(n)(n.importer, n.proto, operands))
 
 
@@ -124,10 +124,11 @@ def _computed_on_host(n: Node) -> Any:
     if any(isinstance(v, Variable) for v in values):
         raise _refused(n, "it takes an open size together with a value that the program computes")
     cast = n.op_type == "Cast" and n.attr("to") in _INTEGER
-    uses_values = [k for k, v in enumerate(n.operands) if isinstance(v, Open) and (n.op_type not in _MOVES or k and n.op_type != "Concat")]
+    moved = len(n.operands) if n.op_type == "Concat" else int(n.op_type in _MOVES)  # the first operands, which are only rearranged
+    uses_values = [k for k, v in enumerate(n.operands) if isinstance(v, OpenSizes) and k >= moved]
     if uses_values and not (cast or n.op_type in _RULES):
         raise _refused(n, f"operand {uses_values[0]} depends on an open size")
-    exact = all(v.exact for v in n.operands if isinstance(v, Open))
+    exact = all(v.exact for v in n.operands if isinstance(v, OpenSizes))
     if n.op_type == "Equal" and not exact:
         raise _refused(n, "it compares an open size that was divided, perhaps with a remainder")
 
@@ -139,7 +140,7 @@ def _computed_on_host(n: Node) -> Any:
 
     made, exact = result(values), exact and n.op_type != "Div"
     # sums, products and rearranged sizes are least where the sizes are least
-    least = result([v.least if isinstance(v, Open) else w for v, w in zip(n.operands, values, strict=True)]) if exact else made
+    least = result([v.least if isinstance(v, OpenSizes) else w for v, w in zip(n.operands, values, strict=True)]) if exact else made
 
     def wrapped(k: int, value: Any, least: Any) -> Any:
         return _wrapped(value, lambda: n.importer.variable(as_outputs(computed(n))[k]), exact, least)
@@ -151,7 +152,7 @@ def _computed_on_host(n: Node) -> Any:
 
 def _wrapped(value: Any, write: Callable[[], Variable], exact: bool, least: Any) -> Any:
     sizes = isinstance(value, (np.ndarray, np.generic)) and value.dtype == np.int64
-    return Open(np.asarray(value), write, exact, np.asarray(least)) if sizes and _opened(value).any() else value
+    return OpenSizes(np.asarray(value), write, exact, np.asarray(least)) if sizes and _opened(value).any() else value
 
 
 def _sum(n: Node, x: Any, y: Any) -> Any:
@@ -159,10 +160,10 @@ def _sum(n: Node, x: Any, y: Any) -> Any:
 
 
 def _difference(n: Node, x: Any, y: Any) -> Any:
-    """The difference of sizes. It has no number if an open size is subtracted, except from a multiple of itself; a size that may be
-    negative is no axis."""
+    """The difference of sizes. It has no number if an open size is subtracted, except from a multiple of itself, or if it may be
+    negative."""
     unsure = _opened(y) & ((x % np.where(_opened(y), y, 1) != 0) | (_least(n, 0) < 0) | (_least(n, 1) < 0))
-    if any(isinstance(v, Open) and not v.exact for v in n.operands) or unsure.any():
+    if any(isinstance(v, OpenSizes) and not v.exact for v in n.operands) or unsure.any():
         raise _refused(n, "it subtracts an open size")
     return _numbers(n, x - y, x, y)
 
@@ -208,7 +209,7 @@ def _equal(n: Node, x: Any, y: Any) -> Any:
 
 def _least(n: Node, k: int) -> Any:
     v = n.operands[k]
-    return v.least if isinstance(v, Open) else n.importer.array(v)
+    return v.least if isinstance(v, OpenSizes) else n.importer.array(v)
 
 
 _RULES: dict[str, Callable[..., Any]] = {

@@ -180,7 +180,7 @@ _LOSSES = ("softmax_with_cross_entropy", "square_error_cost", "sigmoid_cross_ent
 
 def _built_loss(model: OnnxModel, loss: str | Callable[[Variable], Variable]) -> Variable:
     from .. import layers
-    from ..layers.tensor import fluid_data
+    from ..layers.declare import fluid_data
 
     if len(model.fetches) != 1:
         has = ", ".join(v.name for v in model.fetches)
@@ -200,7 +200,7 @@ def _built_loss(model: OnnxModel, loss: str | Callable[[Variable], Variable]) ->
 
 
 def _before_softmax(program: Program, y: Variable) -> Variable:
-    """The input of the softmax over the last axis that makes y; y if there is none. Below opset 13, softmax has two axes and a reshape
+    """The input of the softmax over the last axis that computes y; y if there is none. Below opset 13, softmax has two axes and a reshape
     around it."""
     block, sizes = program.global_block(), StandInShapes(program.global_block())
     made = _maker(program, y)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..ir import Program, flow
 from .errors import OnnxError
-from .read import parsed
+from .read import parse_model
 
 
 def training_info(program: Program, loss: str, inference: Any, graph_of: Callable[[Program], Any]) -> Any:
@@ -24,7 +24,7 @@ def training_info(program: Program, loss: str, inference: Any, graph_of: Callabl
     graph.taken |= made | shared
     block, needed = step.global_block(), [n for n in flow.needs(step) if n not in shared]
     feeds = [n for n in needed if block.desc(n).is_data]
-    results = graph.computed([loss, *moved], made)
+    results = graph.write([loss, *moved], made)
     same = _reuse(graph.nodes, inference.node)
     results = [same.get(r, r) for r in results]
     own = {name for node in graph.nodes for name in node.output}
@@ -83,7 +83,7 @@ def training_step(source: Any) -> Any:
     """
     import onnx
 
-    model = parsed(source)
+    model = parse_model(source)
     if not model.training_info:
         raise OnnxError("the model has no training_info; fx.onnx.save(..., loss=) writes it")
     info, step = model.training_info[0], onnx.ModelProto()

@@ -1,4 +1,4 @@
-"""Values of a model: tensors as arrays, and what only the host can hold: sequences, maps, optionals and strings."""
+"""Values of a model: arrays for tensors; and sequences, maps, optionals and strings, which only the host can hold."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from ..ir.dtypes import SHORT, TINY, np_dtype
 from ..ir.errors import ProgramError
 from .errors import OnnxError
-from .limits import room
+from .limits import checked_shape
 
-_HELD = {np_dtype(name) for name in SHORT if name not in (*TINY, "string")}
+_PROGRAM_DTYPES = {np_dtype(name) for name in SHORT if name not in (*TINY, "string")}
 
 # A sequence is a list, a map is a dict, an empty optional is ABSENT, strings are an array of objects, and every other value is an array.
 Host = Any
@@ -54,9 +54,9 @@ def as_outputs(result: Any) -> list[Any]:
     return list(result) if isinstance(result, (tuple, Outputs)) else [result]
 
 
-def each(value: Any, f: Callable[[Any], Any]) -> Any:
+def map_leaves(value: Any, f: Callable[[Any], Any]) -> Any:
     """The value with `f` applied to it, or for a sequence, however deep, to each of its elements."""
-    return [each(v, f) for v in value] if isinstance(value, list) else f(value)
+    return [map_leaves(v, f) for v in value] if isinstance(value, list) else f(value)
 
 
 def leaves(value: Any) -> list[Any]:
@@ -74,7 +74,7 @@ def array_of(tensor: Any) -> np.ndarray:
         found = numpy_helper.to_array(tensor)
     except (KeyError, TypeError, ValueError) as e:
         said = f"its shape {list(tensor.dims)} and type {tensor.data_type}"
-        raise OnnxError(f"tensor {tensor.name!r} does not hold what {said} say: {e}") from None
+        raise OnnxError(f"tensor {tensor.name!r} does not match {said}: {e}") from None
     return found.astype(object) if found.dtype.kind in "SU" else found
 
 
@@ -82,13 +82,13 @@ def dense_of(s: Any) -> np.ndarray:
     """The array of a SparseTensorProto."""
     values, indices = array_of(s.values), array_of(s.indices)
     try:
-        out = np.zeros(room(s.dims, values.itemsize), values.dtype)
+        out = np.zeros(checked_shape(s.dims, values.itemsize), values.dtype)
         if indices.ndim == 1:
             out.reshape(-1)[indices] = values
         else:
             out[tuple(indices.T)] = values
     except (IndexError, ProgramError, ValueError) as e:
-        raise OnnxError(f"the sparse tensor {s.values.name!r} of shape {list(s.dims)} does not hold what it says: {e}") from None
+        raise OnnxError(f"the sparse tensor {s.values.name!r} of shape {list(s.dims)} has inconsistent data: {e}") from None
     return out
 
 
@@ -117,12 +117,12 @@ def in_float(number: Any) -> bool:
     return number.dtype.kind not in "iu" or int(float(number)) == int(number)
 
 
-def in_programs(value: Any) -> bool:
+def fits_program(value: Any) -> bool:
     """Can a plan compute with the value? Sequences, optionals, strings, and dtypes without arithmetic stay on the host."""
-    return isinstance(value, np.ndarray) and value.dtype in _HELD
+    return isinstance(value, np.ndarray) and value.dtype in _PROGRAM_DTYPES
 
 
-def are_texts(value: Any) -> bool:
+def is_string_array(value: Any) -> bool:
     """Is it an array of strings?"""
     return isinstance(value, np.ndarray) and value.dtype.kind == "O"
 

@@ -17,9 +17,9 @@ class PowerSGDOptimizer(RewritingOptimizer):
 
     A gradient is a matrix G [a, b] of its first axis and the others. With the error E of the last step: M = G + E; P = M Q, made
     orthonormal; Q = M^T P; the update's gradient is P Q^T, and E = M - P Q^T. Q is kept for the next step and made orthonormal too: this
-    does not change P, and makes a column of Q that is only rounding error a direction that all ranks agree on. It is one step of a power
-    iteration towards the best approximation. Everything except the two bases is linear in M, so M and E are partial over the ranks, and
-    only P and Q are summed: r(a + b) numbers instead of ab. Gradients that are not larger than their factors are not approximated.
+    does not change P, and turns a column of Q that is only rounding error into a direction that all ranks agree on. It is one step of a
+    power iteration towards the best approximation. Everything except the two bases is linear in M, so M and E are partial over the ranks,
+    and only P and Q are summed: r(a + b) numbers instead of ab. Gradients that are not larger than their factors are not approximated.
 
     Results change: they are those of PowerSGD on one device, not those of the inner optimizer alone. Source: Vogels, Karimireddy and Jaggi,
     "PowerSGD" (2019), algorithm 1, warm start and error feedback.

@@ -9,8 +9,8 @@ from ..ir.unique_name import unused
 
 
 def skip_updates(block: Block, start: int, skip: Variable, optimizer: str) -> None:
-    """Make the operators of `block` from `start` on leave all state variables unchanged if `skip`, a bool of one element, is true.
-    `optimizer` is the class that wrote them.
+    """Change the operators of `block` from `start` on so that they leave all state variables unchanged if `skip`, a bool of one element, is
+    true. `optimizer` is the class that wrote them.
 
     Each operator writes its result to a temporary variable, and a `where` selects the old or the new value. So a strategy may update a
     parameter in parts, at a root or elsewhere, and all ranks decide by one number.

@@ -317,11 +317,11 @@ def test_what_has_no_classes_has_no_accuracy(digits):
 def rates(digits, *options):
     """What each of 8 steps of gradient descent moves a parameter by, whose gradient is 1."""
     import fluidx as fx
-    from fluidx.finetune import Training, _minimized, _prepared
+    from fluidx.finetune import Training, _append_training, _built
 
     how = Training(loss="square_error_cost", optimizer="sgd", lr=0.5, epochs=4, **dict(options))
-    built = _prepared(str(digits / "small.onnx"), how)
-    _minimized(built, how, 2)
+    built = _built(str(digits / "small.onnx"), how)
+    _append_training(built, how, 2)
     (op, *_) = [op for op in built.model.program.ops if op.type == "sgd"]
     exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
     exe.run(built.model.startup, scope=scope)

@@ -16,17 +16,27 @@ from fluidx.testing.alone import alone  # noqa: E402
 
 from .written import IN_STEPS, LACKS, close, lenet, run, session_of, transformer  # noqa: E402
 
+# operator -> how many of its samples have no ONNX form, and a part of the reason
+REFUSED = {
+    "pad2d_grad": (1, "gradients add up at the border"),
+    "rmsprop": (3, "has no ONNX form; fetch another one"),  # the mean gradient, without `centered`
+    "scatter_fold_grad": (1, "the derivative by one factor"),
+    "sigmoid_cross_entropy_with_logits_grad": (1, "normalize divides by the number of labels"),
+    "slice_grad": (1, "it has strides"),
+}
+
 
 @pytest.mark.parametrize("name", IN_STEPS)
 def test_gradients_and_updates_mean_the_same_in_onnx(name):
-    judged = 0
+    judged = refused = 0
     for sample in OPS[name].samples():
         program, _, feed = alone(name, sample)
         outs = [program.global_block().var(n) for n in program.ops[-1].output_arg_names]
         try:
             model = to_onnx(program, None, outs)
         except fx.onnx.OnnxError as e:
-            assert "cannot be written as ONNX" in str(e)
+            assert name in REFUSED and REFUSED[name][1] in str(e)
+            refused += 1
             continue
         if "bfloat16" in {v.dtype for v in program.list_vars()}:
             continue  # which the runtime does not take from NumPy
@@ -38,7 +48,7 @@ def test_gradients_and_updates_mean_the_same_in_onnx(name):
         judged += 1
         for a, b in zip(found, expected, strict=True):
             close(a, b)
-    assert judged
+    assert judged and refused == REFUSED.get(name, (0, ""))[0]
 
 
 # -- steps ---------------------------------------------------------------------------------------------------------------------

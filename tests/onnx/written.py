@@ -44,15 +44,21 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=limit, atol=limit)
 
 
+# operator -> how many of its samples opset 21 has no form for: products of transposed vectors and 16-bit integers, windows of several
+# sizes, shifts of signed integers, division by the number of labels
+REFUSED = {"matmul": 4, "pool2d": 2, "shift_left": 6, "shift_right": 6, "sigmoid_cross_entropy_with_logits": 1}
+
+
 def judged_samples(name, opset):
-    """How many samples of an operator the runtime takes, as nodes of an opset; of each it gives what fluidx gives."""
-    judged = 0
+    """The number of samples of an operator that the runtime computes as nodes of an opset, with the results of fluidx."""
+    judged = refused = 0
     for sample in OPS[name].samples():
         program, fetches, feed = alone(name, sample)
         try:
             model = to_onnx(program, None, fetches, opset=opset)
         except fx.onnx.OnnxError as e:
             assert "cannot be written as ONNX" in str(e)
+            refused += 1
             continue
         if name == "elementwise_pow" and feed["Y0"].dtype.kind == "i":
             continue  # negative powers of integers, of which ONNX says nothing
@@ -66,6 +72,7 @@ def judged_samples(name, opset):
         expected = fx.Executor(fx.CPUPlace()).run(program, feed=feed, fetch_list=fetches)
         for a, b in zip(run(session, feed), expected, strict=True):
             close(a, b)
+    assert opset < 21 or refused == REFUSED.get(name, 0)
     return judged
 
 

@@ -37,7 +37,7 @@ class DistributedStrategy(BuildStrategy):
 
 
 class CollectiveOptimizer:
-    """An optimizer whose `minimize` also gives `fleet` the program for all workers."""
+    """An optimizer whose `minimize` also sets `fleet.main_program`, the program for all workers."""
 
     def __init__(self, optimizer: Minimizer, strategy: DistributedStrategy | None = None):
         if strategy is not None and not isinstance(strategy, DistributedStrategy):

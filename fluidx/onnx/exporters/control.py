@@ -19,7 +19,7 @@ def cond(op: Op) -> Any:
         f"{then}_branch": op.graph.sub_graph(op.attrs[f"{which}_block"].idx, [], op.attrs[f"{which}_out"])
         for then, which in (("then", "true"), ("else", "false"))
     }
-    return {"Out": op.several("If", len(op.op.output("Out")), op["Cond"], **graphs)}
+    return {"Out": op.emit_many("If", len(op.op.output("Out")), op["Cond"], **graphs)}
 
 
 @exports("while")
@@ -37,5 +37,5 @@ def while_(op: Op) -> Any:
     most = op.attrs["max_rounds"]
     limit = op.const(np.array(most, np.int64)) if most else ""
     body = op.graph.sub_graph(op.attrs["sub_block"].idx, carried, [condition, *carried], counters)
-    start = [op.graph.now[n] for n in (condition, *carried)]
-    return {"Out": op.several("Loop", len(carried), limit, *start, body=body)}
+    start = [op.graph.current[n] for n in (condition, *carried)]
+    return {"Out": op.emit_many("Loop", len(carried), limit, *start, body=body)}

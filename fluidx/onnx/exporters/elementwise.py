@@ -12,17 +12,13 @@ from ...ir.dtypes import np_dtype
 from ...ir.opdef import opdef
 from ...ops.expr.nodes import Expr, lift, substitute, symbols
 from ...ops.expr.nodes import nodes as parts
+from ..elementwise_names import UNARY
 from . import exports
 
 if TYPE_CHECKING:
     from ..export import Op
 
-_SAME = {
-    "relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "softplus": "Softplus", "softsign": "Softsign", "mish": "Mish",
-    "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "reciprocal": "Reciprocal", "abs": "Abs", "sin": "Sin", "cos": "Cos", "erf": "Erf",
-    "sign": "Sign", "floor": "Floor", "ceil": "Ceil", "logical_not": "Not", "isnan": "IsNaN", "isinf": "IsInf",
-    "assign": "Identity", "shard": "Identity",
-}  # fmt: skip
+_SAME = {**UNARY, "isinf": "IsInf", "assign": "Identity", "shard": "Identity"}
 
 
 @exports(*_SAME)
@@ -46,7 +42,7 @@ def total(op: Op) -> str:
 def add(op: Op) -> str:
     """A bias for each channel becomes an operand of the convolution before it, and a bias for each column one of the product before it."""
     by_axis_1 = op.type_of("Y").ndim == 1 and op.attrs["axis"] % op.type_of("X").ndim == 1
-    return (op.with_third("X", _BIASED, op["Y"]) if by_axis_1 else None) or by_expression(op)
+    return (op.fuse_operand("X", _BIASED, op["Y"]) if by_axis_1 else None) or by_expression(op)
 
 
 _BIASED = frozenset({"Conv", "ConvTranspose", "Gemm"})
@@ -97,7 +93,7 @@ def dropout(op: Op) -> str | dict[str, str]:
 def _dropping(op: Op, rate: float, upscale: bool) -> dict[str, str]:
     if rate >= 1:
         raise op.wrong("it drops everything, which a Dropout node cannot do")
-    y, kept = op.several("Dropout", 2, op["X"], op.const(np.array(rate, np.float32)), op.const(np.array(True)), seed=op.attrs["seed"])
+    y, kept = op.emit_many("Dropout", 2, op["X"], op.const(np.array(rate, np.float32)), op.const(np.array(True)), seed=op.attrs["seed"])
     if not upscale:
         y = op.emit("Mul", op["X"], op.emit("Cast", kept, to=op.code(op.dtype("X"))))
     return {"Out": y, "Mask": op.emit("Cast", kept, to=op.code("uint8"))}
@@ -172,7 +168,7 @@ def has_expression(op_type: str) -> bool:
 
 
 def _aligned(op: Op, slot: str, axis: int) -> str:
-    """An operand whose first axis meets axis `axis` of the result; -1 if the last axes meet."""
+    """An operand with axes of size 1 added, so that its first axis aligns with axis `axis` of the result; for -1 the last axes align."""
     behind = op.out_type(opdef(op.type).out_slots[0].name).ndim - axis - op.type_of(slot).ndim
     if axis == -1 or behind <= 0:
         return op[slot]

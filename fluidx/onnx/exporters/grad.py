@@ -172,7 +172,7 @@ def concat_grad(op: Op) -> dict[str, Any]:
         parts = op.emit("Concat", *(op.sizes(x, axis, axis + 1) for x in op.many("X")), axis=0)
     else:
         parts = op.ints(sizes)
-    return {"X@GRAD": op.several("Split", len(xs), op["Out@GRAD"], parts, axis=axis)}
+    return {"X@GRAD": op.emit_many("Split", len(xs), op["Out@GRAD"], parts, axis=axis)}
 
 
 @exports("slice_grad")
@@ -196,7 +196,7 @@ def slice_grad(op: Op) -> str:
 def pad2d_grad(op: Op) -> str:
     """The part of the gradient inside of the padding."""
     if op.attrs["mode"] != "constant":
-        raise op.wrong(f"what mode {op.attrs['mode']!r} repeats elements, so gradients add up at the border, which fluidx cannot export")
+        raise op.wrong(f"mode {op.attrs['mode']!r} repeats elements, so gradients add up at the border, which fluidx cannot export")
     (top, bottom, left, right), first = op.attrs["paddings"], 1 if op.attrs["data_format"] == "NHWC" else 2
     ends = [-n or np.iinfo(np.int64).max for n in (bottom, right)]
     return op.emit("Slice", op["Out@GRAD"], op.ints([top, left]), op.ints(ends), op.ints([first, first + 1]))

@@ -75,11 +75,11 @@ def split(op: Op) -> dict[str, Any]:
     sizes = [op.block.desc(n).type.shape[axis] for n in parts]
     if ANY in sizes:
         return {"Out": _evenly(op, axis, len(parts))}
-    return {"Out": op.several("Split", len(parts), op["X"], op.ints(sizes), axis=axis)}
+    return {"Out": op.emit_many("Split", len(parts), op["X"], op.ints(sizes), axis=axis)}
 
 
 def _evenly(op: Op, axis: int, count: int) -> list[str]:
-    return op.several("Split", count, op["X"], axis=axis, **({"num_outputs": count} if op.opset >= 18 else {}))
+    return op.emit_many("Split", count, op["X"], axis=axis, **({"num_outputs": count} if op.opset >= 18 else {}))
 
 
 @exports("unstack")
@@ -112,7 +112,7 @@ def flip(op: Op) -> str:
 
 @exports("roll")
 def roll(op: Op) -> str:
-    """Along each axis, or flattened, the end moves to the front."""
+    """AxisWindows each axis, or flattened, the end moves to the front."""
     t, dims = op.type_of("X"), op.attrs["dims"]
     sizes = [t.shape[d] for d in dims] or [t.numel]
     if any(size < 0 for size in sizes):
@@ -120,7 +120,7 @@ def roll(op: Op) -> str:
     x = op["X"] if dims else op.emit("Reshape", op["X"], op.ints([-1]))
     for axis, shift, size in zip(dims or (0,), op.attrs["shifts"], sizes, strict=True):
         if size and shift % size:
-            end, start = op.several("Split", 2, x, op.ints([size - shift % size, shift % size]), axis=axis)[::-1]
+            end, start = op.emit_many("Split", 2, x, op.ints([size - shift % size, shift % size]), axis=axis)[::-1]
             x = op.emit("Concat", end, start, axis=axis)
     return x if dims else op.emit("Reshape", x, op.ints(t.shape))
 
@@ -220,7 +220,7 @@ def top_k(op: Op) -> dict[str, Any]:
 
 def picked(op: Op, k: str) -> dict[str, Any]:
     """The k largest or smallest elements along an axis, and their positions."""
-    values, places = op.several("TopK", 2, op["X"], k, axis=op.attrs["axis"], largest=int(op.attrs["largest"]))
+    values, places = op.emit_many("TopK", 2, op["X"], k, axis=op.attrs["axis"], largest=int(op.attrs["largest"]))
     return {"Out": values, "Indices": places}
 
 
@@ -228,7 +228,7 @@ def picked(op: Op, k: str) -> dict[str, Any]:
 def argsort(op: Op) -> dict[str, Any]:
     axis = op.attrs["axis"] % op.type_of("X").ndim
     count = op.sizes(op["X"], axis, axis + 1)
-    values, places = op.several("TopK", 2, op["X"], count, axis=axis, largest=int(op.attrs["descending"]))
+    values, places = op.emit_many("TopK", 2, op["X"], count, axis=axis, largest=int(op.attrs["descending"]))
     return {"Out": values, "Indices": places}
 
 

@@ -35,7 +35,7 @@ def masked_select(op: Op) -> str:
 @exports("unique")
 def unique(op: Op) -> dict[str, Any]:
     attrs = {"sorted": int(op.attrs["sorted"])} | ({} if op.attrs["flatten"] else {"axis": op.attrs["axis"] % op.type_of("X").ndim})
-    made = op.several("Unique", 4, op["X"], **attrs)
+    made = op.emit_many("Unique", 4, op["X"], **attrs)
     if op.attrs["dtype"] != "int64":
         made[1:] = [op.emit("Cast", v, to=op.code(op.attrs["dtype"])) for v in made[1:]]
     return dict(zip(("Out", "First", "Index", "Count"), made, strict=True))

@@ -85,7 +85,7 @@ def sgd(op: _Update) -> str:
 def _standard(op: _Update, op_type: str, state: str, **attrs: Any) -> dict[str, str]:
     """An operator of the training domain. With these attributes its step count has no effect."""
     rate, step = op.emit("Reshape", op["LearningRate"], op.ints([])), op.const(np.array(1, np.int64))
-    param, moved = op.several(op_type, 2, rate, step, op["Param"], op["Grad"], op[state], domain=TRAINING, **attrs)
+    param, moved = op.emit_many(op_type, 2, rate, step, op["Param"], op["Grad"], op[state], domain=TRAINING, **attrs)
     return {"ParamOut": param, f"{state}Out": moved}
 
 

@@ -176,7 +176,7 @@ def string_split(op: Op) -> dict[str, Any]:
     attrs = {"delimiter": op.attrs["delimiter"]} if op.attrs["delimiter"] else {}
     if op.attrs["maxsplit"] >= 0:
         attrs["maxsplit"] = op.attrs["maxsplit"]
-    return dict(zip(("Out", "Count"), op.several("StringSplit", 2, op["X"], **attrs), strict=True))
+    return dict(zip(("Out", "Count"), op.emit_many("StringSplit", 2, op["X"], **attrs), strict=True))
 
 
 @exports("string_normalizer")

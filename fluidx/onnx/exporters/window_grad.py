@@ -124,7 +124,7 @@ def pool_grad(op: Op) -> str:
 def _to_maxima(op: Op, x: str, g: str, attrs: dict[str, Any]) -> str:
     if op.opset < 16:
         raise op.wrong("its ScatterElements adds from opset 16 on")
-    _, places = op.several("MaxPool", 2, x, **attrs)
+    _, places = op.emit_many("MaxPool", 2, x, **attrs)
     zeros = op.emit(
         "ConstantOfShape", op.emit("Reshape", op.emit("Size", x), op.ints([1])), value=op.tensor(np.zeros(1, np_dtype(op.dtype("X"))))
     )

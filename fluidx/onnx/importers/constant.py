@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..import_tables import on_numpy
-from ..limits import room
+from ..limits import checked_shape
 from ..node import Node
 
 
@@ -27,4 +27,4 @@ def identity(n: Node) -> object:
 @on_numpy("ConstantOfShape")
 def constant_of_shape(n: Node) -> object:
     value = n.attr("value", np.zeros(1, np.float32))
-    return n.constant(np.full(room(n.ints(0) or (), value.itemsize), value.reshape(-1)[0], value.dtype))
+    return n.constant(np.full(checked_shape(n.ints(0) or (), value.itemsize), value.reshape(-1)[0], value.dtype))

@@ -8,19 +8,19 @@ from typing import Any
 
 from ..import_tables import imports
 from ..node import Node
-from ..window_geometry import Along, extent, flat_paddings, identity_window, need_sizes, paired, windows
+from ..window_geometry import AxisWindows, extent, flat_paddings, identity_window, pad_pairs, require_sizes, windows
 
 
 @imports("Conv")
 def conv(n: Node) -> object:
     x, w = n.x(0), n.x(1)
     if n.rank() > 4:
-        need_sizes(n, "a convolution over more than two axes", n.shape(0)[2:])
+        require_sizes(n, "a convolution over more than two axes", n.shape(0)[2:])
     y = convolved(n.b, x, w, windows(n, w.shape[2:]), n.attr("group", 1))
     return n.b.elementwise_add(y, n.x(2), axis=1) if n.has(2) else y
 
 
-def convolved(b: Any, x: Any, w: Any, at: Sequence[Along], groups: int) -> Any:
+def convolved(b: Any, x: Any, w: Any, at: Sequence[AxisWindows], groups: int) -> Any:
     """The convolution of images with filters, with windows `at` each axis."""
     if len(at) == 1:
         return b.squeeze(convolved(b, _row(b, x), _row(b, w), [identity_window(1), *at], groups), axes=(2,))
@@ -72,7 +72,7 @@ def _slices_third(b: Any, x: Any, depth: int) -> Any:
 def conv_transpose(n: Node) -> object:
     x, w, rank = n.x(0), n.x(1), n.rank() - 2
     if rank > 2:
-        need_sizes(n, "a convolution over more than two axes", n.shape(0)[2:])
+        require_sizes(n, "a convolution over more than two axes", n.shape(0)[2:])
     strides, dilations = n.attr("strides", [1] * rank), n.attr("dilations", [1] * rank)
     y = _spread(n.b, x, w, strides, dilations, n.attr("group", 1))
     y = _cut(n.b, y, _transposed_pads(n, w.shape[2:], strides, dilations))
@@ -84,9 +84,9 @@ def _transposed_pads(n: Node, kernel: Sequence[int], strides: Sequence[int], dil
     rank, auto, asked = len(kernel), n.attr("auto_pad", "NOTSET"), n.attr("output_shape")
     extra = n.attr("output_padding", [0] * rank)
     if asked is None and not auto.startswith("SAME"):
-        pads = paired(n.attr("pads", [0] * (2 * rank))) if auto == "NOTSET" else [(0, 0)] * rank
+        pads = pad_pairs(n.attr("pads", [0] * (2 * rank))) if auto == "NOTSET" else [(0, 0)] * rank
         return [(before, after - more) for (before, after), more in zip(pads, extra)]
-    need_sizes(n, "auto_pad or output_shape", n.shape(0)[2:])
+    require_sizes(n, "auto_pad or output_shape", n.shape(0)[2:])
     found = []
     for k, size in enumerate(n.shape(0)[2:]):
         wanted = size * strides[k] if asked is None else asked[k - rank]  # some models list the batch and the channels too

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...ops.data.boxes import NonMaxSuppression
 from ..import_tables import dynamic, on_numpy
-from ..limits import room
+from ..limits import checked_shape
 from ..node import Node
 from ..values import numpy_dtype
 
@@ -29,7 +29,7 @@ def computed_non_max_suppression(n: Node) -> object:
 def mel_weight_matrix(n: Node) -> object:
     """Column k is a triangle over the bins: it rises from edge k to weight 1 at edge k + 1, and falls to edge k + 2."""
     bins, length, rate, low, high = (np.asarray(v).item() for v in n.values())
-    room([length // 2 + 1, bins + 2])
+    checked_shape([length // 2 + 1, bins + 2])
     low_mel, high_mel = (2595 * np.log10(1 + hertz / 700) for hertz in (low, high))
     mels = low_mel + np.arange(bins + 2) * (high_mel - low_mel) / (bins + 2)
     edges = ((length + 1) * 700 * (10 ** (mels / 2595) - 1) // rate).astype(np.int64)

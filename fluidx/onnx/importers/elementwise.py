@@ -8,16 +8,11 @@ import numpy as np
 
 from ...ir import Variable
 from ...ir.dtypes import FLOATS
+from ..elementwise_names import UNARY
 from ..import_tables import imports, on_numpy
 from ..node import Node
 
-_UNARY = {
-    "Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Abs": "abs", "Floor": "floor",
-    "Ceil": "ceil", "Erf": "erf", "Sign": "sign", "Softsign": "softsign", "Softplus": "softplus", "Mish": "mish",
-    "Reciprocal": "reciprocal", "Sin": "sin", "Cos": "cos", "Tan": "tan", "Sinh": "sinh", "Cosh": "cosh", "Asin": "asin", "Acos": "acos",
-    "Atan": "atan", "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh", "Not": "logical_not", "BitwiseNot": "bitwise_not",
-    "IsNaN": "isnan",
-}  # fmt: skip
+_UNARY = {theirs: ours for ours, theirs in UNARY.items()}
 _BINARY = {
     "Add": "elementwise_add", "Sub": "elementwise_sub", "Mul": "elementwise_mul", "Div": "elementwise_div",
     "Less": "less_than", "LessOrEqual": "less_equal", "Greater": "greater_than", "GreaterOrEqual": "greater_equal",

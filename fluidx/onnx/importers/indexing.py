@@ -81,7 +81,7 @@ def host_gather(n: Node) -> object:
 
 
 def _narrow(n: Node, axis: int) -> tuple[list[int], list[int]]:
-    """The axes of operand 0 that are longer than those of the ids of GatherElements, and the sizes that are read."""
+    """The axes along which operand 0 of GatherElements is longer than the ids, and the sizes that are read."""
     long = [k for k, (d, size) in enumerate(zip(n.shape(), n.shape(1), strict=True)) if k != axis and ANY != size < d]
     return long, [n.shape(1)[k] for k in long]
 

@@ -1,4 +1,4 @@
-"""Import of ai.onnx.ml operators that make features of columns."""
+"""Import of ai.onnx.ml operators that turn columns into features."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...ir import Variable
 from ...ir.dtypes import FLOATS, np_dtype
 from ...ops.shared.tables import looked_up
 from ..import_tables import dynamic, on_numpy
-from ..limits import room
+from ..limits import checked_shape
 from ..node import Node
 from .ml_maps import KeyedValues, look_up
 from .shape import fixed
@@ -143,6 +143,6 @@ def _places(n: Node) -> KeyedValues:
 def feature_vectorizer(n: Node) -> object:
     parts = [np.atleast_2d(v).astype(np.float32) for v in n.values()]
     sizes = n.attr("inputdimensions", [p.shape[1] for p in parts])
-    room([len(parts[0]), sum(sizes)])
+    checked_shape([len(parts[0]), sum(sizes)])
     fitted = [np.pad(p[:, :size], ((0, 0), (0, max(size - p.shape[1], 0)))) for p, size in zip(parts, sizes)]
     return np.concatenate(fitted, 1)

@@ -8,7 +8,7 @@ from ...ir import Variable
 from ..import_tables import dynamic, on_numpy
 from ..node import Node
 from ..values import Outputs
-from .ml_scores import chosen, floats, labels_of, logistic, of_two_classes, of_two_in_program, transformed, transformed_in_program
+from .ml_scores import class_labels, floats, labels_of, logistic, of_two_classes, of_two_in_program, transformed, transformed_in_program
 from .shape import fixed
 
 _ML = "ai.onnx.ml"
@@ -38,14 +38,14 @@ def linear_classifier(n: Node) -> object:
     scores = scores + intercepts if intercepts.size else scores
     labels = labels_of(n, "classlabels_ints")
     if scores.shape[1] > 1:
-        said = scores.argmax(1)
+        predicted = scores.argmax(1)
         scores = transformed(n, scores, how)
     else:
-        said = (scores[:, 0] > 0).astype(np.int64)
+        predicted = (scores[:, 0] > 0).astype(np.int64)
         two = labels is not None and len(labels) == 2
         scores = of_two_classes(n, scores[:, 0], how, shares=True) if two else transformed(n, scores, how)
         labels = labels if two else None
-    return Outputs([said if labels is None else labels[said], scores.astype(np.float32)])
+    return Outputs([predicted if labels is None else labels[predicted], scores.astype(np.float32)])
 
 
 def _rows_in_program(n: Node) -> Variable:
@@ -72,12 +72,12 @@ def computed_regressor(n: Node) -> object:
 def computed_classifier(n: Node) -> object:
     scores, how, labels = _scores_in_program(n), n.attr("post_transform", "NONE"), labels_of(n, "classlabels_ints")
     if scores.shape[1] > 1:
-        return chosen(n, n.b.arg_max(scores, axis=1), labels), transformed_in_program(n, scores, how)
+        return class_labels(n, n.b.arg_max(scores, axis=1), labels), transformed_in_program(n, scores, how)
     above = n.b.greater_than(scores, n.b.fill_zeros_like(scores))
-    said = n.b.reshape(n.b.cast(above, dtype="int64"), shape=(-1,))
+    predicted = n.b.reshape(n.b.cast(above, dtype="int64"), shape=(-1,))
     if labels is None or len(labels) != 2:
-        return said, transformed_in_program(n, scores, how)
-    return chosen(n, said, labels), of_two_in_program(n, scores, how)
+        return predicted, transformed_in_program(n, scores, how)
+    return class_labels(n, predicted, labels), of_two_in_program(n, scores, how)
 
 
 # -- support vectors --------------------------------------------------------------------------------------------------------------------
@@ -128,16 +128,16 @@ def svm_classifier(n: Node) -> object:
     else:
         scores = _kernel(n, x, coefficients.reshape(classes, -1), "LINEAR") + rho[0]
     if scores.shape[1] > 1:
-        said = (scores if votes is None else votes).argmax(1)
+        predicted = (scores if votes is None else votes).argmax(1)
         scores = transformed(n, scores, how)
     elif classes == 2:
-        said = votes.argmax(1) if votes is not None else scores[:, 0] > 0
+        predicted = votes.argmax(1) if votes is not None else scores[:, 0] > 0
         scores = of_two_classes(n, scores[:, 0], how, shares=how != "NONE")
     else:
-        said = (scores[:, 0] > 0).astype(np.int64)
+        predicted = (scores[:, 0] > 0).astype(np.int64)
         scores, labels = transformed(n, scores, how), None
-    said = np.asarray(said, np.int64)
-    return Outputs([said if labels is None else labels[said], scores.astype(np.float32)])
+    predicted = np.asarray(predicted, np.int64)
+    return Outputs([predicted if labels is None else labels[predicted], scores.astype(np.float32)])
 
 
 def _pairs(n: Node, x: np.ndarray, coefficients: np.ndarray, rho: np.ndarray, counts: list[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from ...ir.valuetypes import MapType, SequenceType
 from ...ops.shared.maps import maps_as_rows, rows_as_maps, values_in_order
 from ...ops.shared.tables import looked_up
 from ..import_tables import dynamic, on_numpy
-from ..limits import room
+from ..limits import checked_shape
 from ..node import Node
 
 _ML = "ai.onnx.ml"
@@ -128,7 +128,7 @@ _CASTS = {"TO_FLOAT": "float32", "TO_INT64": "int64", "TO_STRING": "string"}
 def _cast(n: Node) -> tuple[str, int]:
     """The dtype of CastMap's result, and the size of its row: 0 if the values are ordered by key."""
     size = n.attr("max_map", 1) if n.attr("map_form", "DENSE") == "SPARSE" else 0
-    return _CASTS[n.attr("cast_to", "TO_FLOAT")], room([1, size])[1]
+    return _CASTS[n.attr("cast_to", "TO_FLOAT")], checked_shape([1, size])[1]
 
 
 @on_numpy("CastMap", domain=_ML, pure=True)

@@ -90,6 +90,6 @@ def of_two_in_program(n: Node, score: Variable, how: str) -> Variable:
     return n.b.sigmoid(both) if how == "LOGISTIC" else both
 
 
-def chosen(n: Node, said: Variable, labels: np.ndarray | None) -> Variable:
+def class_labels(n: Node, predicted: Variable, labels: np.ndarray | None) -> Variable:
     """The labels for positions of classes [rows], or the positions if there are no labels."""
-    return said if labels is None else n.b.index_select(n.importer.variable(labels), said, dim=0)
+    return predicted if labels is None else n.b.index_select(n.importer.variable(labels), predicted, dim=0)

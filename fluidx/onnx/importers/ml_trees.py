@@ -122,10 +122,10 @@ def tree_ensemble_classifier(n: Node) -> object:
     if len(labels) == 2 and len(np.unique(forest.target)) == 1:
         score = scores[:, forest.target[0]] + (base[-1] if base.size else 0)
         shares = bool((forest.weight >= 0).all())
-        said = (score > (0.5 if shares else 0)).astype(np.int64)
+        predicted = (score > (0.5 if shares else 0)).astype(np.int64)
         scores = of_two_classes(n, score, how, shares)
     else:
         scores = scores + base if base.size else scores
-        said = scores.argmax(1)
+        predicted = scores.argmax(1)
         scores = transformed(n, scores, how)
-    return Outputs([labels[said], scores.astype(np.float32)])
+    return Outputs([labels[predicted], scores.astype(np.float32)])

@@ -8,7 +8,7 @@ from ...ir.dtypes import HALVES, np_dtype
 from ...ir.types import ANY
 from ...ops.data.slicing import INT_MAX
 from ..import_tables import imports, on_numpy
-from ..limits import room
+from ..limits import checked_shape
 from ..node import Node
 from ..values import numpy_dtype
 from .shape import fixed, reshaped
@@ -101,7 +101,7 @@ def expand(n: Node) -> object:
 @on_numpy("Expand", pure=True)
 def host_expand(n: Node) -> object:
     x = n.value(0)
-    return np.broadcast_to(x, room(np.broadcast_shapes(x.shape, tuple(n.ints(1) or ())), x.itemsize)).copy()
+    return np.broadcast_to(x, checked_shape(np.broadcast_shapes(x.shape, tuple(n.ints(1) or ())), x.itemsize)).copy()
 
 
 @imports("Tile")
@@ -112,7 +112,7 @@ def tile(n: Node) -> object:
 @on_numpy("Tile", pure=True)
 def host_tile(n: Node) -> object:
     x, times = n.value(0), n.ints(1) or []
-    room([d * t for d, t in zip(x.shape, times, strict=True)], x.itemsize)
+    checked_shape([d * t for d, t in zip(x.shape, times, strict=True)], x.itemsize)
     return np.tile(x, times)
 
 
@@ -160,7 +160,7 @@ def pad(n: Node) -> object:
 
 def _repeating(n: Node, size: int, before: int, after: int) -> np.ndarray:
     """The positions along an axis that the padded axis reads."""
-    room([before + size + after])
+    checked_shape([before + size + after])
     return np.pad(np.arange(size), (before, after), mode=n.attr("mode"))
 
 
@@ -175,7 +175,7 @@ def host_pad(n: Node) -> object:
             x = np.take(x, _repeating(n, x.shape[axis], *border), axis=axis)
         return x
     value = np.ravel(n.value(2))[0] if n.has(2) else "" if x.dtype == object else 0
-    out = np.full(room([lo + d + hi for d, (lo, hi) in zip(x.shape, borders, strict=True)], x.itemsize), value, x.dtype)
+    out = np.full(checked_shape([lo + d + hi for d, (lo, hi) in zip(x.shape, borders, strict=True)], x.itemsize), value, x.dtype)
     out[tuple(slice(lo, lo + d) for d, (lo, _) in zip(x.shape, borders, strict=True))] = x
     return out
 
@@ -255,7 +255,7 @@ def range_(n: Node) -> object:
     if delta == 0:
         raise n.wrong("its step is 0")
     span = int(limit) - int(start) if dtype.kind == "i" else limit - start  # the distance of two int16 may not fit in int16
-    (count,) = room([max(int(np.ceil(span / delta)), 0)])
+    (count,) = checked_shape([max(int(np.ceil(span / delta)), 0)])
     return (start + np.arange(count).astype(start.dtype) * delta).astype(dtype)
 
 

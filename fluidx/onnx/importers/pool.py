@@ -12,7 +12,7 @@ from ...ir import ANY
 from ...ir.dtypes import FLOATS, np_dtype
 from ..import_tables import imports
 from ..node import Node
-from ..window_geometry import Along, extent, flat_paddings, identity_window, need_sizes, paired, table, windows
+from ..window_geometry import AxisWindows, extent, flat_paddings, identity_window, pad_pairs, require_sizes, window_table, windows
 
 
 @imports("MaxPool")
@@ -20,7 +20,7 @@ def max_pool(n: Node) -> object:
     at = _windows(n)
     if not n.wants(1) and _is_plain(n, at):
         return _pooled(n.b, n.x(), at, "max")
-    rows = contenders(n, _read(n, n.x(), at), table(at).inside)
+    rows = contenders(n, _read(n, n.x(), at), window_table(at).inside)
     y = _image_of(n, n.b.reduce_max(rows, dim=(1,)), at)
     return (y, _positions_of_largest(n, rows, at)) if n.wants(1) else y
 
@@ -67,10 +67,10 @@ def global_lp_pool(n: Node) -> object:
 @imports("MaxUnpool")
 def max_unpool(n: Node) -> object:
     kernel, rank = n.attr("kernel_shape"), n.rank() - 2
-    strides, pads = n.attr("strides", [1] * rank), paired(n.attr("pads", [0] * (2 * rank)))
+    strides, pads = n.attr("strides", [1] * rank), pad_pairs(n.attr("pads", [0] * (2 * rank)))
     sizes = [(d - 1) * s - sum(p) + k for d, s, p, k in zip(n.shape(0)[2:], strides, pads, kernel)]
     shape = (*n.shape(0)[:2], *sizes)
-    need_sizes(n, "MaxUnpool", n.shape(0))
+    require_sizes(n, "MaxUnpool", n.shape(0))
     empty = n.b.fill_constant(shape=(prod(shape), 1), dtype=n.dtype(0), value=0.0)
     y = n.b.scatter(empty, n.b.reshape(n.x(1), shape=(-1,)), n.b.reshape(n.x(0), shape=(-1, 1)))
     y, asked = n.b.reshape(y, shape=shape), n.ints(2)
@@ -79,10 +79,10 @@ def max_unpool(n: Node) -> object:
     return n.b.pad(y, paddings=tuple(p for want, has in zip(asked, shape) for p in (0, want - has)))
 
 
-def _windows(n: Node) -> list[Along]:
+def _windows(n: Node) -> list[AxisWindows]:
     at = windows(n, n.attr("kernel_shape"))
     if len(at) > 2:
-        need_sizes(n, "a pool over more than two axes", n.shape(0)[1:])
+        require_sizes(n, "a pool over more than two axes", n.shape(0)[1:])
     return at
 
 
@@ -104,12 +104,12 @@ def _root(b: Any, x: Any, p: int) -> Any:
 # -- with pool2d ------------------------------------------------------------------------------------------------------------------
 
 
-def _is_plain(n: Node, at: Sequence[Along]) -> bool:
+def _is_plain(n: Node, at: Sequence[AxisWindows]) -> bool:
     """Can pool2d compute it?"""
     return n.dtype(0) in FLOATS and all(a.dilation == 1 and max(a.before, a.after) < a.kernel for a in at)
 
 
-def _pooled(b: Any, x: Any, at: Sequence[Along], kind: str, exclusive: bool = True) -> Any:
+def _pooled(b: Any, x: Any, at: Sequence[AxisWindows], kind: str, exclusive: bool = True) -> Any:
     """Pool two axes at a time, which gives the largest, or the mean, of all: the count along an axis does not depend on the others."""
     if len(at) == 1:
         return b.squeeze(_pooled(b, b.unsqueeze(x, axes=(2,)), [identity_window(1), *at], kind, exclusive), axes=(2,))
@@ -123,11 +123,11 @@ def _pooled(b: Any, x: Any, at: Sequence[Along], kind: str, exclusive: bool = Tr
     return b.reshape(x, shape=(-1, c, *(a.out for a in at)))
 
 
-def _sums(n: Node, x: Any, at: Sequence[Along]) -> Any:
+def _sums(n: Node, x: Any, at: Sequence[AxisWindows]) -> Any:
     """The sum of each window; padding counts as 0."""
     if _is_plain(n, at):
         return n.b.scale(_pooled(n.b, x, at, "avg", exclusive=False), scale=float(prod(a.kernel for a in at)))
-    inside = table(at).inside
+    inside = window_table(at).inside
     rows = _read(n, x, at)
     if not inside.all():
         rows = n.b.elementwise_mul(rows, n.const(inside[:, :, None], np_dtype(n.dtype(0))))
@@ -137,10 +137,10 @@ def _sums(n: Node, x: Any, at: Sequence[Along]) -> Any:
 # -- with a table -----------------------------------------------------------------------------------------------------------------
 
 
-def _read(n: Node, x: Any, at: Sequence[Along]) -> Any:
+def _read(n: Node, x: Any, at: Sequence[AxisWindows]) -> Any:
     """[windows, taps, N * C]: the elements that the taps of each window read."""
-    need_sizes(n, "a pool with dilations, with indices or of integers", [a.size for a in at])
-    place = table(at).place
+    require_sizes(n, "a pool with dilations, with indices or of integers", [a.size for a in at])
+    place = window_table(at).place
     rows = n.b.transpose(n.b.reshape(x, shape=(-1, prod(a.size for a in at))), axis=(1, 0))
     return n.b.reshape(n.b.gather(rows, n.const(place.reshape(-1))), shape=(*place.shape, -1))
 
@@ -153,15 +153,15 @@ def contenders(n: Node, rows: Any, there: np.ndarray) -> Any:
     return n.b.where(n.const(there[:, :, None]), rows, n.const(low, np_dtype(n.dtype(0))))
 
 
-def _image_of(n: Node, rows: Any, at: Sequence[Along]) -> Any:
+def _image_of(n: Node, rows: Any, at: Sequence[AxisWindows]) -> Any:
     """[windows, N * C] as [N, C, ...]."""
     return n.b.reshape(n.b.transpose(rows, axis=(1, 0)), shape=(-1, n.shape(0)[1], *(a.out for a in at)))
 
 
-def _positions_of_largest(n: Node, rows: Any, at: Sequence[Along]) -> Any:
+def _positions_of_largest(n: Node, rows: Any, at: Sequence[AxisWindows]) -> Any:
     """The position of the largest element of each window in the flattened X, int64."""
-    need_sizes(n, "a pool with indices", n.shape(0))
-    place, images = table(at, column_major=bool(n.attr("storage_order", 0))).place, prod(n.shape(0)[:2])
+    require_sizes(n, "a pool with indices", n.shape(0))
+    place, images = window_table(at, column_major=bool(n.attr("storage_order", 0))).place, prod(n.shape(0)[:2])
     windows, taps = place.shape
     tap = n.b.elementwise_add(n.b.arg_max(rows, axis=1), n.const(np.arange(windows)[:, None] * taps))
     found = n.b.gather(n.const(place.reshape(-1, 1)), n.b.reshape(tap, shape=(-1,)))

@@ -14,7 +14,7 @@ import numpy as np
 from ...ir import Variable
 from ...ir.dtypes import FLOATS, TINY, np_dtype
 from ..import_tables import imports, on_numpy
-from ..limits import room
+from ..limits import checked_shape
 from ..node import Node
 from ..values import numpy_dtype
 from ..window_geometry import windows
@@ -121,7 +121,7 @@ def _aligned_array(n: Node, v: np.ndarray) -> np.ndarray:
     sizes, axis = _broadcast_shape(n, v.shape), _axis(n)
     if sizes is not None:
         return v.reshape(sizes)
-    room([v.size, n.attr("block_size", 0)])
+    checked_shape([v.size, n.attr("block_size", 0)])
     return np.repeat(v, n.attr("block_size", 0), axis).take(range(n.shape(0)[axis]), axis)
 
 

@@ -10,7 +10,7 @@ from ...ir import ANY, Variable
 from ...ir.dtypes import as_dtype, np_dtype
 from ..import_tables import on_numpy
 from ..node import Node
-from ..values import Outputs, in_programs, numpy_dtype
+from ..values import Outputs, fits_program, numpy_dtype
 
 _DRAWS = {"RandomNormal": "gaussian_random", "RandomUniform": "uniform_random"}
 
@@ -85,7 +85,7 @@ def _dtype(n: Node, default: str) -> str:
     if not code:
         return default
     found = numpy_dtype(code)
-    if not in_programs(np.zeros(0, found)):
+    if not fits_program(np.zeros(0, found)):
         raise n.wrong(f"fluidx cannot draw random {found}")
     return as_dtype(found)
 

@@ -14,7 +14,7 @@ import numpy as np
 from ...ir.dtypes import np_dtype
 from ..import_tables import imports
 from ..node import Node
-from ..window_geometry import need_sizes, table, windows
+from ..window_geometry import require_sizes, window_table, windows
 
 
 @imports("RoiAlign")
@@ -46,9 +46,9 @@ def max_roi_pool(n: Node) -> object:
 
 @imports("Col2Im")
 def col2im(n: Node) -> object:
-    need_sizes(n, "Col2Im", n.shape(0))
+    require_sizes(n, "Col2Im", n.shape(0))
     sizes, kernel = n.ints(1) or [], n.ints(2) or []
-    place, inside = table(windows(n, kernel, sizes))
+    place, inside = window_table(windows(n, kernel, sizes))
     cells, taps = place.shape
     rows = n.b.transpose(n.b.reshape(n.x(), shape=(-1, taps, cells)), axis=(2, 1, 0))
     if not inside.all():
@@ -65,7 +65,7 @@ def deform_conv(n: Node) -> object:
     (images, c, h, width), kernel = x.shape, tuple(w.shape[2:])
     if len(kernel) != 2:
         raise n.wrong(f"X must be images [N, C, H, W], found {n.type()}")
-    need_sizes(n, "DeformConv", x.shape)
+    require_sizes(n, "DeformConv", x.shape)
     down, right = windows(n, kernel)
     taps, cells = prod(kernel), down.out * right.out
     offset = b.reshape(n.x(2), shape=(images, parts, taps, 2, cells))

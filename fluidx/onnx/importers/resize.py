@@ -10,7 +10,7 @@ from ...ir import Variable
 from ...ir.dtypes import FLOATS
 from ...ops.nn.resize import size_scaled
 from ..import_tables import imports
-from ..limits import room
+from ..limits import checked_shape
 from ..node import Node
 
 
@@ -54,7 +54,7 @@ def _sizes(n: Node) -> dict[str, Any]:
         scale = min(ratios) if policy == "not_larger" else max(ratios)
         scales, sizes = [scale] * len(axes), [int(scale * shape[a] + 0.5) for a in axes]
     outs = sizes or [size_scaled(shape[a], s) for a, s in zip(axes, scales)]
-    room([max(outs, default=0), max(shape, default=0)])  # an interpolation matrix has these sizes
+    checked_shape([max(outs, default=0), max(shape, default=0)])  # an interpolation matrix has these sizes
     crops = n.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
     return {"axes": tuple(axes), "sizes": tuple(sizes), "scales": tuple(scales), "spans": tuple(spans) if crops else ()}
 

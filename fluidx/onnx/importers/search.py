@@ -8,7 +8,7 @@ from ...ir import Variable
 from ...ops.data.selection import unique
 from ...ops.shared.types import mul_sizes
 from ..import_tables import dynamic, imports, on_numpy
-from ..limits import room
+from ..limits import checked_shape
 from ..node import Node
 from .shape import fixed, reshaped
 
@@ -57,7 +57,7 @@ def _one_hot_axis(n: Node) -> tuple[int, int]:
 def one_hot(n: Node) -> object:
     axis, depth = _one_hot_axis(n)
     ids = n.b.unsqueeze(n.x() if n.dtype() == "int64" else n.b.cast(n.x(), dtype="int64"), axes=(axis,))
-    room([depth])
+    checked_shape([depth])
     at = _along(n, depth, axis, n.rank() + 1)
     # matches ids that count from the end
     less = n.b.elementwise_sub(at, n.b.fill_constant(shape=at.shape, dtype="int64", value=float(depth)))
@@ -71,7 +71,7 @@ def one_hot(n: Node) -> object:
 def host_one_hot(n: Node) -> object:
     axis, depth = _one_hot_axis(n)
     ids, values = np.expand_dims(n.value(0).astype(np.int64), axis), n.value(2)
-    room([depth, ids.size], values.itemsize)
+    checked_shape([depth, ids.size], values.itemsize)
     at = np.arange(depth).reshape([depth if k == axis else 1 for k in range(ids.ndim)])
     return values[((ids == at) | (ids == at - depth)).astype(np.int64)]
 

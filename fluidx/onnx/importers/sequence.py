@@ -15,7 +15,7 @@ from ...ir import ANY, TensorType, Variable
 from ...ir.valuetypes import OptionalType, SequenceType
 from ...ops.shared.lists import element, erased, inserted, part_sizes
 from ..import_tables import dynamic, on_numpy
-from ..limits import room
+from ..limits import checked_shape
 from ..node import Node
 from ..values import ABSENT, Outputs, numpy_dtype
 
@@ -192,4 +192,4 @@ def empty_stack(info: Any, axis: int) -> Any:
     declared = info.type.tensor_type
     sizes = [d.dim_value for d in declared.shape.dim]
     sizes.insert(axis if axis >= 0 else axis + len(sizes) + 1, 0)
-    return np.zeros(room(sizes), numpy_dtype(declared.elem_type or 1))
+    return np.zeros(checked_shape(sizes), numpy_dtype(declared.elem_type or 1))

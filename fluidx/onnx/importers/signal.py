@@ -6,7 +6,7 @@ import numpy as np
 
 from ...ir import Variable
 from ..import_tables import imports
-from ..limits import room
+from ..limits import checked_shape
 from ..node import Node
 
 
@@ -19,7 +19,7 @@ def dft(n: Node) -> object:
     length = (n.ints(1) or [2 * (has - 1) if inverse and onesided else has])[0]
     if length < 1:
         raise n.wrong(f"expected a length of at least 1, found {length}; give dft_length, or a signal of known size")
-    room([length])
+    checked_shape([length])
     x = n.x()
     if inverse and onesided:
         return _of_half(n, x, axis, length)

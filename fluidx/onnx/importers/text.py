@@ -9,7 +9,7 @@ import numpy as np
 from ...ir import Variable
 from ...ops.shared.texts import concatenated, matched, normalized, split
 from ..import_tables import dynamic, on_numpy
-from ..limits import room
+from ..limits import checked_shape
 from ..node import Node
 from ..values import Outputs
 
@@ -73,7 +73,7 @@ def tf_idf_vectorizer(n: Node) -> object:
     smallest, largest, skips = n.attr("min_gram_length"), n.attr("max_gram_length"), n.attr("max_skip_count")
     if smallest < 1:
         raise n.wrong(f"min_gram_length is {smallest}, but an n-gram has at least one item")
-    counts = np.zeros(room([len(rows), max(places) + 1]), np.float32)
+    counts = np.zeros(checked_shape([len(rows), max(places) + 1]), np.float32)
     for row, items in enumerate(rows.tolist()):
         for length in range(smallest, min(largest, len(items)) + 1):
             for step in range(1, 2 if length == 1 else min(skips, len(items)) + 2):
