@@ -15,7 +15,7 @@ from functools import partial
 from _common import Log, interleaved, ratio, show
 
 import fluidx as fx
-from fluidx.transpiler.pass_base import Job, run_passes
+from fluidx.ir.pass_base import Job, run_passes
 from fluidx.transpiler.specialize import Specializer
 
 # those that need no several hosts, no stages and no servers

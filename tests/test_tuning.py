@@ -144,7 +144,7 @@ def test_servers_take_their_places_from_the_trainers(model):
 class Forgets(Pass):
     """Leaves the update of a parameter out."""
 
-    def run(self, pair, job):
+    def rewrite_pair(self, pair, job):
         main = pair.main.copy()
         block = main.global_block()
         block.oplist = [op for op in block.oplist if op.type != "momentum"]

@@ -167,6 +167,14 @@ def needs(program: Program, ops: Sequence[Operator] | None = None) -> tuple[str,
     return tuple(found)
 
 
+def leaves(program: Program) -> list[str]:
+    """What the operators make and none reads, state aside."""
+    block = program.global_block()
+    read = {n for op in block.oplist for n in reads(program, op)}
+    made = dict.fromkeys(n for op in block.oplist for n in op.output_arg_names if n not in read)
+    return [n for n in made if (d := block.descs.get(n)) is None or not d.persistable]
+
+
 def _where(program: Program, ops: Sequence[Operator] | None, which: Callable[..., tuple[str, ...]]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for k, op in enumerate(program.blocks[0].oplist if ops is None else ops):

@@ -34,7 +34,7 @@ def make_op(
     `attrs` are complete, as `filled` gives them. Nothing is checked.
 
     >>> print(make_op("unpack", ["x"], ["a", "b"], filled("unpack", {"shapes": ((2,), (3,))})))
-    %a, %b = unpack(%x) {shapes=[[2], [3]]}
+    [%a, %b] = unpack([%x]) {shapes=[[2], [3]]}
     """
     definition = opdef(op_type)
     ins, made = _by_slot(definition.in_slots, xs), _by_slot(definition.out_slots, outs)

@@ -20,21 +20,22 @@ from ..ir.errors import ProgramError, nearest
 from ..ir.forms import FormChoice, FormWalk, Held, Names, ValueForm
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Operator, Role
+from ..ir.pass_base import ONE_DEVICE, Job, Pass, named
 from ..ir.program import Program
 from ..ir.source_location import wrong
 from ..ir.sub_blocks import runs_bodies
 from ..ir.types import TensorType
 from ..ir.var import Var
 from .amp_lists import AutoMixedPrecisionLists
-from .base import Request, Rewrite
 
 WIDE = "float32"
 FORWARD = (Role.FORWARD, Role.LOSS)
 TRAINING = (*FORWARD, Role.BACKWARD)
 
 
+@named
 @dataclass(frozen=True, repr=False)
-class Amp(Rewrite):
+class Amp(Pass):
     """Products in 16 bits, what needs range or digits in float32: forward and backward operators as their declarations say.
 
     Parameters, the optimizer's state and finished gradients stay float32, and so do updates. `lists` are exceptions to the declarations.
@@ -44,12 +45,13 @@ class Amp(Rewrite):
 
     dtype: str = "bfloat16"
     lists: AutoMixedPrecisionLists | None = None
+    requires = (ONE_DEVICE,)
 
     def __post_init__(self) -> None:
         if self.dtype not in HALVES:
             raise wrong(f"amp: unknown dtype {self.dtype!r}; {nearest(str(self.dtype), HALVES, 'there are')}")
 
-    def run(self, program: Program, request: Request) -> Program:
+    def rewrite(self, program: Program, job: Job) -> Program:
         if self.dtype == "float16" and any(op.role is Role.BACKWARD for op in program.global_block().oplist):
             raise wrong(
                 f"amp: {program.label()} has gradients, which vanish in float16 without a scaled loss; take amp{{dtype=bfloat16}}, or "

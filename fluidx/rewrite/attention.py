@@ -10,8 +10,8 @@ import numpy as np
 from ..ir.builder import Builder
 from ..ir.opdef import opdef
 from ..ir.operator import Operator
+from ..ir.pass_base import ONE_DEVICE, Job, Pass, named
 from ..ir.program import Program
-from .base import Request, Rewrite
 from .formula import Form, name, number, of
 from .join import Joiner
 from .region import Region, Use
@@ -23,8 +23,9 @@ _SCALED = Form(lambda x, *, factor: factor * x, given=("x",))
 _NEVER = -1e9  # what is added to scores that are not to count; exp of it is 0 beside any score that is not as large
 
 
+@named
 @dataclass(frozen=True, repr=False)
-class JoinAttention(Rewrite):
+class JoinAttention(Pass):
     """A product of queries and keys, softmax along its last axis, and the product with values, as scaled_dot_product_attention.
 
     Numbers that multiply queries, keys or scores become its scale, what is added to the scores its mask. A mask that is a known constant, 0
@@ -36,11 +37,13 @@ class JoinAttention(Rewrite):
     elsewhere too.
     """
 
-    def run(self, program: Program, request: Request) -> Program:
-        joiner = Joiner(program, request)
+    requires = (ONE_DEVICE,)
+
+    def rewrite(self, program: Program, job: Job) -> Program:
+        joiner = Joiner(program, job)
         for k, op in enumerate(joiner.ops):
             if op.type == _SOFTMAX and not joiner.taken(k) and (reason := _joined(joiner, k, op)):
-                request.log.append(f"{type(self).__name__} kept {op.to_string()}: {reason}")
+                job.log.append(f"{type(self).__name__} kept {op.to_string()}: {reason}")
         return joiner.program()
 
 

@@ -2,104 +2,78 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
 from ..ir.errors import ProgramError, nearest
+from ..ir.flow import leaves
 from ..ir.operator import Operator
+from ..ir.pass_base import ONE_DEVICE, Job, Pass, named
 from ..ir.program import Program
 from ..ir.types import TensorType
 from .constants import MOST_BYTES, Constants
 from .equal import Equal
 from .identities import Identities
-from .live import leaves, live_ops
+from .live import live_ops
 from .walk import NameFacts, Rule, TypeQuery
 
 
-@dataclass
-class Request:
-    """What rewrites know beside the program: what is fetched, which names are fed, and the log of what was left alone and why."""
-
-    fetch: tuple[str, ...]
-    fed: frozenset[str] = frozenset()
-    log: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Rewrite:
-    """A rewrite of one program, for one device or one rank. Options are dataclass fields; `repr` is the recipe.
-
-    `run(program, request)` returns a new program and leaves the given one as it is. What is fetched and what is persistable keeps its name;
-    operators keep the line that wrote them.
-    """
-
-    def run(self, program: Program, request: Request) -> Program:
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed_fields(self))})"
-
-
-def changed_fields(rewrite: Rewrite) -> list[Field]:
-    """The options that are not as they are by default."""
-    return [f for f in fields(rewrite) if f.repr and getattr(rewrite, f.name) != f.default]
-
-
-def rewrite_name(of: type[Rewrite]) -> str:
-    """The name of a rewrite in text.
-
-    >>> rewrite_name(FoldConstants)
-    'fold_constants'
-    """
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", of.__name__).lower()
-
-
+@named
 @dataclass(frozen=True, repr=False)
-class FoldConstants(Rewrite):
+class FoldConstants(Pass):
     """Compute what follows from attributes, and from sizes where they are known, once. Values above `kb` kilobytes are left."""
 
     kb: int = MOST_BYTES // 1024
+    requires = (ONE_DEVICE,)
 
-    def run(self, program: Program, request: Request) -> Program:
-        return _walked(program, request, lambda walk: [Constants(walk, most_bytes=1024 * self.kb)])
+    def rewrite(self, program: Program, job: Job) -> Program:
+        return _walked(program, job, lambda walk: [Constants(walk, most_bytes=1024 * self.kb)])
 
 
+@named
 @dataclass(frozen=True, repr=False)
-class DropIdentities(Rewrite):
+class DropIdentities(Pass):
     """Read a value where operators only hand it on: copies, casts to the same dtype, `x * 1`; one transpose or reshape in place of two."""
 
-    def run(self, program: Program, request: Request) -> Program:
+    requires = (ONE_DEVICE,)
+
+    def rewrite(self, program: Program, job: Job) -> Program:
         def rules(walk: NameFacts) -> list[Rule]:
             constants = Constants(walk)
             return [constants.note, Identities(walk, constants)]
 
-        return _walked(program, request, rules)
+        return _walked(program, job, rules)
 
 
+@named
 @dataclass(frozen=True, repr=False)
-class MergeEqual(Rewrite):
+class MergeEqual(Pass):
     """Compute once what operators of one section compute of the same values with the same attributes. Never random numbers."""
 
-    def run(self, program: Program, request: Request) -> Program:
-        return _walked(program, request, lambda walk: [Equal(walk)])
+    requires = (ONE_DEVICE,)
+
+    def rewrite(self, program: Program, job: Job) -> Program:
+        return _walked(program, job, lambda walk: [Equal(walk)])
 
 
+@named
 @dataclass(frozen=True, repr=False)
-class DropDead(Rewrite):
+class DropDead(Pass):
     """Keep what a fetch, a persistable variable or an effect needs."""
 
-    def run(self, program: Program, request: Request) -> Program:
-        return with_ops(program, live_ops(program, request.fed, request.fetch))
+    requires = (ONE_DEVICE,)
+
+    def rewrite(self, program: Program, job: Job) -> Program:
+        return with_ops(program, live_ops(program, job.fed, job.fetched(program)))
 
 
-EXACT: tuple[Rewrite, ...] = (FoldConstants(), DropIdentities(), MergeEqual(), DropDead())
+EXACT: tuple[Pass, ...] = (FoldConstants(), DropIdentities(), MergeEqual(), DropDead())
 
 
 def rewritten(
     program: Program,
-    passes: Iterable[Rewrite] = EXACT,
+    passes: Iterable[Pass] = EXACT,
     fetch: Iterable[Any] | None = None,
     fed: Iterable[Any] = (),
     log: list[str] | None = None,
@@ -121,11 +95,11 @@ def rewritten(
     if not isinstance(program, Program):
         raise ProgramError(f"rewritten takes a Program, got {type(program).__name__}")
     names = leaves(program) if fetch is None else [_declared(program, v) for v in fetch]
-    request = Request(tuple(names), frozenset(_declared(program, v) for v in fed), [] if log is None else log)
+    job = Job(fetch=tuple(names), fed=frozenset(_declared(program, v) for v in fed), log=[] if log is None else log)
     for one in passes:
-        if not isinstance(one, Rewrite):
+        if not isinstance(one, Pass):
             raise ProgramError(f"rewritten: {one!r} is not a rewrite; give objects such as fluidx.rewrite.DropDead()")
-        program = one.run(program, request)
+        program = one.run(program, job)
     return program
 
 
@@ -165,9 +139,9 @@ def simplify(
     return Simplified(live_ops(program, fed, fetch, found) if walk.changed else ops, walk.renamed, walk.asked)
 
 
-def _walked(program: Program, request: Request, rules: Any) -> Program:
+def _walked(program: Program, job: Job, rules: Any) -> Program:
     ops = program.global_block().oplist
-    walk = NameFacts(program, ops, _types(program), request.fetch, request.fed)
+    walk = NameFacts(program, ops, _types(program), job.fetched(program), job.fed)
     return with_ops(program, walk.run(ops, rules(walk)))
 
 

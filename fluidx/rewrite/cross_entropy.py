@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from ..ir.builder import Builder
 from ..ir.operator import Operator
+from ..ir.pass_base import ONE_DEVICE, Job, Pass, named
 from ..ir.program import Program
-from .base import Request, Rewrite
 from .join import Joiner
 from .region import Region, Use
 
 
+@named
 @dataclass(frozen=True, repr=False)
-class JoinCrossEntropy(Rewrite):
+class JoinCrossEntropy(Pass):
     """softmax, then cross_entropy, as softmax_with_cross_entropy, with their gradients.
 
     Values change: where a probability rounds to 0 the loss of both is 1e20, that of one is right, and a gradient of 0 or NaN is what it
@@ -21,11 +22,13 @@ class JoinCrossEntropy(Rewrite):
     softmax along another axis, and one that has gradients from elsewhere too.
     """
 
-    def run(self, program: Program, request: Request) -> Program:
-        joiner = Joiner(program, request)
+    requires = (ONE_DEVICE,)
+
+    def rewrite(self, program: Program, job: Job) -> Program:
+        joiner = Joiner(program, job)
         for k, op in enumerate(joiner.ops):
             if op.type == "cross_entropy" and (reason := _joined(joiner, k, op)):
-                request.log.append(f"{type(self).__name__} kept {op.to_string()}: {reason}")
+                job.log.append(f"{type(self).__name__} kept {op.to_string()}: {reason}")
         return joiner.program()
 
 

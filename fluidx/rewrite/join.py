@@ -9,10 +9,11 @@ from itertools import combinations
 from ..ir.errors import ProgramError
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator, Role
+from ..ir.pass_base import Job
 from ..ir.program import Program
 from ..ir.unique_name import unused
 from ..ir.var import Var
-from .base import Request, with_ops
+from .base import with_ops
 from .region import Region, Write, Written, as_it_is, found_in, written
 from .values import ChainValues
 
@@ -30,8 +31,8 @@ class _Edit:
 class Joiner:
     """Collects what is to be joined in a program; `program()` is the result."""
 
-    def __init__(self, program: Program, request: Request):
-        self.before, self.values = program, ChainValues(program, request)
+    def __init__(self, program: Program, job: Job):
+        self.before, self.values = program, ChainValues(program, job)
         self.ops, self.descs = self.values.ops, self.values.descs
         self.edit = _Edit()
         self.names = set(self.descs)

@@ -7,10 +7,10 @@ from typing import Any
 
 from ..ir.builder import Builder
 from ..ir.operator import Operator
+from ..ir.pass_base import ONE_DEVICE, Job, Pass, named
 from ..ir.program import Program
 from ..ops.expr.nodes import sqrt
 from ..ops.math.reduction import kept_shape, reduced_axes
-from .base import Request, Rewrite
 from .formula import Form
 from .join import Joiner
 from .region import Region, Use
@@ -25,8 +25,9 @@ _NORMALIZED = Form(
 )
 
 
+@named
 @dataclass(frozen=True, repr=False)
-class JoinLayerNorm(Rewrite):
+class JoinLayerNorm(Pass):
     """The mean over the last axes, what differs from it, the mean of its squares, and the quotient with a root of that, as layer_norm.
 
     However it is written: squares, products and powers, roots and quotients by them or products with reciprocal ones, factors in any
@@ -37,11 +38,13 @@ class JoinLayerNorm(Rewrite):
     from elsewhere too.
     """
 
-    def run(self, program: Program, request: Request) -> Program:
-        joiner = Joiner(program, request)
+    requires = (ONE_DEVICE,)
+
+    def rewrite(self, program: Program, job: Job) -> Program:
+        joiner = Joiner(program, job)
         for k, op in enumerate(joiner.ops):
             if op.type == _MEAN and not joiner.taken(k) and (reason := _joined(joiner, op)):
-                request.log.append(f"{type(self).__name__} kept {op.to_string()}: {reason}")
+                job.log.append(f"{type(self).__name__} kept {op.to_string()}: {reason}")
         return joiner.program()
 
 

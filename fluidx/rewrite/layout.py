@@ -10,11 +10,12 @@ from ..ir import flow
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, opdef
 from ..ir.operator import Operator
+from ..ir.pass_base import ONE_DEVICE, Job, Pass, named
 from ..ir.program import Program
 from ..ir.types import ANY, TensorType
 from ..ir.unique_name import unused
 from ..ir.var import Var
-from .base import Request, Rewrite, with_ops
+from .base import with_ops
 
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # transposes to channels last and back
 _WIDE = 16  # channels from which a convolution is faster with channels last
@@ -24,8 +25,9 @@ _WIDE = 16  # channels from which a convolution is faster with channels last
 _GAIN, _LOSS, _BORDER = 0.0006, 0.008, 1.2
 
 
+@named
 @dataclass(frozen=True, repr=False)
-class ChannelsLast(Rewrite):
+class ChannelsLast(Pass):
     """Images with channels last in convolutions, pooling, batch normalization and what works element by element between them.
 
     Transposes stand at the borders. Forward and backward are turned alike; filters and their gradients stay as they are. A segment, all
@@ -35,20 +37,21 @@ class ChannelsLast(Rewrite):
     """
 
     always: bool = False
+    requires = (ONE_DEVICE,)
 
-    def run(self, program: Program, request: Request) -> Program:
-        found = _Segments(program, request)
-        turned = [s for s in found.segments() if self._wins(found, s, request)]
+    def rewrite(self, program: Program, job: Job) -> Program:
+        found = _Segments(program, job)
+        turned = [s for s in found.segments() if self._wins(found, s, job)]
         return found.turned(turned) if turned else program
 
-    def _wins(self, found: _Segments, segment: _ImageSegment, request: Request) -> bool:
+    def _wins(self, found: _Segments, segment: _ImageSegment, job: Job) -> bool:
         if not found.convolves(segment) or self.always:
             return self.always and found.convolves(segment)
         gain = sum(found.gain(k) for k in segment.ops)
         cost = _BORDER * sum(found.elements(n) for n in (*segment.entries, *segment.exits))
         if gain <= cost:
             first = found.ops[segment.ops[0]]
-            request.log.append(
+            job.log.append(
                 f"{type(self).__name__} kept {len(segment.ops)} operators from {first.to_string()} on: a row gains {gain / 1e3:.1f} us "
                 f"and costs {cost / 1e3:.1f} us at the borders"
             )
@@ -72,11 +75,11 @@ class _ImageSegment:
 
 
 class _Segments:
-    def __init__(self, program: Program, request: Request):
+    def __init__(self, program: Program, job: Job):
         self.program, self.ops = program, program.global_block().oplist
         self.descs = program.global_block().descs
         self.makers, self.uses = flow.definitions(program), flow.uses(program)
-        self.kept, self.fed = set(request.fetch), request.fed
+        self.kept, self.fed = set(job.fetched(program)), job.fed
         self.turns = {k: t for k, op in enumerate(self.ops) if (t := self._turn(op)) is not None}
 
     def segments(self) -> list[_ImageSegment]:

@@ -29,11 +29,3 @@ def live_ops(program: Program, fed: Collection[str], fetch: Iterable[str], ops: 
 
     given = {n for n in fed if (d := descs.get(n)) is not None and not d.is_data}
     return flow.live_ops(program, fetch, keep, given, ops)
-
-
-def leaves(program: Program) -> list[str]:
-    """What the operators make and none reads, state aside."""
-    block = program.global_block()
-    read = {n for op in block.oplist for n in flow.reads(program, op)}
-    made = dict.fromkeys(n for op in block.oplist for n in op.output_arg_names if n not in read)
-    return [n for n in made if (d := block.descs.get(n)) is None or not d.persistable]

@@ -11,10 +11,10 @@ import numpy as np
 from ..ir import flow
 from ..ir.opdef import OPS, Effect, OpDef, opdef
 from ..ir.operator import Operator
+from ..ir.pass_base import Job
 from ..ir.program import Program
 from ..ir.sizes import StandInShapes
 from ..ir.types import ANY
-from .base import Request
 from .constants import Constants
 from .formula import Formula, name, number, of
 from .walk import Answer, NameFacts
@@ -25,11 +25,11 @@ OPEN = (1 << 31) - 1  # stands for an open size where shapes are aligned: no siz
 class ChainValues:
     """What is known of the values of block 0; operators are meant by their index."""
 
-    def __init__(self, program: Program, request: Request):
+    def __init__(self, program: Program, job: Job):
         self.program, self.ops = program, program.global_block().oplist
         self.descs = program.global_block().descs
-        self.fetched, self.fed = frozenset(request.fetch), request.fed
-        self.walk = NameFacts(program, self.ops, {n: d.type for n, d in self.descs.items()}, request.fetch, request.fed)
+        self.fetched, self.fed = frozenset(job.fetched(program)), job.fed
+        self.walk = NameFacts(program, self.ops, {n: d.type for n, d in self.descs.items()}, self.fetched, self.fed)
         constants = self.constants = Constants(self.walk)
 
         def learn(op: Operator, definition: type[OpDef]) -> Answer:

@@ -6,10 +6,10 @@ import re
 from itertools import permutations
 
 from ..ir.parser import parse_program
+from ..ir.pass_base import Job, Pass, run_passes
 from ..ir.program import Program, ProgramPair
 from ..ir.types import show_placement
 from ..transpiler.cluster import Cluster, Mesh
-from ..transpiler.pass_base import Job, Pass, run_passes
 
 _HEAD_LINE = re.compile(r"(?:data|param|var|group|strategy)\s+(\S+?):?(?:\s|$)")
 

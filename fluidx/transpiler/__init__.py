@@ -1,12 +1,12 @@
 """Rewrite a program for one device into one program per rank."""
 
 from ..fluid_names import module_getattr
+from ..ir.pass_base import Job, Pass, skip
 from . import strategies
 from .algorithms import register
 from .cluster import Cluster, Mesh
 from .config import DistributeTranspilerConfig
 from .fluid import HashName, RoundRobin, memory_optimize, release_memory
-from .pass_base import Job, Pass, skip
 from .strategies import Strategy, strategy
 from .transpiler import DistributeTranspiler
 

@@ -16,16 +16,14 @@ from ..ir.defaults import default_main_program, default_startup_program
 from ..ir.errors import TranspileError, VerifyError, explains_arguments
 from ..ir.operator import Operator, Role
 from ..ir.parts import coords_of, holds, local_shape
+from ..ir.pass_base import ONE_DEVICE, Job, Pass, run_passes
 from ..ir.program import Program, ProgramPair
 from ..ir.source_location import warn
 from ..ir.types import TensorType
-from ..rewrite.base import Request
-from ..rewrite.live import leaves
 from ..verify import Report, check_program, verify_ranks
 from ..view import diff, in_notebook
 from .cluster import Cluster, Mesh, Served, endpoints
 from .config import DistributeTranspilerConfig
-from .pass_base import Job, Pass, run_passes
 from .passes.lower import Lower
 from .passes.unroll import Unroll
 from .placement.propagate import where
@@ -112,18 +110,15 @@ class DistributeTranspiler:
         self._check_sizes(program, startup)
         job = Job(cluster)
         with collections_paused():
-            self._given = ProgramPair(program, startup)
-            for one in self.strategy.rewrites:
-                program = one.run(program, Request(tuple(leaves(program)), log=job.log))
-            source = ProgramPair(program, startup)
-            pair = run_passes(self.strategy.steps, source, job, partial(self._after, source, job))
-            self.source, self._cluster = source, cluster
+            sources = [ProgramPair(program, startup)]
+            pair = run_passes(self.strategy.steps, sources[0], job, partial(self._after, sources, job))
+            self._given, self.source, self._cluster = sources[0], sources[-1], cluster
             self._pair = ProgramPair(pair.main.copy(), pair.startup.copy())
             for p in (self._pair.main, self._pair.startup):
                 p.strategy, p.frozen = repr(self.strategy), True
             self._special = Specializer(self._pair.main), Specializer(self._pair.startup)
         self._log = job.log
-        for said in unused(self.strategy, program, pair, job):
+        for said in unused(self.strategy, self.source.main, pair, job):
             warn(said)
         self._ranks: dict[int, tuple[Program, Program]] = {}
         self._origin = Fingerprint(self.pair)
@@ -144,12 +139,15 @@ class DistributeTranspiler:
             raise TranspileError(f"pservers lists {len(listed)} servers, and {self.strategy!r} has {has}")
         if listed and own != len(listed):
             name, options = (self.strategy.name, options) if own else (parameter_server.__name__, {})
-            self.strategy = get(name, **{**options, "servers": len(listed)})
+            self.strategy = get(name, **{**options, "servers": len(listed)}).with_rewrites(*self.strategy.rewrites)
         self._pservers = listed
 
-    def _after(self, source: ProgramPair, job: Job, step: str, one: Pass, before: ProgramPair, result: ProgramPair) -> None:
+    def _after(self, sources: list[ProgramPair], job: Job, step: str, one: Pass, before: ProgramPair, result: ProgramPair) -> None:
         """What FLUIDX_DEBUG asks for behind each pass: 1 a line and a check of the program by itself, 2 the diff, 3 the programs. With
-        FLUIDX_VERIFY, a proof."""
+        FLUIDX_VERIFY, a proof. The last of `sources` is what ranks are proved against."""
+        if ONE_DEVICE in one.requires:  # a proof takes its word, and not that of other passes before it
+            source = sources[-1]
+            sources.append(result if before is source else one.run(source, Job(job.mesh, job.fetch, job.fed)))
         level = debug_level()
         if level >= 1:
             print(
@@ -163,14 +161,14 @@ class DistributeTranspiler:
         if level >= 3:
             print(result, file=sys.stderr)
         if verify_all() and "placed" in job.facts:
-            self._prove(source, job, step, one, result)
+            self._prove(sources[-1], job, step, one, result)
 
     def _prove(self, source: ProgramPair, job: Job, step: str, one: Pass, pair: ProgramPair) -> None:
         """Prove what a pass made, moves that are not lowered yet taken as collectives. Raises VerifyError, which names the pass."""
         if "lowered" not in job.facts:
-            pair = Lower().run(pair, Job(job.mesh))
+            pair = Lower().rewrite_pair(pair, Job(job.mesh))
         if "unrolled" not in job.facts:
-            pair = Unroll().run(pair, Job(job.mesh))
+            pair = Unroll().rewrite_pair(pair, Job(job.mesh))
         ranks = range(job.mesh.world_size)
         main, startup = Specializer(pair.main), Specializer(pair.startup)
         try:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ..ir.opdef import opdef
 from ..ir.operator import Operator, Role
+from ..ir.pass_base import Job
 from ..ir.program import Block, Program, ProgramPair
 from .cluster import Mesh
-from .pass_base import Job
 from .passes.place import Place
 from .placement.parameter_homes import EVERYWHERE
 from .placement.propagate import where

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from fluidx.ir import Partial, ProgramPair, Role, TranspileError
+from fluidx.ir.pass_base import Pass
 from fluidx.testing import check_pass
-from fluidx.transpiler.pass_base import Pass
 
 HEAD = """
   group dp = [0, 1]
@@ -34,7 +34,7 @@ optimize:
 class _Reduces(Pass):
     """All-reduces the gradient before its update."""
 
-    def run(self, pair, job):
+    def rewrite_pair(self, pair, job):
         main = pair.main.copy()
         block = main.global_block()
         made, update = block.oplist
@@ -66,7 +66,7 @@ def test_operators_types_and_placements_are_compared(wrong):
 
 @dataclass(frozen=True)
 class _MovesTheRate(Pass):
-    def run(self, pair, job):
+    def rewrite_pair(self, pair, job):
         main = pair.main.copy()
         d = main.global_block().descs
         d["lr"] = d["lr"].changed(placement=(Partial("sum", "dp"),))
@@ -79,7 +79,7 @@ def test_the_head_lines_of_after_say_what_changed():
 
 @dataclass(frozen=True)
 class _ChangesWhatItWasGiven(Pass):
-    def run(self, pair, job):
+    def rewrite_pair(self, pair, job):
         result = ProgramPair(pair.main.copy(), pair.startup)
         pair.main.global_block().oplist.pop()
         return result
@@ -87,7 +87,7 @@ class _ChangesWhatItWasGiven(Pass):
 
 @dataclass(frozen=True)
 class _ReturnsWhatItWasGiven(Pass):
-    def run(self, pair, job):
+    def rewrite_pair(self, pair, job):
         d = pair.main.global_block().descs
         d["lr"] = d["lr"].changed(placement=(Partial("sum", "dp"),))
         return pair

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fluidx.ir import ANY, Pieces, Program, ProgramError, TensorType, VerifyError
+from fluidx.ir.program_rewriter import Writer
 from fluidx.ir.rows import laid_out
 from fluidx.testing import run_ranks
-from fluidx.transpiler.program_rewriter import Writer
 from fluidx.transpiler.specialize import Specializer
 from fluidx.verify import check_program
 

@@ -26,6 +26,41 @@ def test_a_strategy_is_its_text(name):
     assert get(str(strategy)) == strategy
 
 
+common = {
+    "algorithm": st.sampled_from(["", "ring", "tree", "auto"]),
+    "hierarchical": st.sampled_from([True, False, "auto"]),
+    "wire": st.sampled_from(["", "float16", "bfloat16"]),
+    "strict": st.booleans(),
+    "loss": st.sampled_from(["", "loss", "mean_0.tmp_0"]),
+}
+mib = st.integers(0, 64) | st.floats(0.001, 100.0)
+of_name = {
+    "data_parallel": {"bucket_mb": mib, "overlap": st.booleans()},
+    "zero1": {"bucket_mb": mib},
+    "zero2": {"bucket_mb": mib},
+    "fsdp": {"units": mib.filter(bool) | st.sampled_from(["scope", "parameter"]), "reshard_after_forward": st.booleans()},
+    "ring_optimizer": {"chunk_mb": mib.filter(bool), "roots": st.sampled_from(["greedy", "hash"])},
+}
+passes = st.one_of(
+    st.builds(rewrite.FoldConstants, kb=st.integers(1, 1000)),
+    st.builds(rewrite.ChannelsLast, always=st.booleans()),
+    st.sampled_from([rewrite.DropDead(), rewrite.JoinAttention(), rewrite.JoinLayerNorm(), rewrite.MergeEqual()]),
+)
+
+
+@st.composite
+def pipelines(draw):
+    name = draw(st.sampled_from(sorted(of_name)))
+    options = draw(st.fixed_dictionaries({}, optional={**of_name[name], **common}))
+    return get(name, **options).with_rewrites(*draw(st.lists(passes, max_size=3)))
+
+
+@given(pipelines())
+def test_a_pipeline_is_its_text(strategy):
+    assert get(str(strategy)) == strategy
+    assert str(get(str(strategy))) == str(strategy)
+
+
 def test_options_and_rewrites():
     made = get("zero1{bucket_mb=4, algorithm=ring},join_attention,channels_last{always=true}")
     zero1 = fx.strategies.zero1(bucket_mb=4, algorithm="ring")
@@ -38,7 +73,7 @@ def test_options_and_rewrites():
     [
         ("zero1{bucket_mb=4", "expected"),
         ("zero1{bucket_mb}", "option=value"),
-        ("zero1,,fsdp", "the name of a strategy or a rewrite at character 7"),
+        ("zero1,,fsdp", "the name of a strategy or a pass at character 7"),
         ("zero1{bucket_mb=4}fsdp", '"," or the end at character 19'),
         ("zero1{bucket_mb=4,bucket_mb=5}", "bucket_mb, which is given twice"),
         ("zero1{buckets=4}", "zero1 has no option 'buckets'"),

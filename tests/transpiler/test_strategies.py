@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import pytest
 
 import fluidx as fx
+from fluidx.ir.pass_base import run_passes
 from fluidx.testing.models import classifier, integer_mlp, train_ranks, train_single
 from fluidx.transpiler import Job, Pass, Strategy, skip, strategy
-from fluidx.transpiler.pass_base import run_passes
 from fluidx.transpiler.passes.lower import Lower
 from fluidx.transpiler.passes.place import Place
 from fluidx.transpiler.placement.parameter_homes import AtRoots, Sharded

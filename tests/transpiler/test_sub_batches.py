@@ -238,7 +238,7 @@ def test_rows_cut_by_two_groups_are_refused():
 
 
 def test_a_builder_refuses_what_the_proof_would():
-    from fluidx.transpiler.program_rewriter import Writer
+    from fluidx.ir.program_rewriter import Writer
 
     for ranks, right in ((2, True), (3, False)):
         pair = parse_pair(SOURCE.replace("program runs {", f"program runs {{\n  group dp = {list(range(ranks))}"))

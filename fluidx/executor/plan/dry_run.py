@@ -9,12 +9,12 @@ import numpy as np
 from ...ir import flow
 from ...ir.dtypes import np_dtype
 from ...ir.errors import FeedError, nearest
+from ...ir.flow import leaves
 from ...ir.opdef import opdef
 from ...ir.operator import Operator
 from ...ir.parts import holds, local_type
 from ...ir.program import Program
 from ...ir.types import ANY, TensorType
-from ...rewrite.live import leaves
 from ..context import RunContext
 from ..feeds import check_sizes
 from .planner import plan

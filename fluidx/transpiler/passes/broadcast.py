@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from ...ir.errors import TranspileError
 from ...ir.make_op import filled
 from ...ir.operator import unary
+from ...ir.pass_base import Job, Pass
 from ...ir.program import ProgramPair
+from ...ir.program_rewriter import Writer
 from ..cluster import SERVERS
-from ..pass_base import Job, Pass
 from ..placement.roots import RootChunk, assign
-from ..program_rewriter import Writer
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class BroadcastStartup(Pass):
     root: int | None = None
     requires = ("placed",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         ranks = job.mesh.axes.get(self.group, 1)
         if self.root is not None and (not isinstance(self.root, int) or isinstance(self.root, bool) or not 0 <= self.root < ranks):
             raise TranspileError(f"BroadcastStartup: root={self.root!r} is no rank of {self.group}, which has {ranks}")

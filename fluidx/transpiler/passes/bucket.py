@@ -10,12 +10,12 @@ from typing import Any
 from ...ir.offsets import Offsets
 from ...ir.operator import Operator, op_types
 from ...ir.parts import bounds
+from ...ir.pass_base import Job, Pass
 from ...ir.program import Program, ProgramPair
+from ...ir.program_rewriter import Writer
 from ...ir.types import ANY, Pieces, Placement
 from ..lowering.pack_messages import Packed, can_be_packed
 from ..lowering.slices import growth
-from ..pass_base import Job, Pass
-from ..program_rewriter import Writer
 from ..scheduling.delay_together import AdjacentOperators, Waiting, first_readers, gathered
 
 MOVING = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "adasum_reduce")
@@ -39,9 +39,9 @@ class Bucket(Pass):
     grows: bool = False
     requires = ("lowered",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         if self.grows:
-            return replace(self, mb=self.mb * growth(job.mesh.hosts), grows=False).run(pair, job)
+            return replace(self, mb=self.mb * growth(job.mesh.hosts), grows=False).rewrite_pair(pair, job)
         if self.mb == 0 and not self.late:
             return pair
         return ProgramPair(self._gather(pair.main), self._gather(pair.startup))

@@ -9,6 +9,7 @@ from ...ir.errors import TranspileError
 from ...ir.opdef import opdef
 from ...ir.operator import Frozen, Operator, op_types
 from ...ir.parts import Coords, coords_of, local_type
+from ...ir.pass_base import Job, Pass
 from ...ir.program import Block, Program, ProgramPair
 from ...ir.types import TensorType
 from ..algorithms import able, algorithm
@@ -16,7 +17,6 @@ from ..algorithms.choice import cheapest
 from ..algorithms.selection import AlgorithmTable
 from ..cluster import SERVERS
 from ..lowering.write_algorithm import carried_by, others, why_whole
-from ..pass_base import Job, Pass
 
 BETWEEN_HOSTS = ("ring", "halving_doubling")  # by the first that can, where nothing is chosen
 
@@ -37,7 +37,7 @@ class Carry(Pass):
     types: tuple[str, ...] = ()
     requires = ("lowered",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         if isinstance(self.algorithm, str) and self.algorithm not in ("", "auto"):
             algorithm(self.algorithm)
         if not self.algorithm and job.mesh.hosts == 1:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...ir.pass_base import ONE_DEVICE, Job, Pass
 from ...ir.program import ProgramPair
-from ..pass_base import Job, Pass
-from ..program_rewriter import Writer
+from ...ir.program_rewriter import Writer
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,9 @@ class InitGroups(Pass):
     """
 
     ensures = ("grouped",)
+    ends = (ONE_DEVICE,)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         groups = job.mesh.groups()
         main = pair.main.copy()
         main.groups = dict(groups)

@@ -10,14 +10,14 @@ from ...ir.errors import TranspileError
 from ...ir.make_op import filled
 from ...ir.operator import Operator, unary
 from ...ir.parts import coords_of, local_type
+from ...ir.pass_base import Job, Pass
 from ...ir.program import ProgramPair
+from ...ir.program_rewriter import Writer, each_op
 from ...ir.types import At, Entry, Partial, Shard
 from ...ir.unique_name import unused
 from ..algorithms.selection import AlgorithmTable
 from ..cluster import SERVERS, need_hosts
 from ..lowering.write_algorithm import carried_by, others, why_whole
-from ..pass_base import Job, Pass
-from ..program_rewriter import Writer, each_op
 from .carry import BETWEEN_HOSTS, carried, named, stays_whole
 
 
@@ -41,7 +41,7 @@ class Hierarchical(Pass):
     group: str = "dp"
     requires = ("lowered",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         hosts = job.mesh.hosts
         if SERVERS in pair.main.groups:  # they stand beside the hosts, and gradients go to them: little is left over dp
             if self.when is True:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from ...ir.make_op import filled
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, op_types, unary
+from ...ir.pass_base import Job, Pass
 from ...ir.program import Block, Program, ProgramPair, Var
 from ..lowering.redistribute import steps
-from ..pass_base import Job, Pass
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Lower(Pass):
     requires = ("placed",)
     ensures = ("lowered",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         return ProgramPair(self._lower(pair.main, job), self._lower(pair.startup, job))
 
     def _lower(self, program: Program, job: Job) -> Program:

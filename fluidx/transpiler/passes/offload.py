@@ -10,8 +10,8 @@ from ...ir.forms import FormChoice, FormWalk, Held, Names, ValueForm
 from ...ir.memory_spaces import elements_read, pattern_in
 from ...ir.opdef import Effect, OpDef, opdef
 from ...ir.operator import Operator, Role, unary
+from ...ir.pass_base import Job, Pass
 from ...ir.program import Program, ProgramPair, Var
-from ..pass_base import Job, Pass
 
 HOST, DEVICE = "host", "device"
 _TALKS = (Effect.COLLECTIVE, Effect.P2P)
@@ -32,7 +32,7 @@ class Offload(Pass):
     requires = ("lowered",)
     ensures = ("offloaded",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         main, startup = pair.main.copy(), pair.startup.copy()
         resting = _resting(main)
         copies = [_offloaded(program, resting) for program in (main, startup)]

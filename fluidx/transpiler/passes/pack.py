@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ...ir.operator import Operator
+from ...ir.pass_base import Job, Pass
 from ...ir.program import ProgramPair
+from ...ir.program_rewriter import Writer
 from ..lowering.pack_messages import Packed, can_be_packed
-from ..pass_base import Job, Pass
-from ..program_rewriter import Writer
 from .waves import FROM_OWNERS, TO_OWNERS
 
 
@@ -22,7 +22,7 @@ class PackSmall(Pass):
     types: tuple[tuple[str, ...], ...] = (TO_OWNERS, FROM_OWNERS)
     requires = ("lowered",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         writer = Writer(pair.main)
         kinds = {t: kind for kind, types in enumerate(self.types) for t in types}
         small = _Small(writer, self.small_kb * 1024)

@@ -12,10 +12,10 @@ from ...ir.make_op import filled
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, Role, unary
 from ...ir.parts import check_placement, entry_of
+from ...ir.pass_base import Job, Pass
 from ...ir.program import Program, ProgramPair, Var
 from ...ir.types import ANY, REPLICATE, At, Entry, Own, Placement, Shard, show_placement
 from ..cluster import SERVERS, several
-from ..pass_base import Job, Pass
 from ..placement.choose_row import PatternClasses, may_write
 from ..placement.gathered_parameters import GatherForUse, Use
 from ..placement.parameter_homes import EVERYWHERE
@@ -48,7 +48,7 @@ class Place(Pass):
     requires = ("grouped",)
     ensures = ("placed",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         walk, startup = self._placed(pair.main.copy(), job, {}), pair.startup.copy()
         if folded := _folded(walk):
             walk = self._placed(pair.main.copy(), job, folded)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from ...ir import flow
 from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, Role
+from ...ir.pass_base import Job, Pass
 from ...ir.program import Program, ProgramPair
-from ..pass_base import Job, Pass
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Prefetch(Pass):
     ahead: int = 1
     requires = ("lowered",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         main = pair.main.copy()
         block = main.global_block()
         begins: dict[int, list[Operator]] = {}  # what is moved in front of an operator, by its number

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from ...ir.make_op import filled, make_op
 from ...ir.operator import Operator, unary
+from ...ir.pass_base import Job, Pass
 from ...ir.program import ProgramPair, Var
+from ...ir.program_rewriter import Writer
 from ...ir.types import ANY, Partial, Placement, Shard, TensorType
 from ...view.diff import show_bytes
 from ..cluster import need_hosts
 from ..lowering.slices import growth, slices, steps
-from ..pass_base import Job, Pass
-from ..program_rewriter import Writer
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Rails(Pass):
     grows: bool = False
     requires = ("lowered",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         need_hosts("rails", job.mesh, "take data_parallel in its place")
         if self.grows:
             more = growth(job.mesh.hosts)
-            return replace(self, slice_mb=self.slice_mb * more, staging_mb=self.staging_mb * more, grows=False).run(pair, job)
+            return replace(self, slice_mb=self.slice_mb * more, staging_mb=self.staging_mb * more, grows=False).rewrite_pair(pair, job)
         writer = Writer(pair.main)
         for railed, run in groupby(writer.old, key=lambda op: self._railed(writer, op)):
             ops = list(run)

@@ -9,10 +9,10 @@ from itertools import groupby
 from ...ir import flow
 from ...ir.errors import TranspileError, nearest
 from ...ir.operator import Operator, Role
+from ...ir.pass_base import Job, Pass
 from ...ir.program import Program, ProgramPair
 from ...ir.time_axes import turn_groups
 from ..lowering.transfers import TRANSFER
-from ..pass_base import Job, Pass
 from ..placement.pipeline_stages import STAGES, stage_of
 from ..placement.propagate import where
 from ..scheduling.pipeline_schedules import SCHEDULES, Action, slots
@@ -33,7 +33,7 @@ class Schedule(Pass):
 
     requires = ("unrolled",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         if self.by not in SCHEDULES:
             raise TranspileError(f"unknown schedule {self.by!r}; {nearest(str(self.by), SCHEDULES, 'there are')}")
         marked = next((op for op in pair.main.ops if stage_of(op.device) is not None), None)

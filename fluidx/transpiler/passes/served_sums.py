@@ -11,15 +11,15 @@ from ...ir.make_op import filled
 from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, unary
 from ...ir.parts import bounds
+from ...ir.pass_base import Job, Pass
 from ...ir.program import Program, ProgramPair
+from ...ir.program_rewriter import Writer
 from ...ir.types import ANY, Partial, Placement
 from ...view.diff import show_bytes
 from ..cluster import SERVERS
 from ..lowering.redistribute import steps
-from ..pass_base import Job, Pass
 from ..placement.parameter_homes import pieces_of
 from ..placement.propagate import where
-from ..program_rewriter import Writer
 from ..scheduling.delay_together import Waiting
 
 
@@ -37,7 +37,7 @@ class SumOnServers(Pass):
     group: str = "dp"
     requires = ("lowered",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         writer, waiting, served = Writer(pair.main), Waiting(pair.main), 0
         for op in writer.old:
             waiting.before([op])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.errors import TranspileError
+from ...ir.pass_base import Job, Pass
 from ...ir.program import ProgramPair
-from ..pass_base import Job, Pass
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Turns(Pass):
 
     requires = ("grouped",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         if self.axis in job.mesh.groups():
             raise TranspileError(f"{self.axis} is an axis of ranks of {job.mesh!r}; an axis of time needs another name: Turns(axis=...)")
         if self.count == 1:

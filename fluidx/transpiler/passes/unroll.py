@@ -11,11 +11,11 @@ from ...ir.errors import TranspileError
 from ...ir.make_op import filled, make_op
 from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, rename_slots, unary
+from ...ir.pass_base import Job, Pass
 from ...ir.program import Program, ProgramPair, Var
 from ...ir.sub_blocks import copy_op, runs_bodies
 from ...ir.time_axes import in_turn, taken_in_turn, turn_group
 from ...ir.types import Entry, Partial
-from ..pass_base import Job, Pass
 from ..placement.propagate import where
 
 _ADDS = {"sum": "sum", "max": "elementwise_max", "min": "elementwise_min"}
@@ -33,7 +33,7 @@ class Unroll(Pass):
     requires = ("lowered",)
     ensures = ("unrolled",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         main = pair.main
         for axis in main.turns:
             main = _Unrolling(main, axis).run()

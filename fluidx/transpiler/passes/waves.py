@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.operator import Operator
+from ...ir.pass_base import Job, Pass
 from ...ir.program import Program, ProgramPair
-from ..pass_base import Job, Pass
-from ..program_rewriter import SharedAttrs
+from ...ir.program_rewriter import SharedAttrs
 from ..scheduling.delay_together import AdjacentOperators, gathered
 
 TO_OWNERS = ("reduce", "reduce_scatter")
@@ -26,7 +26,7 @@ class GatherWaves(Pass):
     types: tuple[tuple[str, ...], ...] = (TO_OWNERS, FROM_OWNERS)
     requires = ("lowered",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         return ProgramPair(self._gather(pair.main, job), pair.startup)
 
     def _gather(self, program: Program, job: Job) -> Program:

@@ -10,10 +10,10 @@ from ...ir.dtypes import HALVES, SHORT
 from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, Role, op_types
 from ...ir.parts import entry_of
+from ...ir.pass_base import Job, Pass
 from ...ir.program import ProgramPair, Var
+from ...ir.program_rewriter import Writer
 from ...ir.types import Partial, TensorType
-from ..pass_base import Job, Pass
-from ..program_rewriter import Writer
 from ..scheduling.delay_together import Waiting, first_readers
 
 
@@ -32,7 +32,7 @@ class Wire(Pass):
     scale: float | None = None
     requires = ("lowered",)
 
-    def run(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         writer = Writer(pair.main)
         readers = first_readers(pair.main, {t for t in op_types(writer.old) if opdef(t).effect is Effect.COLLECTIVE})
         gradients = {g for op in writer.old for g in op.role_var[1::2]}

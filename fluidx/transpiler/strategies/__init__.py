@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from importlib import import_module
 from typing import Any
 
-from ... import rewrite
+from ... import rewrite as _rewrite  # noqa: F401  (fills PASSES)
 from ...ir.errors import TranspileError, misspelt, nearest
-from ...rewrite.base import Rewrite, rewrite_name
+from ...ir.pass_base import PASSES, Pass
 from .base import OWN, Common, Strategy, no_option, strategy
 from .pipeline import micro_batches, pipeline
-from .pipeline_text import Stage, parse_pipeline
+from .pipeline_text import Stage, parse_pipeline, show_stage
 from .rails import rails
 from .replicas import replicas
 from .replicated import data_parallel
@@ -48,7 +48,8 @@ def get(name: Any, **options: Any) -> Strategy:
     """A strategy by name, "package.module:function" for one of your own; a Strategy is given back as it is. Unknown names and options raise
     TranspileError with the nearest.
 
-    A text names options in braces, and beside one strategy rewrites of fluidx.rewrite, which are done first, in their order.
+    A text names options in braces, and beside one strategy passes, which are done first, in their order: those of fluidx.rewrite, and
+    "package.module:Class" for one of your own.
 
     >>> get("ring_optimizer", chunk_mb=1)
     ring_optimizer(chunk_mb=1, roots='greedy')
@@ -59,10 +60,8 @@ def get(name: Any, **options: Any) -> Strategy:
         return name
     if callable(name) and name in CATALOGUE.values():
         raise TranspileError(f"strategies.{name.__name__} is a function; call it: strategies.{name.__name__}()")
-    if isinstance(name, str) and not set("{,").isdisjoint(name):
+    if isinstance(name, str) and not set("{,:").isdisjoint(name):
         return _pipeline(name, options)
-    if isinstance(name, str) and ":" in name:
-        return _own(name, options)
     if not isinstance(name, str) or name not in CATALOGUE:
         near = misspelt(str(name), CATALOGUE)
         raise TranspileError(f"unknown strategy {name!r}; {f'did you mean {near!r}?' if near else 'there are: ' + ', '.join(CATALOGUE)}")
@@ -73,43 +72,72 @@ def get(name: Any, **options: Any) -> Strategy:
 
 
 def _pipeline(text: str, options: dict[str, Any]) -> Strategy:
-    """What a text of a strategy and rewrites says."""
-    known = {rewrite_name(r): r for r in vars(rewrite).values() if isinstance(r, type) and issubclass(r, Rewrite) and r is not Rewrite}
-    stages = parse_pipeline(text)
-    named = [s for s in stages if s.name not in known]
-    unknown = next((s.name for s in named if s.name not in CATALOGUE and ":" not in s.name), None)
+    """What a text of a strategy and passes says; `options` are more of the strategy's."""
+    stages = [Stage(text, {})] if set("{,").isdisjoint(text) else parse_pipeline(text)
+    found = [(s, PASSES.get(s.name) or (_imported(s.name) if ":" in s.name else None)) for s in stages]
+    unknown = next((s.name for s, own in found if own is None and s.name not in CATALOGUE), None)
     if unknown is not None:
-        every = nearest(unknown, [*CATALOGUE, *known], "there are")
-        raise TranspileError(f"{text!r} has {unknown!r}, which is no strategy and no rewrite; {every}")
-    if len(named) != 1:
-        found = " and ".join(s.name for s in named) or "none"
-        raise TranspileError(f"{text!r} must have one strategy, found {found}; strategies are: {', '.join(CATALOGUE)}")
-    made = [_rewrite(known[s.name], s) for s in stages if s.name in known]
-    return get(named[0].name, **{**named[0].options, **options}).with_rewrites(*made)
+        every = nearest(unknown, [*CATALOGUE, *PASSES], "there are")
+        raise TranspileError(f"{text!r} has {unknown!r}, which is no strategy and no pass; {every}")
+    passes = [_pass(s, own) for s, own in found if _is_pass(own)]
+    chosen = [(s, own) for s, own in found if not _is_pass(own)]
+    if len(chosen) != 1:
+        names = " and ".join(s.name for s, _ in chosen) or "none"
+        raise TranspileError(f"{text!r} must have one strategy, found {names}; strategies are: {', '.join(CATALOGUE)}")
+    ((stage, own),) = chosen
+    given = {**stage.options, **options}
+    return (get(stage.name, **given) if own is None else _own(stage.name, own, given)).with_rewrites(*passes)
 
 
-def _rewrite(of: type[Rewrite], stage: Stage) -> Rewrite:
-    has = [f.name for f in fields(of)]
-    for option in stage.options:
+def _is_pass(found: Any) -> bool:
+    return isinstance(found, Pass) or (isinstance(found, type) and issubclass(found, Pass))
+
+
+def _pass(stage: Stage, found: Any) -> Pass:
+    if isinstance(found, Pass):
+        _check_options(stage.name, (), stage.options)
+        return found
+    _check_options(stage.name, [f.name for f in fields(found) if f.init], stage.options)
+    return found(**stage.options)
+
+
+def _check_options(name: str, has: Sequence[str], options: Mapping[str, Any]) -> None:
+    for option in options:
         if option not in has:
             more = nearest(option, has, "it has") if has else "it has none"
-            raise TranspileError(f"{stage.name} has no option {option!r}; {more}")
-    return of(**stage.options)
+            raise TranspileError(f"{name} has no option {option!r}; {more}")
 
 
-def _own(name: str, options: dict[str, Any]) -> Strategy:
-    """What a function of the user's makes, or a Strategy that stands under that name."""
+def _imported(name: str) -> Any:
+    """What stands in a module under a name."""
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(import_module(module), attribute, None)
+        found: Any = import_module(module)
     except ImportError as e:
         raise TranspileError(f"strategy {name!r}: cannot import {module!r}: {e}; write package.module:function") from None
+    for word in attribute.split("."):
+        found = getattr(found, word, None)
     if found is None:
         raise TranspileError(f"strategy {name!r}: {module} has no {attribute!r}; write package.module:function")
-    made = found(**options) if callable(found) else found
+    return found
+
+
+def _own(name: str, found: Any, options: dict[str, Any]) -> Strategy:
+    """What a function of the user's makes, or a Strategy that stands under that name."""
+    if callable(found):
+        takes = inspect.signature(found).parameters.values()
+        if all(p.kind is not p.VAR_KEYWORD for p in takes):
+            _check_options(name, [p.name for p in takes if p.kind is not p.VAR_POSITIONAL], options)
+        made = found(**options)
+    else:
+        _check_options(name, (), options)
+        made = found
     if not isinstance(made, Strategy):
         raise TranspileError(f"strategy {name!r} must be a Strategy, or a function that makes one, got {type(made).__name__}: {made!r}")
-    return made
+    try:
+        return replace(made, called=(show_stage(name, options), made.steps[: made.first]))
+    except TranspileError:  # an option that text cannot say
+        return made
 
 
 __all__ = [

@@ -10,11 +10,11 @@ from typing import Any, TypedDict, Unpack
 
 from ...ir.dtypes import HALVES
 from ...ir.errors import TranspileError, misspelt, nearest
+from ...ir.pass_base import Pass
+from ...ir.unique_name import unused
 from ...ir.variable import Variable
-from ...rewrite.base import Rewrite, changed_fields, rewrite_name
 from ..algorithms import Algorithm
 from ..algorithms.selection import selected
-from ..pass_base import Pass
 from ..passes.broadcast import BroadcastStartup
 from ..passes.bucket import Bucket
 from ..passes.carry import Carry
@@ -25,7 +25,7 @@ from ..passes.offload import Offload
 from ..passes.place import Place
 from ..passes.wire import Wire
 from ..placement.parameter_homes import EVERYWHERE
-from .pipeline_text import show_stage
+from .pipeline_text import show_pass, show_stage
 
 Steps = tuple[tuple[str, Pass], ...]
 BUCKETS = Bucket()
@@ -49,15 +49,13 @@ class Strategy:
     steps: Steps
     servers: int = 0  # ranks behind those that train
     keep: bool = True  # do they keep parameters, or only add up?
-    rewrites: tuple[Rewrite, ...] = ()  # of the program for one device, before the first step
+    first: int = 0  # steps in front of the strategy's own
+    called: tuple[str, Steps] = ("", ())  # as texts call it where that is not its name, and the steps in front that this includes
 
     def __post_init__(self) -> None:
         for step, one in self.steps:
             if not isinstance(one, Pass):
                 raise TranspileError(f"{self.name}: step {step!r} must be a pass, an instance of a transpiler.Pass, got {one!r}")
-        for rewrite in self.rewrites:
-            if not isinstance(rewrite, Rewrite):
-                raise TranspileError(f"{self.name}: {rewrite!r} is no rewrite; give objects such as fluidx.rewrite.JoinAttention()")
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -70,39 +68,50 @@ class Strategy:
 
     def before(self, step: str, one: Pass, name: str = "") -> Strategy:
         """The same strategy with a pass in front of a step."""
-        at = self._find(step)
-        return self._with((*self.steps[:at], self._new(one, name), *self.steps[at:]))
+        return self._with(self._find(step), self._new(one, name))
 
     def after(self, step: str, one: Pass, name: str = "") -> Strategy:
         """The same strategy with a pass behind a step."""
-        at = self._find(step) + 1
-        return self._with((*self.steps[:at], self._new(one, name), *self.steps[at:]))
+        return self._with(self._find(step) + 1, self._new(one, name))
 
     def replace(self, step: str, one: Pass) -> Strategy:
         """The same strategy with another pass as that step."""
         at = self._find(step)
-        return self._with((*self.steps[:at], (step, one), *self.steps[at + 1 :]))
+        return replace(self, steps=(*self.steps[:at], (step, one), *self.steps[at + 1 :]))
 
-    def with_rewrites(self, *rewrites: Rewrite) -> Strategy:
-        """The same strategy for the program that these rewrites make of the one for one device, behind those that it has.
+    @property
+    def rewrites(self) -> tuple[Pass, ...]:
+        """The passes in front of the strategy's own, which rewrite the program for one device."""
+        return self.passes[: self.first]
+
+    def with_rewrites(self, *rewrites: Pass) -> Strategy:
+        """The same strategy with passes in front of its own steps, behind those that are there.
 
         >>> import fluidx as fx
         >>> print(fx.strategies.zero1(bucket_mb=4).with_rewrites(fx.rewrite.JoinAttention()))
         zero1{bucket_mb=4},join_attention
         """
-        return replace(self, rewrites=(*self.rewrites, *rewrites))
+        made = self
+        for one in rewrites:
+            name = unused(type(one).__name__, made.steps_named(), "_{}".format)
+            made = made._with(made.first, (name, one))
+        return made
 
     def __str__(self) -> str:
-        """The text form, which strategies.get and --strategy take; `repr` where an option has none."""
+        """The text form, which strategies.get and --strategy take; `repr` where an option has none. Of the steps that were added, it has
+        those in front."""
+        text, included = self.called
+        if self.steps[: len(included)] != included:
+            text, included = "", ()
         try:
-            stages = [show_stage(self.name, dict(self.options))]
-            stages += [show_stage(rewrite_name(type(r)), {f.name: getattr(r, f.name) for f in changed_fields(r)}) for r in self.rewrites]
+            stages = [text or show_stage(self.name, dict(self.options)), *map(show_pass, self.rewrites[len(included) :])]
         except TranspileError:
             return repr(self)
         return ",".join(stages)
 
-    def _with(self, steps: Steps) -> Strategy:
-        return replace(self, steps=steps)
+    def _with(self, at: int, step: tuple[str, Pass]) -> Strategy:
+        """The same strategy with one step more."""
+        return replace(self, steps=(*self.steps[:at], step, *self.steps[at:]), first=self.first + (at <= self.first))
 
     def _new(self, one: Pass, name: str) -> tuple[str, Pass]:
         name = name or type(one).__name__

@@ -57,5 +57,5 @@ def _in_turns(name: str, options: dict[str, Any], of: Strategy | None, common: C
     if of is None:
         inner = strategy(name, Everywhere(), options, **common)
     else:
-        inner = replace(of, name=name, options=(*options.items(), ("of", of)))
+        inner = replace(of, name=name, options=(*options.items(), ("of", of)), first=0, called=("", ()))
     return inner.after("groups", Turns(count), "turns").after("lower", Unroll(), "unroll")

@@ -1,4 +1,7 @@
-"""The text form of a pipeline: a strategy and rewrites, with options, as `--strategy` takes it: `zero1{bucket_mb=4},join_attention`."""
+"""The text form of a pipeline: a strategy and passes in front of it, with options: `zero1{bucket_mb=4},join_attention`.
+
+A strategy or a pass of a user's module is named `package.module:name`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...ir.errors import TranspileError
+from ...ir.pass_base import PASSES, Pass, changed_fields, pass_name
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*(?::[A-Za-z_][\w.]*)?")
 _OPTION = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(\"[^\"]*\"|'[^']*'|[^,{}]*?)\s*(?=[,}])")
@@ -16,7 +20,7 @@ _PLAIN = re.compile(r"[A-Za-z_][\w./:]*")
 
 
 class Stage(NamedTuple):
-    """A strategy or a rewrite by name, with its options."""
+    """A strategy or a pass by name, with its options."""
 
     name: str
     options: dict[str, Any]
@@ -41,6 +45,20 @@ def show_stage(name: str, options: Mapping[str, Any]) -> str:
     return f"{name}{{{shown}}}" if shown else name
 
 
+def show_pass(one: Pass) -> str:
+    """A pass as a stage. Raises TranspileError where no text can name its class.
+
+    >>> from fluidx.rewrite import ChannelsLast
+    >>> show_pass(ChannelsLast(always=True))
+    'channels_last{always=true}'
+    """
+    of = type(one)
+    name = pass_name(of) if PASSES.get(pass_name(of)) is of else f"{of.__module__}:{of.__qualname__}"
+    if not _NAME.fullmatch(name):
+        raise TranspileError(f"{one!r} has no text form: its class must stand in a module")
+    return show_stage(name, {f.name: getattr(one, f.name) for f in changed_fields(one)})
+
+
 def _shown(name: str, key: str, value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
@@ -56,7 +74,7 @@ def _stages(text: str) -> Iterator[Stage]:
     while True:
         at = _skip(text, at)
         if (found := _NAME.match(text, at)) is None:
-            raise _wrong(text, at, "the name of a strategy or a rewrite")
+            raise _wrong(text, at, "the name of a strategy or a pass")
         at = _skip(text, found.end())
         options: dict[str, Any] = {}
         if text[at : at + 1] == "{":

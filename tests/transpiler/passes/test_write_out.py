@@ -3,9 +3,9 @@
 import pytest
 
 import fluidx as fx
+from fluidx.ir.pass_base import Job
 from fluidx.testing import check_pass
 from fluidx.testing.models import classifier
-from fluidx.transpiler.pass_base import Job
 from fluidx.transpiler.passes.broadcast import BroadcastStartup
 from fluidx.transpiler.passes.groups import InitGroups
 from fluidx.transpiler.passes.lower import Lower
@@ -77,7 +77,7 @@ dist:
 
 
 def run(one, pair, cluster):
-    job = Job(cluster)
+    job = Job(cluster, facts=set(one.requires))
     before = str(pair)
     result = one.run(pair, job)
     assert str(pair) == before

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..ir.builder import Builder
-from ..ir.errors import ProgramError
-from ..ir.opdef import OpDef, opdef
-from ..ir.operator import Frozen, Operator, Role
-from ..ir.parts import entry_of
-from ..ir.program import Program, Var
-from ..ir.rows import PlacementRow, cut_twice, fits, rows
-from ..ir.types import Entry, Local, Placement, TensorType, show_placement
+from .builder import Builder
+from .errors import ProgramError
+from .opdef import OpDef, opdef
+from .operator import Frozen, Operator, Role
+from .parts import entry_of
+from .program import Program, Var
+from .rows import PlacementRow, cut_twice, fits, rows
+from .types import Entry, Local, Placement, TensorType, show_placement
 
 
 class Writer:
