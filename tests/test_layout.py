@@ -31,7 +31,16 @@ ARROWS = {
     "tuning": ("ir", "comm", "executor", "transpiler"),
     "inference": ("ir", "executor", "rewrite", "_checks"),
     "io": (
-        "config", "ir", "ops", "executor", "checkpoint", "data_loader", "fluid_names", "readers", "_checks", "files",
+        "config",
+        "ir",
+        "ops",
+        "executor",
+        "checkpoint",
+        "data_loader",
+        "fluid_names",
+        "readers",
+        "_checks",
+        "files",
     ),
     "compiler": ("ir", "comm", "executor", "transpiler", "_checks", "files.state"),
     "core": ("ir", "executor", "fluid_names"),
@@ -161,6 +170,10 @@ def test_modules_ask_an_entry_of_a_placement_and_not_for_its_class():
 )
 def test_a_test_for_the_class_of_an_entry_is_found(tmp_path, source):
     assert structure.tests_of_entries(small_tree(tmp_path, "ir/program.py", source)) == {"fluidx.ir.program": 1}
+
+
+def test_the_rooms_of_the_operators_do_not_import_each_other_in_a_circle():
+    assert [cycle for cycle in structure.import_cycles(ROOT) if cycle.startswith("fluidx.ops")] == []
 
 
 def test_importing_fluidx_loads_little_more_than_numpy():

@@ -391,7 +391,7 @@ def test_shapes_that_do_not_fit_are_refused():
     f32 = lambda *s: TensorType("float32", s)  # noqa: E731
     with pytest.raises(ProgramError, match=r"op sgd: Param is f32\[2\], Grad is f32\[3\]; they must have the same shape"):
         OPS["sgd"].infer(f32(2), f32(3), f32(1))
-    with pytest.raises(ProgramError, match=r"LearningRate must have one element, it is f32\[2\]"):
+    with pytest.raises(ProgramError, match=r"LearningRate must have one element, found f32\[2\]"):
         OPS["sgd"].infer(f32(2), f32(2), f32(2))
     with pytest.raises(ProgramError, match="they must have the same dtype"):
         OPS["sgd"].infer(f32(2), TensorType("float16", (2,)), f32(1))

@@ -1,6 +1,6 @@
-"""Every operator, one declaration each. Importing this package fills the registry `fluidx.ir.OPS`.
+"""All operators, one declaration each. Importing this package fills the registry `fluidx.ir.OPS`.
 
-Its modules are found, not listed: a new module anywhere below this folder is imported with the others, in the order of the names.
+The package imports every module below this folder, in the order of the names. A new module needs no entry in a list.
 """
 
 from importlib import import_module as _import_module

@@ -24,13 +24,13 @@ _Step = Callable[[], Any]
 
 
 class WhileOp(OpDef):
-    """Run the sub-block again and again while the condition variable, [1] bool, is true; `max_rounds` times at most, if that is not 0.
+    """Run a sub-block repeatedly while the condition, a [1] bool, is true; at most `max_rounds` times, without a limit if that is 0.
 
-    The body writes the condition and the loop variables in place; sizes that are declared open may change from round to round. `X` lists
-    the outer variables that the body reads, `Out` those that it writes. The gradient is a loop that runs the rounds again, the last one
-    first: what their gradients need of the values that a round began with is kept in stashes. What is drawn at random is drawn anew in
-    each round. A loop that runs the rounds of another again, the last one first, counts them down: `Left`, [1] int64, which its body
-    writes, is 1 more than the number of the round that comes next. Each round draws then what it drew before.
+    The body writes the condition and the loop variables in place. Sizes that are declared open may change from iteration to iteration. `X`
+    lists the outer variables that the body reads, `Out` those that it writes. The gradient is a loop that runs the iterations again, the
+    last one first; the forward loop stashes the values that this needs from the start of each iteration. Random ops draw new numbers in
+    each iteration. The gradient loop counts down in `Left`, [1] int64, which its body writes: the number of the next iteration plus 1. So
+    each of its iterations draws the same numbers as the forward iteration.
     """
 
     name = "while"
@@ -44,7 +44,7 @@ class WhileOp(OpDef):
     @staticmethod
     def infer(condition: Any, xs: list, left: Any, *, sub_block: BlockRef, max_rounds: int) -> list:
         if max_rounds < 0:
-            raise ProgramError(f"while: max_rounds must be 0 for any number, or more, got {max_rounds}")
+            raise ProgramError(f"while: max_rounds must be 0 (no limit) or more, got {max_rounds}")
         if condition.dtype != "bool" or condition.numel != 1:
             raise ProgramError(f"while: the condition must be a bool of one element, got {condition}")
         if left is not None and left != TensorType("int64", (1,)):
@@ -53,7 +53,7 @@ class WhileOp(OpDef):
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
-        """A loop through the rounds, the last one first."""
+        """A loop over the iterations, the last one first."""
         return None, loop_gradient(b, op, g), None
 
     @staticmethod
@@ -74,7 +74,7 @@ def _item(env: dict, name: str) -> Any:
 
 
 def _run_rounds(op: Any, ctx: Any, body: _Step, holds: Callable[[], bool], left: Callable[[], int] | None = None) -> None:
-    """Run the rounds of a loop, each with a key of its own for what it draws."""
+    """Run the iterations of a loop. The random ops of each iteration draw with a key of its own."""
     most, key = op.attrs["max_rounds"], ctx.key
     try:
         for k in range(most) if most else count():
@@ -87,11 +87,10 @@ def _run_rounds(op: Any, ctx: Any, body: _Step, holds: Callable[[], bool], left:
 
 
 class Cond(OpDef):
-    """The results of one of two sub-blocks, chosen by a [1] bool.
+    """The results of one of two sub-blocks, selected by a [1] bool.
 
-    `true_out` and `false_out` name the results inside (or outside) the blocks, in the order of `Out`; both have the same types, but for
-    sizes that are declared open.
-    The gradient runs the gradient of the chosen branch, which computes the branch anew.
+    `true_out` and `false_out` name the results inside (or outside) the blocks, in the order of `Out`. Both lists have the same types,
+    except for sizes that are declared open. The gradient runs the gradient of the selected branch, which recomputes the branch.
     """
 
     name = "cond"
@@ -125,10 +124,10 @@ class Cond(OpDef):
             with program.sub_block(b.block.idx) as block:
                 suffix = f"@{which}.again{block.idx}"
                 again = Builder(block, role=Role.FORWARD)
-                # what the branch writes outside of itself, it writes into copies when it runs again
+                # the recomputed branch writes into copies, not into the outer variables that the branch writes
                 copies = {n: again.assign(block.var(n), name=n + suffix).name for n in flow.sub_writes(program, source)}
                 names = copy_body(source, block, copies, suffix)
-                # a result handed through from outside is copied, so that its gradient is made in this block
+                # an outer variable that is a result is copied, so that its gradient is computed in this block
                 results = {n: block.var(names[n]) if n in names else again.assign(block.var(n)) for n in op.attrs[f"{which}_out"]}
                 pairs = [(results[n], v) for n, v in zip(op.attrs[f"{which}_out"], gs, strict=True) if v is not None]
                 grads = op.gradients([y for y, _ in pairs], wanted, [v for _, v in pairs])
@@ -150,7 +149,7 @@ class Cond(OpDef):
         branches = []
         for which in ("false", "true"):
             run = planner.block_runner(op.attrs[f"{which}_block"].idx)
-            named = zip(op.output("Out"), op.attrs[f"{which}_out"], strict=True)  # what a branch writes outside is there already
+            named = zip(op.output("Out"), op.attrs[f"{which}_out"], strict=True)  # these outer variables have their values already
             pairs = [(planner.array(o), planner.array(n)) for o, n in named if o != n]
             branches.append((run, pairs))
 
@@ -171,13 +170,13 @@ class Cond(OpDef):
 
 
 def _check_copies(block: Block, copies: dict[str, str]) -> None:
-    """Refuse a branch run again that reads a variable which its first run has overwritten."""
+    """Raise ProgramError if the recomputed branch reads a variable that its first run overwrote."""
     program = block.program
     for name, copy in copies.items():
         if not any(name in flow.reads(program, op) for op in block.oplist):
             continue
         readers = [op for op in block.oplist if copy in flow.reads(program, op)]
-        # running statistics are read only to be advanced, and the second values are nobody's
+        # a branch reads running statistics only to update them, and nothing reads the second values
         if not block.desc(name).persistable or any(op.sub_blocks() or copy not in op.output_arg_names for op in readers):
             hint = "write to another variable there"
-            raise ProgramError(f"the gradient of cond needs {name!r} as it was before a branch overwrites it; {hint}")
+            raise ProgramError(f"the gradient of cond needs the value of {name!r} before a branch overwrites it; {hint}")

@@ -1,4 +1,4 @@
-"""Ops that reach out of the program to the host: print, and functions in Python."""
+"""Ops that use the host: print, and calls of Python functions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def _text(values: Any, summarize: int) -> str:
 
 
 class Print(OpDef):
-    """In as it is, printed on the way: a message, name, type, shape and the first `summarize` elements (-1: all).
+    """In unchanged, printed: a message, name, type, shape and the first `summarize` elements (-1: all).
 
-    Only the first `first_n` runs print (-1: every one). With several ranks each line begins with the rank, and shows that rank's part.
-    The gradient passes through unprinted.
+    Only the first `first_n` runs print (-1: every run). With several ranks each line begins with the rank and shows its local value. The
+    gradient is not printed.
     """
 
     name = "print"
@@ -37,7 +37,7 @@ class Print(OpDef):
     }  # fmt: skip
     effect = Effect.HOST
     inplace = (("In", "Out"),)
-    pattern = "* -> *"  # not linear: a term of a sum is no value to show
+    pattern = "* -> *"  # not linear: printing one term of a sum would show a partial value
 
     @staticmethod
     def infer(x, **attrs):
@@ -64,7 +64,7 @@ class Print(OpDef):
         elif print_tensor_type or print_tensor_shape:
             short, _, shape = type_.partition("[")
             parts.append(short if print_tensor_type else f"[{shape}")
-        # one call, so that the lines of ranks that print at once do not mix
+        # one call, so that lines of ranks that print at the same time do not mix
         print(" ".join([*parts, _text(to_host(xp, x), summarize)]) + "\n", end="", flush=True)
 
     @staticmethod
@@ -73,16 +73,16 @@ class Print(OpDef):
         yield Sample.of(np.arange(2, dtype="int64"), first_n=0)
 
 
-# What py_func calls: programs name functions by their place in this list, which other processes do not have.
+# The functions that py_func calls. A program names a function by its index in this list, which other processes do not have.
 FUNCTIONS: list[Any] = []
 
 
 class PyFunc(OpDef):
-    """What a function in Python makes of the values X, which it is given whole; `function` is its place in `FUNCTIONS`.
+    """Results of a Python function of the values X, which it gets whole; `function` is its index in `FUNCTIONS`.
 
-    `shapes` and `dtypes` are those of the results: sizes of one after the other, as many as `ranks` says; an open size is that of Like[k],
-    or of the first X, along the same axis. `backward` is the place of the function of the gradients, -1 for none: it is given the values X
-    but those in `skip`, the results but those in `skip_outs`, and the gradients of the results.
+    `shapes` holds the shapes of all results in one list, `ranks` the number of axes of each, `dtypes` their dtypes. An open size equals the
+    size of Like[k], or of the first X, along the same axis. `backward` is the index of the gradient function, -1 for none. Its arguments
+    are the values X without those in `skip`, the results without those in `skip_outs`, and the gradients of the results.
     """
 
     name = "py_func"
@@ -104,8 +104,7 @@ class PyFunc(OpDef):
             for axis in (axis for axis, size in enumerate(sizes) if size == ANY):
                 if sized_as is None or axis >= sized_as.ndim:
                     raise ProgramError(
-                        f"op py_func: axis {axis} of result {k} is open, but the first input has no such open axis; "
-                        "give its size"
+                        f"op py_func: axis {axis} of result {k} is open, but the first input has no such open axis; give its size"
                     )
                 sizes[axis] = sized_as.shape[axis]
             found.append(TensorType(dtype, tuple(sizes)))
@@ -129,18 +128,19 @@ class PyFunc(OpDef):
     def kernel(xp, xs, like, *, out, function, dtypes, **_):
         if function >= len(FUNCTIONS):
             raise ExecutionError(
-                f"op py_func: function {function} is not known in this process, which was handed the program as text; run its ranks as "
+                f"op py_func: function {function} is not known in this process, which got the program as text; run its ranks as "
                 "threads, places=fx.cpu_places(n), or launch the script: fluidx run --backend processes"
             )
         made = FUNCTIONS[function](*(to_host(xp, x) for x in xs))
         values = [] if made is None else list(made) if isinstance(made, (list, tuple)) else [made]
         if len(values) != len(out):
-            raise ExecutionError(f"op py_func: the function gave {len(values)} values for {len(out)} results")
+            raise ExecutionError(f"op py_func: the function returned {len(values)} values for {len(out)} results")
         for k, (value, place) in enumerate(zip(values, out, strict=True)):
             array = np.asarray(value)
             if array.shape != place.shape or not np.can_cast(array.dtype, np_dtype(dtypes[k]), "same_kind"):
                 raise ExecutionError(
-                    f"op py_func: result {k} should be {dtypes[k]}{list(place.shape)}, the function gave {array.dtype}{list(array.shape)}"
+                    f"op py_func: result {k} should be {dtypes[k]}{list(place.shape)}, "
+                    f"the function returned {array.dtype}{list(array.shape)}"
                 )
             place[...] = xp.asarray(array)
 
@@ -151,7 +151,7 @@ class PyFunc(OpDef):
 
 
 def _negative(x: Any) -> Any:
-    """The function of the sample."""
+    """The function of the test sample."""
     return -np.asarray(x)
 
 

@@ -1,7 +1,7 @@
-"""The table of kernels: for every op the bodies that can compute it, which device each is for, and the scratch that it asks for.
+"""The table of kernels: for each op the bodies that compute it, the device of each, and the scratch memory that it needs.
 
-The rows are read off the declarations: `native` gives calls of C kernels, `bind` is the body "numpy", for a CPU, and `kernel`, written
-over an array module, is "any", as is `bind` of what communicates: a communicator knows its device.
+The rows follow from the declarations: `native` makes calls of C kernels; `bind` is the body "numpy", for a CPU; `kernel`, written for NumPy
+and CuPy, is the body "any". `bind` of an op that communicates is "any" too, because a communicator knows its device.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _TALKS = (Effect.COLLECTIVE, Effect.P2P)
 
 
 class Native:
-    """A step of calls of C kernels. Neighbouring ones are compiled into one, which crosses into C once (`joined`)."""
+    """A step that calls C kernels. Neighbouring steps are compiled into one, which enters C once (`joined`)."""
 
     def __init__(self, calls: Sequence[native.NativeCall]):
         self.calls = calls
         self._run: Step | None = None
 
     def ready(self) -> Step:
-        """The step, compiled by itself."""
+        """The step, compiled without its neighbours."""
         if self._run is None:
             self._run = native.compile(self.calls)
         return self._run
@@ -43,17 +43,17 @@ class Native:
 
 
 def joined(steps: Sequence[Native]) -> Step:
-    """One call that does the steps in their order."""
+    """One call that runs the steps in order."""
     return native.compile([call for step in steps for call in step.calls])
 
 
 class KernelBody(NamedTuple):
-    """One way to compute an op. `bind(xp, ins, outs, attrs, ctx, part, scratch)` gives a call without arguments, or None when it does
-    not cover these operands; then the next body of the table serves. `covers(ins, outs, attrs, ctx, part)` says so beforehand, of arrays
-    that have shapes and strides and share some memory.
+    """One way to compute an op. `bind(xp, ins, outs, attrs, ctx, part, scratch)` returns a call without arguments, or None if it does not
+    support these operands; then the next body of the table is tried. `covers(ins, outs, attrs, ctx, part)` answers this beforehand, for
+    arrays that have shapes and strides but share memory.
 
-    `scratch(ins, outs, attrs)` lists the types of the arrays that the call needs for itself, from the types of the operands.
-    `own(ins, outs, attrs)` are the bytes that each thread keeps for it, from such arrays as of `covers`.
+    `scratch(ins, outs, attrs)` lists the types of the temporary arrays that the call needs, from the types of the operands. `own(ins, outs,
+    attrs)` is the number of bytes that each thread needs, from arrays as for `covers`.
     """
 
     name: str
@@ -64,7 +64,7 @@ class KernelBody(NamedTuple):
 
 
 def bodies(definition: type[OpDef], device: str = "cpu", natively: bool | None = None) -> Sequence[KernelBody]:
-    """The bodies of an op for a device, the preferred one first. `natively`: whether C kernels are to be used; None asks.
+    """The bodies of an op for a device, the preferred one first. `natively`: whether to use C kernels; None: as configured.
 
     >>> from fluidx.ir import opdef
     >>> [b.name for b in bodies(opdef("relu"), natively=True)], [b.name for b in bodies(opdef("relu"), "cuda")]
@@ -96,8 +96,8 @@ def bind(
     definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any = None,
     name: str = "", scratch: Sequence[Any] = (),
 ) -> Step:  # fmt: skip
-    """A call without arguments that computes the op from these arrays into these: by the body `name`, for which `scratch` is, or by the
-    first one behind it that covers them.
+    """A call without arguments that computes the op from the arrays `ins` into `outs`. It uses the body `name`, which gets `scratch`, or
+    the first later body that supports the arrays.
     """
     device = "cpu" if xp is np else "cuda"
     table = bodies(definition, device, natively=None if not name else name == "native")
@@ -112,12 +112,12 @@ def bind(
 
 
 def wide_type(t: TensorType) -> TensorType:
-    """The type in which bodies that compute see an operand: float32 for 16-bit floats."""
+    """The type in which kernels that compute see an operand: float32 for 16-bit floats."""
     return t.with_dtype("float32") if t.dtype in HALVES else t
 
 
 def wide(definition: type[OpDef], xp: Any, ins: Sequence[Any], outs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """What an op's bodies are given instead of these arrays, outside of a plan: float32 for 16-bit floats, unless they take them."""
+    """The arrays that an op's kernel gets instead of these outside of a plan: float32 for 16-bit floats, unless it takes 16-bit floats."""
     types = [None if o is None else type_of(o) for some in outs for o in (some if isinstance(some, list) else [some])]
     if not definition.widens("cpu" if xp is np else "cuda", types):
         return list(ins), list(outs)
@@ -133,7 +133,7 @@ def wide(definition: type[OpDef], xp: Any, ins: Sequence[Any], outs: Sequence[An
 
 
 def narrow(xp: Any, outs: Sequence[Any], made: Sequence[Any]) -> list[Any]:
-    """The results `made`, rounded into `outs` where those are 16-bit floats that float32 stood for."""
+    """The results `made`, rounded into `outs` where `outs` are 16-bit floats and `made` are float32."""
 
     def put(out: Any, got: Any) -> Any:
         if isinstance(out, list):
@@ -161,7 +161,7 @@ def _own(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mappin
 
 
 def _told(definition: type[OpDef], ctx: Any, part: Any) -> dict[str, Any] | None:
-    """What `native` is told besides operands and attributes; None where it cannot be told of its part."""
+    """The arguments of `native` beside operands and attributes; None if there is a part and `native` does not take one."""
     if part is not None and not definition.native_takes_part:
         return None
     told = {} if part is None else {"part": part}
@@ -220,7 +220,7 @@ def _kernel(
 
 
 def copying(xp: Any, out: Any, x: Any) -> Step:
-    """A call that fills `out` with `x`; one of C kernels where they are used and cover it."""
+    """A call that copies `x` to `out`; a call of C kernels if they are enabled and support it."""
     calls = copy_calls(out, x) if xp is np and native.enabled() else None
     return partial(copy, xp, out, x) if calls is None else Native(calls)
 

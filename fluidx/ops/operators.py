@@ -1,5 +1,5 @@
-"""What Python's operators on Variables write: `x + y`, `x < 0.5`, `x[1:]`. A number beside a float Variable becomes part of a scale
-operator where it can, else a [1] constant of the Variable's dtype.
+"""Python operators on Variables: the program operators that `x + y`, `x < 0.5` and `x[1:]` write. A number next to a float Variable becomes
+part of a scale operator if possible, otherwise a [1] constant of the Variable's dtype.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ def _builder(x: Variable) -> Builder:
     return Builder(x.block.program.current_block())
 
 
-# fluid 1.8 divides whole numbers as C does: the quotient is cut towards zero, and the remainder has the sign of the dividend
+# fluid 1.8 divides integers as C does: the quotient is rounded towards zero, and the remainder has the sign of the dividend
 _OF_WHOLE_NUMBERS = {"elementwise_mod": "elementwise_fmod", "elementwise_floordiv": "elementwise_div"}
 
 
 def of_dtype(op_type: str, dtype: str) -> str:
-    """The op that computes for a dtype what fluid calls by the name of an op.
+    """The op that computes, for a dtype, the op that fluid calls `op_type`.
 
     >>> of_dtype("elementwise_mod", "int64"), of_dtype("elementwise_mod", "float32")
     ('elementwise_fmod', 'elementwise_mod')
@@ -33,7 +33,7 @@ def of_dtype(op_type: str, dtype: str) -> str:
 
 
 def _joined(op_type: str, x: Any, y: Any) -> Variable:
-    """The op on two operands, one of which may be a number."""
+    """The op on two operands, of which one may be a number."""
     like = x if isinstance(x, Variable) else y
     b = _builder(like)
     return b.emit(of_dtype(op_type, like.dtype), _lifted(b, x, like), _lifted(b, y, like))
@@ -48,7 +48,7 @@ def _lifted(b: Builder, value: Any, like: Variable) -> Variable:
 
 
 def _affine(x: Any, number: Any) -> bool:
-    """Whether `x` and a number can be one scale operator."""
+    """Can `x` and a number become one scale operator?"""
     return isinstance(number, (int, float)) and not isinstance(number, bool) and x.desc.type.is_float
 
 
@@ -83,41 +83,10 @@ def _getitem(x: Variable, index: Any) -> Variable:
     if Ellipsis in [i if i is Ellipsis else 0 for i in index]:
         at = next(k for k, i in enumerate(index) if i is Ellipsis)
         index = index[:at] + (slice(None),) * (x.ndim - real) + index[at + 1 :]
-    axes: list[int] = []
-    starts: list[int] = []
-    ends: list[int] = []
-    steps: list[int] = []
-    drop: list[int] = []
-    new: list[int] = []
-    axis = position = 0
-    for i in index:
-        if i is None:
-            new.append(position)
-            position += 1
-            continue
-        if isinstance(i, slice):
-            if (i.start, i.stop, i.step) != (None, None, None):
-                step = i.step or 1
-                axes.append(axis)
-                starts.append(i.start if i.start is not None else (0 if step > 0 else 2**31 - 1))
-                ends.append(i.stop if i.stop is not None else (2**31 - 1 if step > 0 else -(2**31)))
-                steps.append(step)
-            position += 1
-        elif isinstance(i, int) and not isinstance(i, bool):
-            size = x.shape[axis]
-            if size >= 0 and not -size <= i < size:
-                raise wrong(f"index {i} is out of range for axis {axis} of variable {x.name!r} with shape {list(x.shape)}")
-            axes.append(axis)
-            starts.append(i)
-            ends.append(i + 1 if i != -1 else 2**31 - 1)
-            steps.append(1)
-            drop.append(axis)
-        else:
-            raise wrong(f"variable {x.name!r} can be indexed with integers, slices, None and ...; got {type(i).__name__}")
-        axis += 1
-    b = _builder(x)
-    y = x
-    if axes:
+    b, y = _builder(x), x
+    ranges, drop, new = _read_index(x, index)
+    if ranges:
+        axes, starts, ends, steps = (list(column) for column in zip(*ranges, strict=True))
         if all(s == 1 for s in steps):
             y = b.slice(y, axes=axes, starts=starts, ends=ends)
         else:
@@ -127,6 +96,40 @@ def _getitem(x: Variable, index: Any) -> Variable:
     if new:
         y = b.unsqueeze(y, axes=new)
     return y
+
+
+_END = 2**31 - 1  # as the end of a slice: no bound
+
+
+def _read_index(x: Variable, index: tuple[Any, ...]) -> tuple[list[tuple[int, int, int, int]], list[int], list[int]]:
+    """The (axis, start, end, step) of each sliced axis, the axes to remove afterwards, and the axes to insert after that."""
+    ranges, drop, new = [], list[int](), list[int]()
+    axis = position = 0
+    for i in index:
+        if i is None:
+            new.append(position)
+            position += 1
+            continue
+        if isinstance(i, slice):
+            if (i.start, i.stop, i.step) != (None, None, None):
+                ranges.append(_slice_range(axis, i))
+            position += 1
+        elif isinstance(i, int) and not isinstance(i, bool):
+            size = x.shape[axis]
+            if size >= 0 and not -size <= i < size:
+                raise wrong(f"index {i} is out of range for axis {axis} of variable {x.name!r} with shape {list(x.shape)}")
+            ranges.append((axis, i, i + 1 if i != -1 else _END, 1))
+            drop.append(axis)
+        else:
+            raise wrong(f"variable {x.name!r} can be indexed with integers, slices, None and ...; got {type(i).__name__}")
+        axis += 1
+    return ranges, drop, new
+
+
+def _slice_range(axis: int, i: slice) -> tuple[int, int, int, int]:
+    step = i.step or 1
+    first, last = (0, _END) if step > 0 else (_END, -_END - 1)
+    return axis, first if i.start is None else i.start, last if i.stop is None else i.stop, step
 
 
 _JOINED = {

@@ -1,4 +1,4 @@
-"""The gradient of a loop: another loop, which goes back through the rounds of the first."""
+"""The gradient of a while loop: a second loop over the iterations of the first, the last one first."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .single import copy_single
 def loop_gradient(b: Builder, op: Any, g: Sequence[Variable | None]) -> list[Variable | None]:
     """The gradients of the variables that a loop lists, in their order.
 
-    The loop counts its rounds, and keeps of the values that each round begins with those that the gradient reads. A round of the gradient
-    takes the values of the last round that is left, computes that round again on copies, and follows it backwards.
-    Raises ProgramError for a loop that is such a gradient itself: second derivatives of loops are not known.
+    The loop counts its iterations and stashes those values from the start of each iteration that the gradient reads. An iteration of the
+    gradient takes the values of the last remaining iteration from the stash, recomputes that iteration on copies, and computes its
+    gradient. Raises ProgramError for a loop that is itself the gradient of a loop: second derivatives of loops are not implemented.
     """
     if op.op.role == Role.BACKWARD:
         raise ProgramError(
@@ -40,16 +40,16 @@ class _Back:
         writes = flow.sub_writes(self.program, self.body)
         self.wanted = [x for x in self.xs if x.desc.type.is_float and op.wants(x.name)]
         self.carried = self._carried(writes)
-        self.live = flow.live_ops(self.program, self.carried, ops=self.body.oplist)  # of a round, what the carried values depend on
+        self.live = flow.live_ops(self.program, self.carried, ops=self.body.oplist)  # loop-carried values depend on these
         if other := next((n for n in self.carried if not isinstance(self.body.desc(n).type, TensorType)), None):
             raise ProgramError(f"the gradient of a loop goes through tensors, and {other!r} is {self.body.desc(other).type}; carry tensors")
         self.begins = [n for n in flow.needs(self.program, self.live) if n in writes]
         self.read = [x for x in self.wanted if x.name not in writes]
-        # what rounds only fill in, each its own part: the gradient of all parts is there before the last round, and stays
+        # each iteration fills a separate part of these: the gradient of all parts is known before the last iteration, and does not change
         self.filled = {n for n in self.carried if all(opdef(o.type).in_place for o in self.live if n in flow.writes(self.program, o))}
 
     def _carried(self, writes: Sequence[str]) -> list[str]:
-        """Of what the loop carries, that which depends on what gradients are wanted of, and on which the given gradients depend."""
+        """The loop-carried values that depend on variables whose gradients are wanted, and on which values with a given gradient depend."""
         program, ops = self.program, self.body.oplist
         moved: set[str] = {x.name for x in self.wanted}
         size = -1
@@ -66,7 +66,7 @@ class _Back:
         return [n for n in writes if n in moved and n in needed]
 
     def _passes(self, name: str) -> bool:
-        """Whether a variable that the body writes may have a gradient. Parameters that are not trained have none: they are statistics."""
+        """Can a variable that the body writes have a gradient? Parameters that are not trained have none: they are statistics."""
         desc = self.body.desc(name)
         return desc.type.is_float and not (desc.is_parameter and desc.stop_gradient)
 
@@ -110,14 +110,14 @@ class _Back:
         return self.outer.create_var(found, like.shape if shape is None else shape, like.dtype, stop_gradient=True)
 
     def _begin(self, name: str) -> Variable:
-        """The gradient of a carried value behind the last round, in a variable that the rounds overwrite."""
+        """The gradient of a loop-carried value after the last iteration, in a variable that the iterations overwrite."""
         var, given = self.outer.var(name), self.given.get(name)
-        like = var if given is None else given  # which has as many rows as there were rounds, of a stash that does not say how many
+        like = var if given is None else given  # of a stash that does not know its number of rows: as many rows as there were iterations
         mine = self._fresh(f"{name}@GRAD@while{self.body.idx}", like)
         return self.b.assign(given, out={"Out": mine}) if given is not None else self.b.fill_zeros_like(var, out={"Out": mine})
 
     def _add_up(self, back: Builder, found: dict[str, Variable | None]) -> dict[str, Variable]:
-        """Sums over the rounds of the gradients of what the loop only reads."""
+        """Sum over the iterations the gradients of the variables that the loop only reads."""
         sums = {}
         for x in self.read:
             term = found[x.name]
@@ -128,7 +128,7 @@ class _Back:
                 sums[x.name] = back.sum([total, term], out={"Out": total}) if add is None else add(back, maker, total)
         return sums
 
-    # -- what the first loop does for it --------------------------------------------------------------------------------------
+    # -- additions to the forward loop --------------------------------------------------------------------------------------------
 
     def _count_rounds(self) -> Variable:
         with self.op.ahead(self.outer):
@@ -164,7 +164,7 @@ class _Back:
 
 
 def keep_only(block: Block, results: Iterable[str]) -> None:
-    """Drop the operators and variables of a block that its results do not need."""
+    """Remove the operators and variables of a block that its results do not need."""
     program, results = block.program, list(results)
     live = flow.live_ops(program, results, ops=block.oplist)
     named = {*results, *flow.uses(program, live), *flow.definitions(program, live)}

@@ -1,4 +1,4 @@
-"""Copies of operators in which every value has a name of its own: what a round of a loop computes, without writing anything outside."""
+"""Copies of operators in which every value has its own name: they compute an iteration of a loop without writing outer variables."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..ir.unique_name import unused
 def copy_single(
     ops: Iterable[Operator], source: Block, target: Block, names: Mapping[str, str], suffix: str, same: Collection[str] = ()
 ) -> dict[str, str]:
-    """Put copies of operators of `source` behind what `target` holds; return the name of each variable's last value.
+    """Append copies of operators of `source` to `target`; return the name of each variable's last value.
 
-    `names` are those of values from outside of the copies; `same` are variables that copies write where the operators do. A loop goes on
-    from copies of what it carries, a branch hands out what it writes. Raises ProgramError for a branch that writes a variable which its
-    operator does not name as an output.
+    `names` maps outer variables to the names that the copies read; `same` are variables that the copies write under the same name. A loop
+    starts from copies of its loop-carried values; a branch returns the outer variables that it writes. Raises ProgramError for a branch
+    that writes a variable which its operator does not name as an output.
     """
     copies = _Copies(source.program, target, suffix, same)
     now = dict(names)
@@ -33,7 +33,7 @@ def copy_single(
 class _Copies:
     def __init__(self, program: Program, target: Block, suffix: str, same: Collection[str]):
         self.program, self.target, self.suffix, self.same = program, target, suffix, same
-        self.taken: set[str] = set()  # also in the other branch, which `find` does not see
+        self.taken: set[str] = set()  # names in the other branch too, which `find` does not see
 
     def add(self, op: Operator, source: Block, block: Block, now: dict[str, str]) -> None:
         if not runs_bodies(op):
@@ -55,7 +55,7 @@ class _Copies:
     def _branches(self, op: Operator, source: Block, block: Block, now: dict[str, str]) -> None:
         outs = op.output_arg_names
         if beside := [n for n in flow.writes(self.program, op) if n not in outs]:
-            raise ProgramError(f"op {op.type} writes {beside[0]!r} in a branch, and does not name it as an output")
+            raise ProgramError(f"op {op.type} writes {beside[0]!r} in a branch, but does not name it as an output")
         attrs: dict[str, Any] = dict(op.attrs)
         for body in bodies(op):
             branch = self.program.blocks[body.idx]

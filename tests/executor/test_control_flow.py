@@ -217,7 +217,7 @@ def test_a_value_that_was_counted_up_in_a_branch_cannot_be_read_again():
         L.increment(n)
         return y * y
 
-    with pytest.raises(fx.ProgramError, match="needs 'n' as it was before a branch overwrites it; write to another variable there"):
+    with pytest.raises(fx.ProgramError, match="needs the value of 'n' before a branch overwrites it; write to another variable there"):
         fx.gradients(L.cond(p, branch, lambda: x), x)
     assert fx.default_main_program().num_blocks == 3  # what was begun is taken back
 

@@ -199,7 +199,7 @@ def test_an_array_is_written_one_element_after_the_other():
         array = L.array_write(L.ones([2], "float32"), L.fill_constant([1], "int64", 2))
         return [L.array_length(array)]
 
-    with pytest.raises(fx.ExecutionError, match="Position is 2, and the sequence has 0 elements"):
+    with pytest.raises(fx.ExecutionError, match="Position is 2, but the sequence has 0 elements"):
         one_device(build(write), [{}])
     with fx.program_guard(fx.Program(), fx.Program()):
         array = L.array_write(L.ones([2], "float32"), L.zeros([1], "int64"))
@@ -299,7 +299,7 @@ def test_a_function_that_gives_something_else_is_named():
         return inner
 
     for made, text in [
-        (np.ones((1, 3), "float32"), r"result 0 should be float32\[2, 2\], the function gave float32\[1, 3\]"),
+        (np.ones((1, 3), "float32"), r"result 0 should be float32\[2, 2\], the function returned float32\[1, 3\]"),
         (None, "the function gave 0 values for 1 results"),
     ]:
         with pytest.raises(fx.ExecutionError, match=text):

@@ -56,7 +56,7 @@ def test_patterns_are_those_of_re2(pattern, text, matches):
 
 
 def test_a_pattern_that_is_none_is_an_error():
-    with pytest.raises(OnnxError, match="cannot take the pattern"):
+    with pytest.raises(OnnxError, match="cannot use the pattern"):
         run("RegexFullMatch", texts("a"), pattern="(")
 
 

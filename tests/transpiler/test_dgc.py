@@ -209,5 +209,5 @@ def test_traffic_counts_values_and_their_places(n, dtype, size):
 
 
 def test_a_share_is_a_part():
-    with fx.program_guard(fx.Program("share"), fx.Program()), pytest.raises(fx.ProgramError, match="a number from 0 to 1, got 1.5"):
+    with fx.program_guard(fx.Program("share"), fx.Program()), pytest.raises(fx.ProgramError, match="must be from 0 to 1, got 1.5"):
         Builder(fx.default_main_program().global_block()).replica_sparse_mean(fx.data("x", [3], D), share=1.5)

@@ -49,7 +49,7 @@ WRONG = {
     ),
     "one rank clips at a number that the dtype does not have": (
         DP, [1], SUM, SUM + '  %mask: u8[4,3] = cast(%w) {dtype="uint8"}\n  %kept: u8[4,3] = clip(%mask) {max=1.0, min=-1000.0}\n',
-        "op clip: min is -1000.0, but uint8 holds whole numbers from 0 to 255",
+        "op clip: min is -1000.0, but uint8 holds integers from 0 to 255",
     ),
     "data is not split": (DP, None, "data %x: f32[-1,4] shard(0) over dp", "data %x: f32[-1,4]", "no rule allows"),
     # updates

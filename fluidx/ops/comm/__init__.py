@@ -1,1 +1,1 @@
-"""Operators by which ranks exchange values."""
+"""Communication operators: collectives, messages, and operators between placements."""

@@ -1,4 +1,4 @@
-"""Adaptive sums of what ranks have of their own, as one collective and as the operators that it is written out with.
+"""Adaptive sums of replica-local values, as one collective and as the operators into which it is expanded.
 
 Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation" (2021); Horovod's `op=Adasum`.
 """
@@ -19,32 +19,32 @@ from ..shared.samples import counting
 from .collective import HOW
 from .replicas import ReplicaMean, arrived, from_own
 
-_TINY = 1e-30  # a square of a norm: of next to nothing there is no direction, and it is added as it is
+_TINY = 1e-30  # a squared norm below this: such a small vector has no reliable direction, and it is added unchanged
 
 
 def products_type(x: TensorType, layers: Sequence[int]) -> TensorType:
-    """The type of the products of values with so many layers."""
+    """The type of the products of values with this number of layers."""
     return TensorType("float64" if x.dtype == "float64" else "float32", (3 * (len(layers) - 1),))
 
 
 def _blocks(x: TensorType, n: int, attrs: Any) -> list[int] | None:
-    """Where the ranks' blocks begin and end, and behind them the products of all layers."""
+    """The bounds of the ranks' blocks, and after them the products of all layers."""
     if x.numel < n:
         return None
     return [*bounds(x.numel, n), x.numel + products_type(x, attrs["layers"] or (0, x.numel)).numel]
 
 
 class ReplicaAdasum(OpDef):
-    """What the values that ranks have of their own amount to together: their sum where they are orthogonal, their mean where they agree.
+    """The adaptive sum of replica-local values: their sum if they are orthogonal, their mean if they are parallel and equal.
 
-    Two are combined as (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b, ranks in pairs, then pairs in pairs. On one device, and where every
-    rank has the same value, X.
+    Two values are combined as (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b, first ranks in pairs, then pairs in pairs. On one device, and
+    if every rank has the same value, the result is X.
     """
 
     name = "replica_adasum"
     flops = 0
     inputs = ("X",)
-    pattern = "* -> * | R *!"  # what ranks have is weighted by all of its elements
+    pattern = "* -> * | R *!"  # each replica-local value gets a weight that depends on all of its elements
     inplace = (("X", "Out"),)
     replica_collective = "adasum_reduce", {}
     meaning = staticmethod(lambda a, ins, outs: [a.adaptive.whole(ins[0])])
@@ -63,12 +63,12 @@ class ReplicaAdasum(OpDef):
 
 
 class AdasumReduce(OpDef):
-    """The adaptive sum of what the ranks of a group hold, on every one of them.
+    """The adaptive sum of the values of all ranks of a group, on each of them.
 
-    Each of the `layers` is summed by itself: they are flat ranges of the value, between these marks; () where it is one. In round k, ranks
-    whose indices differ in bit k exchange what they have and combine it alike: log2(n) times the value is sent. Where n is no power of two,
-    the ranks beyond the last one combine with the first ranks before that, and are told the result. By an algorithm, halves are exchanged:
-    see transpiler/lowering/adasum.py.
+    Each of the `layers` is summed separately: they are flat ranges of the value, between these bounds; () means one layer. In round k,
+    ranks whose indices differ in bit k exchange their values and combine them in the same way: a rank sends log2(n) times the value. If n
+    is not a power of two, the surplus ranks first combine with the ranks before them, and get the result at the end. With an algorithm,
+    halves are exchanged: see transpiler/lowering/adasum.py.
     """
 
     name = "adasum_reduce"
@@ -89,7 +89,7 @@ class AdasumReduce(OpDef):
         if layers and x.numel != ANY:
             _check_layers("adasum_reduce", x, layers, 0)
             if layers[-1] != x.numel:
-                raise ProgramError(f"op adasum_reduce: layers={list(layers)} do not end with the elements of {x}")
+                raise ProgramError(f"op adasum_reduce: layers={list(layers)} do not end at the number of elements of {x}")
         return x
 
     @staticmethod
@@ -101,7 +101,7 @@ class AdasumReduce(OpDef):
         comm, ranks = ctx.comm, ctx.group(group)
         me, full = ranks.index(ctx.rank), 1 << len(ranks).bit_length() - 1
         mine, theirs = x.copy(), xp.empty_like(x)
-        extra = me + full if me + full < len(ranks) else me - full  # with whom the ranks beyond a power of two begin and end
+        extra = me + full if me + full < len(ranks) else me - full  # the partner of a surplus rank at the beginning and the end
 
         def swap(peer: int, gives: bool = True, takes: bool = True) -> None:
             comm.exchange([(mine, ranks[peer])] if gives else [], [(theirs, ranks[peer])] if takes else [])
@@ -125,14 +125,14 @@ class AdasumReduce(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), group="dp", grad=(), why="needs ranks; tried in tests/transpiler/test_adasum.py")
+        yield Sample.of(counting(4, 3), group="dp", grad=(), why="needs ranks; tested in tests/transpiler/test_adasum.py")
 
 
 class AdasumProducts(OpDef):
-    """x.y, x.x and y.y of each layer, one behind the other.
+    """x.y, x.x and y.y of each layer, in one vector.
 
-    X and Y are the elements from `start` on of values whose `layers` lie between these marks. What parts make adds up to what the whole
-    makes.
+    X and Y are the elements from `start` on of values whose `layers` are between these bounds. The results for parts add up to the result
+    for the whole.
     """
 
     name = "adasum_products"
@@ -157,15 +157,15 @@ class AdasumProducts(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), counting(4, 3) - 5, layers=(0, 5, 12), grad=(), why="stands beside communication only")
-        yield Sample.of(counting(4), counting(4) - 1, layers=(0, 2, 5, 6, 12), start=3, grad=(), why="stands beside communication only")
+        yield Sample.of(counting(4, 3), counting(4, 3) - 5, layers=(0, 5, 12), grad=(), why="only stands next to communication")
+        yield Sample.of(counting(4), counting(4) - 1, layers=(0, 2, 5, 6, 12), start=3, grad=(), why="only stands next to communication")
 
 
 class AdasumPair(OpDef):
-    """(1 - x.y / (2 x.x)) x + (1 - x.y / (2 y.y)) y in each layer, of which Products are the products of all elements.
+    """(1 - x.y / (2 x.x)) x + (1 - x.y / (2 y.y)) y in each layer, where Products are the products over all elements.
 
-    X and Y are the elements from `start` on of values whose `layers` lie between these marks. Of next to nothing there is no direction:
-    where a square is below 1e-30, its value is added as it is.
+    X and Y are the elements from `start` on of values whose `layers` are between these bounds. A vector close to 0 has no reliable
+    direction: if a square is below 1e-30, its value is added unchanged.
     """
 
     name = "adasum_pair"
@@ -178,7 +178,7 @@ class AdasumPair(OpDef):
     def infer(x: TensorType, y: TensorType, products: TensorType, *, layers: tuple, start: int) -> TensorType:
         made = AdasumProducts.infer(x, y, layers=layers, start=start)
         if products.shape != made.shape or not products.is_float:
-            raise ProgramError(f"op adasum_pair: Products of {len(layers) - 1} layers are {made}, found {products}")
+            raise ProgramError(f"op adasum_pair: Products of {len(layers) - 1} layers must be {made}, found {products}")
         return x
 
     @staticmethod
@@ -194,11 +194,11 @@ class AdasumPair(OpDef):
         x, y = counting(4, 3), counting(4, 3) - 5
         made = np.empty(6, x.dtype)
         AdasumProducts.kernel(np, x, y, out=made, layers=(0, 5, 12), start=0)
-        yield Sample.of(x, y, made, layers=(0, 5, 12), grad=(), why="stands beside communication only")
+        yield Sample.of(x, y, made, layers=(0, 5, 12), grad=(), why="only stands next to communication")
 
 
 def _layers_of(layers: Sequence[int], start: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """(layer, begin, end) of what lies of each layer among `size` elements from `start` on."""
+    """(layer, begin, end) of the part of each layer in `size` elements from `start` on."""
     for k, (a, b) in enumerate(pairwise(layers)):
         if a < start + size and start < b:
             yield k, max(a - start, 0), min(b - start, size)
@@ -206,13 +206,13 @@ def _layers_of(layers: Sequence[int], start: int, size: int) -> Iterator[tuple[i
 
 def _check_layers(op: str, x: TensorType, layers: tuple, start: int) -> None:
     if len(layers) < 2 or list(layers) != sorted(layers) or layers[0] != 0:
-        raise ProgramError(f"op {op}: layers={list(layers)} are no marks between flat ranges, from 0 on")
+        raise ProgramError(f"op {op}: layers={list(layers)} are not increasing bounds of flat ranges from 0 on")
     if x.numel != ANY and not 0 <= start <= layers[-1] - x.numel:
         raise ProgramError(f"op {op}: {x} from element {start} on is not within layers={list(layers)}")
 
 
 def _adasum(xp: Any, a: Any, b: Any, layers: tuple) -> Any:
-    """Two values combined. Both ranks of a pair reckon in one order, so that they get the same bits."""
+    """Two values combined. Both ranks of a pair compute in the same order, so their results are bitwise equal."""
     wide = np.float64 if a.dtype == np.float64 else np.float32
     x, y = a.astype(wide, copy=False), b.astype(wide, copy=False)
     layers = layers or (0, x.size)

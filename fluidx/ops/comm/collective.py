@@ -1,9 +1,9 @@
 """Collectives: operators that every rank of a group runs together, each with its dual as its gradient.
 
-Types are global, so each of them is the identity on the value that all ranks hold together and changes its placement only; `move` says
-how. Over op="avg" and "prod" they are operations on values and no redistributions, for no placement waits for those.
+Types are global, so a collective is the identity on the global value and only changes its placement; `move` defines the change. With
+op="avg" and "prod" a collective is an operation on values, not a redistribution, because no placement stands for such partial values.
 
-The gradient of a sum over the ranks' losses by what each rank holds: a value that is the same everywhere has a term of it on each rank.
+The gradient of the sum over the ranks' losses with respect to local values: for a replicated value each rank holds a partial sum of it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from ...ir.parts import bounds as cut_bounds
 from ...ir.types import ANY, At, Entry, Partial, Pieces, Shard, TensorType
 from ..shared.samples import counting
 
-# how a collective is carried out: the name of an algorithm ("": as the communicator does it), and the wave that it travels in; Specialize
-# writes the sends and receives (transpiler/lowering/write_algorithm.py). What a collective computes does not hang on them.
+# how a collective is carried out: the name of an algorithm ("": by the communicator), and the number of the message round in which it
+# travels; Specialize writes the sends and receives (transpiler/lowering/write_algorithm.py). The result of a collective does not depend on
+# them.
 HOW = {"algorithm": "", "wave": 0}
 
 
@@ -34,10 +35,10 @@ def check_reduction(op: str) -> None:
 
 
 def check_cut(op: str, x: TensorType, axis: int, unit: int, bounds: Offsets) -> None:
-    """Can a value of this type be cut so: along an axis, or into flat ranges where bounds are given?"""
+    """Can a value of this type be sharded like this: along an axis, or into flat ranges if bounds are given?"""
     if not bounds:
         if not 0 <= axis < x.ndim or unit < 1:
-            raise ProgramError(f"op {op}: axis {axis} in blocks of {unit} is no shard of {x}")
+            raise ProgramError(f"op {op}: axis {axis} in blocks of {unit} does not shard {x}")
     elif not Offsets.of(bounds).rising or (x.numel != ANY and bounds[-1] != x.numel):
         raise ProgramError(f"op {op}: bounds {list(bounds)} do not partition the elements of {x}")
 
@@ -47,7 +48,7 @@ def cut_entry(group: str, axis: int, unit: int, bounds: Offsets) -> Entry:
 
 
 def cut_views(whole: Any, n: int, axis: int, unit: int, bounds: tuple = ()) -> list[Any]:
-    """The parts of an array that the n ranks of a group hold, as views."""
+    """The parts of an array for the n ranks of a group, as views."""
     if not bounds:
         b = cut_bounds(whole.shape[axis], n, unit)
         return [whole[(slice(None),) * axis + (slice(b[k], b[k + 1]),)] for k in range(n)]
@@ -58,7 +59,7 @@ def cut_views(whole: Any, n: int, axis: int, unit: int, bounds: tuple = ()) -> l
 
 
 def owned_by(root: int, n: int, size: int) -> Offsets:
-    """The offsets of n flat ranges of which the root's has all elements.
+    """The bounds of n flat ranges of which the root's holds all elements.
 
     >>> owned_by(1, 3, 10)
     (0, 0, 10, 10)
@@ -67,7 +68,7 @@ def owned_by(root: int, n: int, size: int) -> Offsets:
 
 
 def _boxes(whole: TensorType, n: int, attrs: Any) -> list[tuple[int, ...]] | None:
-    """The shapes of the parts of a value that is cut along another axis than the first."""
+    """The shapes of the parts of a value that is sharded along another axis than the first."""
     axis = attrs["axis"]
     return [_resized(whole.shape, {axis: k}) for k in _widths(whole, n, axis, attrs["unit"])] if axis and not attrs["bounds"] else None
 
@@ -81,7 +82,7 @@ def _resized(shape: Sequence[int], sizes: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _flat_marks(whole: TensorType, n: int, axis: int, unit: int, bounds: Offsets) -> Sequence[int] | None:
-    """Where the parts of a value begin and end in its flat form; None where they are no ranges of it."""
+    """The bounds of the parts of a value in its flat form; None if they are not flat ranges."""
     if bounds:
         return bounds if len(bounds) == n + 1 else None
     if axis != 0 or whole.numel == ANY or not whole.shape:
@@ -90,7 +91,7 @@ def _flat_marks(whole: TensorType, n: int, axis: int, unit: int, bounds: Offsets
 
 
 def expect(op: str, entry: Entry | None, *allowed: Entry | None) -> None:
-    """Raise ProgramError unless an operator's group has one of these entries before it."""
+    """Raise ProgramError unless the operand has one of these entries for the group of the operator."""
     if entry not in allowed:
         said = ["replicate" if e is None else str(e) for e in (*allowed, entry)]
         raise ProgramError(f"op {op} takes {' or '.join(said[:-1])}, not {said[-1]}")
@@ -107,7 +108,7 @@ def check_linear(name: str, op: str) -> None:
 
 
 def native_calls(ctx: Any, name: str, *args: Any) -> Any:
-    """The C calls that communicate as the communicator's method `name` would; None where it has none."""
+    """The C calls that communicate as the method `name` of the communicator; None if there are none."""
     calls = None if ctx.comm is None else ctx.comm.calls
     return None if calls is None else getattr(calls, name)(*args)
 
@@ -169,9 +170,9 @@ class Barrier(OpDef):
 
 
 class AllReduce(OpDef):
-    """The sum (or mean, max, min, product) of what the ranks of a group hold, on every one of them.
+    """The sum (or mean, max, min, product) of the values of all ranks of a group, on each of them.
 
-    The gradient is an all_reduce of the gradient: the terms of all ranks add up.
+    The gradient is an all_reduce of the gradient: partial sums of all ranks add up.
     """
 
     name = "all_reduce"
@@ -217,13 +218,13 @@ class AllReduce(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), group="dp", op="sum", grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+        yield Sample.of(counting(4, 3), group="dp", op="sum", grad=(), why="needs ranks; tested in tests/comm/test_operators.py")
 
 
 class Reduce(OpDef):
-    """The reduction of what the ranks of a group hold, on the root only; elsewhere the result is undefined.
+    """The reduction of the values of all ranks of a group, on the root only; elsewhere the result is undefined.
 
-    `root` is an index into the group. The gradient is a broadcast from the root, of a mean divided by the ranks.
+    `root` is an index into the group. The gradient is a broadcast from the root; for a mean it is divided by the number of ranks.
     """
 
     name = "reduce"
@@ -270,7 +271,7 @@ class Reduce(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), group="dp", root=0, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+        yield Sample.of(counting(4, 3), group="dp", root=0, grad=(), why="needs ranks; tested in tests/comm/test_operators.py")
 
 
 class Broadcast(OpDef):
@@ -318,11 +319,11 @@ class Broadcast(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), group="dp", root=0, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+        yield Sample.of(counting(4, 3), group="dp", root=0, grad=(), why="needs ranks; tested in tests/comm/test_operators.py")
 
 
 class Parted(OpDef):
-    """Base of the collectives in which every rank has a part for each other: `arguments` are those of the communicator's method."""
+    """Base of the collectives that send a part to each rank; `arguments` are those of the communicator's method."""
 
     effect = Effect.COLLECTIVE
     arguments: ClassVar[Callable[..., tuple]]
@@ -337,9 +338,9 @@ class Parted(OpDef):
 
 
 class AllGather(Parted):
-    """The whole of a value that is cut among the ranks of a group, on every rank.
+    """The whole of a value that is sharded among the ranks of a group, on every rank.
 
-    The cut is along `axis`, between blocks of `unit` neighbours, or into the flat ranges between `bounds`. The gradient is the dual
+    The shards are along `axis`, between blocks of `unit` neighbours, or the flat ranges between `bounds`. The gradient is the dual
     collective, reduce_scatter.
     """
 
@@ -379,14 +380,14 @@ class AllGather(Parted):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), group="dp", axis=1, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+        yield Sample.of(counting(4, 3), group="dp", axis=1, grad=(), why="needs ranks; tested in tests/comm/test_operators.py")
 
 
 class ReduceScatter(Parted):
-    """This rank's part of the reduction of what the ranks of a group hold.
+    """This rank's part of the reduction of the values of all ranks of a group.
 
-    The parts are cut along `axis`, between blocks of `unit` neighbours, or into the flat ranges between `bounds`. The gradient is the
-    dual collective, all_gather.
+    The parts are shards along `axis`, between blocks of `unit` neighbours, or the flat ranges between `bounds`. The gradient is the dual
+    collective, all_gather.
     """
 
     name = "reduce_scatter"
@@ -432,13 +433,13 @@ class ReduceScatter(Parted):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), group="dp", axis=1, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+        yield Sample.of(counting(4, 3), group="dp", axis=1, grad=(), why="needs ranks; tested in tests/comm/test_operators.py")
 
 
 class AllToAll(Parted):
-    """A value that is cut along `axis`, cut along `to_axis` instead.
+    """A value that is sharded along `axis`, sharded along `to_axis` instead.
 
-    The cuts are between blocks of `unit` and of `to_unit` neighbours. The gradient is an all_to_all back.
+    The shards are between blocks of `unit` and of `to_unit` neighbours. The gradient is an all_to_all back.
     """
 
     name = "all_to_all"
@@ -451,7 +452,7 @@ class AllToAll(Parted):
 
     @staticmethod
     def boxes(t: TensorType, n: int, attrs: Any) -> list[tuple[int, ...]]:
-        """What each rank has for each rank, in their order."""
+        """The shapes of the parts from each rank to each rank, in this order."""
         axis, to_axis = attrs["axis"], attrs["to_axis"]
         columns = _widths(t, n, to_axis, attrs["to_unit"])
         return [_resized(t.shape, {axis: a, to_axis: b}) for a in _widths(t, n, axis, attrs["unit"]) for b in columns]
@@ -482,7 +483,7 @@ class AllToAll(Parted):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), group="dp", to_axis=1, grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+        yield Sample.of(counting(4, 3), group="dp", to_axis=1, grad=(), why="needs ranks; tested in tests/comm/test_operators.py")
 
 
 def _cut_of(op: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Point to point: send and recv, and what cuts and joins the flat arrays that travel."""
+"""Messages: send and recv, and the operators that pack values into flat messages and unpack them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .collective import expect, native_calls
 class Send(OpDef):
     """Send X to the rank `peer`, which runs the matching recv.
 
-    Neighbouring send and recv operators with the same `batch` are started together, as one NCCL group: the sends are posted first, and
-    none waits for another. So none of them may send what another of them receives.
+    Neighbouring send and recv operators with the same `batch` are started together, as one NCCL group: the sends are posted first, and none
+    waits for another. So none of them may send a value that another of them receives.
     """
 
     name = "send"
@@ -46,14 +46,14 @@ class Send(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), peer=0, group="dp", grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+        yield Sample.of(counting(4, 3), peer=0, group="dp", grad=(), why="needs ranks; tested in tests/comm/test_operators.py")
 
 
 class Recv(OpDef):
-    """The value that the rank `peer` sends; `shape` and `dtype` say what it will be.
+    """The value that the rank `peer` sends; `shape` and `dtype` are its type.
 
-    Of a value with open axes, `open` has two numbers for each: an axis of `like`, which is fed, and how often its size goes into the open
-    one. The sizes are those of the whole value, of which this rank may receive a part.
+    For a value with open axes, `open` has two numbers for each open axis: an axis of the feed `like`, and the multiple of its size. The
+    sizes are those of the whole value, of which this rank may receive a part.
     """
 
     name = "recv"
@@ -82,7 +82,7 @@ class Recv(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(peer=0, shape=(2,), group="dp", grad=(), why="needs ranks; tried in tests/comm/test_operators.py")
+        yield Sample.of(peer=0, shape=(2,), group="dp", grad=(), why="needs ranks; tested in tests/comm/test_operators.py")
 
 
 def _pairs(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -90,9 +90,10 @@ def _pairs(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 class TransferOp(OpDef):
-    """A value of the rank with index `root` on the rank with index `to`: one operator for all ranks, a send and a recv once one is chosen.
+    """A value of the rank with index `root`, on the rank with index `to`. One operator for all ranks; in a rank program it is a send or a
+    recv.
 
-    Neighbours of one `batch` are started together, as sends and receives are. The gradient is a transfer back.
+    Neighbours with the same `batch` are started together, like sends and receives. The gradient is a transfer back.
     """
 
     name = "transfer"
@@ -126,12 +127,12 @@ class TransferOp(OpDef):
 
 
 def _whole(types: Any) -> str:
-    """Pattern words for operands that no axis of which may be cut."""
+    """The axis words for operands of which no axis may be sharded."""
     return ", ".join(" ".join("." * t.ndim) for t in types)
 
 
 class Chunk(OpDef):
-    """Elements [start, stop) of X laid out flat, as one axis."""
+    """Elements [start, stop) of X in flat form, as one axis."""
 
     name = "chunk"
     flops = 0
@@ -157,11 +158,11 @@ class Chunk(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), start=2, stop=7, grad=(), why="stands in backward parts only")
+        yield Sample.of(counting(4, 3), start=2, stop=7, grad=(), why="only stands in backward parts")
 
 
 class Pack(OpDef):
-    """The inputs laid out flat, one behind the other: small messages travel as one."""
+    """The inputs in flat form, joined: small messages travel as one."""
 
     name = "pack"
     activity = "MEMCPY_IN_FUSION_BUFFER"
@@ -191,11 +192,11 @@ class Pack(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of([counting(2, 3), counting(4)], grad=(), why="stands beside communication only")
+        yield Sample.of([counting(2, 3), counting(4)], grad=(), why="only stands next to communication")
 
 
 class Unpack(OpDef):
-    """Values in their `shapes`, read one behind the other from the inputs laid out flat: what pack puts together, apart again."""
+    """Values with the given `shapes`, read one after the other from the flat inputs: the inverse of pack."""
 
     name = "unpack"
     activity = "MEMCPY_OUT_FUSION_BUFFER"
@@ -238,28 +239,28 @@ class Unpack(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of([counting(10)], shapes=((2, 3), (4,)), grad=(), why="stands beside communication only")
-        yield Sample.of([counting(4), counting(2, 3)], shapes=((2, 5),), grad=(), why="stands beside communication only")
+        yield Sample.of([counting(10)], shapes=((2, 3), (4,)), grad=(), why="only stands next to communication")
+        yield Sample.of([counting(4), counting(2, 3)], shapes=((2, 5),), grad=(), why="only stands next to communication")
 
 
 def _rows(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-    """Views of a flat array that are values of these shapes, one behind the other."""
+    """Views of a flat array as values of these shapes, one after the other."""
     ends = list(accumulate(map(prod, shapes), initial=0))
     return [flat[a:b].reshape(s) for (a, b), s in zip(pairwise(ends), shapes, strict=True)]
 
 
 def _packed(xs: list, out: Any) -> list[tuple[Any, Any]]:
-    """(target, source) for each input that is not there yet."""
+    """(target, source) for each input that is not stored in the output already."""
     return [(part, x) for part, x in zip(_rows(out, [x.shape for x in xs]), xs, strict=True) if not _is_there(part, x)]
 
 
 def _is_there(place: Any, x: Any) -> bool:
-    """Does an input lie in its place already?"""
+    """Is an input already stored at its position in the output?"""
     return x.flags.c_contiguous and place.__array_interface__["data"][0] == x.__array_interface__["data"][0]
 
 
 def _unpacked(xs: list, outs: list) -> list[tuple[Any, Any]] | None:
-    """(target, source) for all pieces; None for strided arrays, which laid out flat are copies of what they hold now."""
+    """(target, source) for all pieces; None for strided arrays, whose flat form is a copy of their present values."""
     if not all(x.flags.c_contiguous for x in (*xs, *outs)):
         return None
     targets = _flats(outs)
@@ -267,7 +268,7 @@ def _unpacked(xs: list, outs: list) -> list[tuple[Any, Any]] | None:
 
 
 def _flats(arrays: list) -> list[tuple[int, Any]]:
-    """Arrays laid out flat, with where each begins among them."""
+    """Flat views of arrays, each with its offset in their sequence."""
     out, at = [], 0
     for a in arrays:
         out.append((at, a.reshape(-1)))
@@ -276,7 +277,7 @@ def _flats(arrays: list) -> list[tuple[int, Any]]:
 
 
 def _meeting(x: tuple[int, Any], outs: list[tuple[int, Any]]) -> list[tuple[Any, Any]]:
-    """(target, source) for the outputs that one input reaches into."""
+    """(target, source) for the outputs that overlap one input."""
     start, source = x
     found = []
     for at, out in outs:

@@ -1,4 +1,4 @@
-"""Changes of placement that need no communication, and the operator that stands for any change until it is lowered."""
+"""Changes of placement without communication, and `redistribute`, which stands for any change until it is lowered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .collective import check_cut, cut_entry, cut_views, expect
 
 
 class _Cut(OpDef):
-    """Base of the operators between a whole and this rank's part of it."""
+    """Base of the operators between a whole value and this rank's part of it."""
 
     inputs = ("X",)
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": Offsets()}
@@ -26,9 +26,9 @@ class _Cut(OpDef):
 
 
 class OwnPart(_Cut):
-    """This rank's part of a value that all ranks of a group hold.
+    """This rank's part of a replicated value.
 
-    It is cut along `axis`, between blocks of `unit` neighbours, or out of the flat value between `bounds`.
+    The parts are shards along `axis`, between blocks of `unit` neighbours, or flat ranges between `bounds`.
     """
 
     name = "part"
@@ -61,7 +61,7 @@ class OwnPart(_Cut):
 
 
 class PadPart(_Cut):
-    """This rank's part of a value at its place among zeros: a term of the sum that is the value."""
+    """This rank's part of a value at its position, with zeros elsewhere: a partial sum of the value."""
 
     name = "pad_part"
     flops = 0
@@ -93,7 +93,7 @@ class PadPart(_Cut):
 
 
 class OwnTerm(OpDef):
-    """X on the root, zeros on the other ranks of the group: terms of the sum that is X. X is read on the root only."""
+    """X on the root, zeros on the other ranks of the group: partial sums of X. X is read on the root only."""
 
     name = "own_term"
     flops = 0
@@ -132,9 +132,9 @@ class OwnTerm(OpDef):
 
 
 class Redistribute(OpDef):
-    """X in the placement that Out declares: what all ranks hold together is the same.
+    """X in the placement that Out declares; the global value is the same.
 
-    It stands for the communication that this takes until the program is lowered. `reason` says who wants it there.
+    It stands for the necessary communication until the program is lowered. `reason` says which part of the program needs this placement.
     """
 
     name = "redistribute"

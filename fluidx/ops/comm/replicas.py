@@ -1,4 +1,4 @@
-"""Operators on values of which every rank may have its own: on one device there is one, and they leave it as it is."""
+"""Operators on replica-local values: on one device there is only one such value, and they return it unchanged."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..shared.samples import counting
 
 
 class ReplicaMean(OpDef):
-    """The mean of the values that the ranks have of their own; on one device, X.
+    """The mean of replica-local values; on one device, X.
 
-    Where every rank has the same value, that is it. Source: the averages of LocalSGD (Stich, "Local SGD Converges Fast and Communicates
-    Little", 2019) and of the `c_allreduce_avg` that fluid's transpiler writes for it.
+    If every rank has the same value, the mean is this value. Source: the averages of LocalSGD (Stich, "Local SGD Converges Fast and
+    Communicates Little", 2019) and of the `c_allreduce_avg` that fluid's transpiler writes for it.
     """
 
     name = "replica_mean"
     flops = 0
     inputs = ("X",)
-    pattern = "* -> * | R L(0)"  # a mean of maxima is no maximum of means
+    pattern = "* -> * | R L(0)"  # a mean of maxima is not a maximum of means
     inplace = (("X", "Out"),)
     replica_collective = "all_reduce", {"op": "avg"}
     meaning = staticmethod(lambda a, ins, outs, **how: [a.each("replica_mean", ins[0], outs[0].dtype)])
@@ -47,13 +47,13 @@ class ReplicaMean(OpDef):
 
 def _check_share(op: str, share: float) -> None:
     if not 0.0 <= share <= 1.0:
-        raise ProgramError(f"op {op}: share of the elements that are not 0 is a number from 0 to 1, got {share!r}")
+        raise ProgramError(f"op {op}: share, the fraction of nonzero elements, must be from 0 to 1, got {share!r}")
 
 
 class ReplicaSparseMean(ReplicaMean):
-    """`replica_mean` of values most of whose elements are 0: the ranks send the others, with their places.
+    """`replica_mean` of values with mostly zero elements: the ranks send the nonzero elements and their positions.
 
-    `share` says how many others are expected, for who reckons with bytes.
+    `share` is the expected fraction of nonzero elements, for estimates of the bytes sent.
     """
 
     name = "replica_sparse_mean"
@@ -67,15 +67,15 @@ class ReplicaSparseMean(ReplicaMean):
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
-        return b.replica_mean(g)  # a gradient is not sparse because the value was
+        return b.replica_mean(g)  # the gradient of a sparse value is not sparse
 
 
 class SparseAllReduce(OpDef):
-    """The mean of what the ranks of a group hold, on every one of them; elements that are 0 are not sent.
+    """The mean of the values of all ranks of a group, on each of them; zero elements are not sent.
 
-    The ranks tell each other how many others they have, and gather these and their places. How many bytes that is depends on the data:
-    of k elements among n ranks, each rank sends (n - 1) k values and as many places, int32 where those are enough, and their number.
-    `traffic` takes k from the `share` of all elements.
+    The ranks exchange the numbers of their nonzero elements, and gather these elements and their positions. The number of bytes depends on
+    the data: with k nonzero elements and n ranks, each rank sends (n - 1) k values and positions, int32 if that is enough, and the number
+    k. `traffic` computes k from the `share` of all elements.
     """
 
     name = "sparse_all_reduce"
@@ -124,22 +124,22 @@ class SparseAllReduce(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), group="dp", grad=(), why="needs ranks; tried in tests/transpiler/test_dgc.py")
+        yield Sample.of(counting(4, 3), group="dp", grad=(), why="needs ranks; tested in tests/transpiler/test_dgc.py")
 
 
 def _place(numel: int) -> np.dtype:
-    """The dtype of places among so many elements."""
+    """The dtype of positions among so many elements."""
     return np.dtype(np.int32 if numel < 2**31 else np.int64)
 
 
 def from_own(name: str, entry: Entry | None) -> Entry | None:
-    """Where one value of all lies that is made of what each rank has of its own."""
+    """The placement of a value computed from replica-local values."""
     if entry is None or not entry.is_own:
-        raise ProgramError(f"op {name} takes what each rank has of its own, not {entry or 'replicate'}")
+        raise ProgramError(f"op {name} takes replica-local values, not {entry or 'replicate'}")
     return None
 
 
 def arrived(comm: Any) -> None:
-    """Let what comes next on the device wait for what was sent and received."""
+    """Make later work on the device wait for the data that was sent and received."""
     if comm.asynchronous:
         comm.order_after(comm.mark())

@@ -1,4 +1,4 @@
-"""Between trainers and servers: push and pull, written out as send, recv and sum once a rank is chosen."""
+"""Communication between trainers and servers: push and pull, which become send, recv and sum operators in rank programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .collective import check_cut
 
 
 class _Served(OpDef):
-    """Base of the two: `group` has all ranks, `trainers` those that train."""
+    """Base of both operators: `group` has all ranks, `trainers` lists the ranks that train."""
 
     inputs = ("X",)
     attrs = {"group": Required(str), "trainers": Required(str), "root": 0, "bounds": Offsets()}
@@ -37,8 +37,8 @@ class _Served(OpDef):
 
 
 class Push(_Served):
-    """The sum of the terms that the trainers hold, on the server that is `root`, or in flat ranges on several; with `same`, the value that
-    all trainers have, which one of them sends.
+    """The sum of the partial values of the trainers, on the server `root`, or in flat ranges on several servers. With `same`, the value
+    that all trainers have; one of them sends it.
 
     Source: the send operator of fluid's trainers, whose blocks the servers add up.
     """
@@ -48,7 +48,7 @@ class Push(_Served):
 
 
 class Pull(_Served):
-    """The value that a server holds, or several hold in flat ranges, on every trainer.
+    """The value that one server holds, or several servers hold in flat ranges, on every trainer.
 
     Source: the recv operator of fluid's trainers.
     """

@@ -1,7 +1,7 @@
-"""Values that travel in fewer bits: narrowed in front of a collective, widened behind it.
+"""Conversions for communication in a wire dtype: narrow before a collective, widen after it.
 
-In exact arithmetic nothing changes, and so the proof takes them; how many values are rounded, its report says. A cast that a user wrote is
-another thing: it is part of what one device computes.
+In exact arithmetic they change nothing, so the proof treats them as exact; its report counts the rounded values. A cast that a user wrote
+is different: it is part of the computation of one device.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..shared.samples import counting
 
 
 class _Rounded(OpDef):
-    """Base of the changes of dtype that are none in exact arithmetic."""
+    """Base of the changes of dtype that are exact in exact arithmetic."""
 
     flops = 0
-    precision = "float32"  # they stand where a strategy puts them
+    precision = "float32"  # they stay where a strategy puts them
     inputs = ("X",)
     attrs = {"dtype": Required(str)}
-    pattern = "* -> * | L(0) U(0)"  # terms that are rounded are terms, up to rounding
+    pattern = "* -> * | L(0) U(0)"  # rounded partial values are partial values, up to rounding
     meaning = staticmethod(lambda a, ins, outs, *, dtype: [a.rounded(ins[0], dtype)])
     native_any_size = True
 
@@ -37,7 +37,7 @@ class _Rounded(OpDef):
 
 
 class Narrow(_Rounded):
-    """X as 16-bit floats, rounded to the nearest: what is to be sent."""
+    """X as 16-bit floats, rounded to nearest, for sending."""
 
     name = "narrow"
     rounds = staticmethod(lambda attrs: f"travel as {attrs['dtype']}")
@@ -45,26 +45,26 @@ class Narrow(_Rounded):
     @staticmethod
     def infer(x: TensorType, *, dtype: str) -> TensorType:
         if not x.is_float or x.dtype in HALVES or as_dtype(dtype) not in HALVES:
-            raise ProgramError(f"narrow makes {' or '.join(HALVES)} of wider floats, not {dtype} of {x}")
+            raise ProgramError(f"narrow converts wider floats to {' or '.join(HALVES)}, not {x} to {dtype}")
         return x.with_dtype(as_dtype(dtype))
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), dtype="float16", grad=(), why="stands beside communication only")
-        yield Sample.of(counting(5), dtype="bfloat16", grad=(), why="stands beside communication only")
+        yield Sample.of(counting(4, 3), dtype="float16", grad=(), why="only stands next to communication")
+        yield Sample.of(counting(5), dtype="bfloat16", grad=(), why="only stands next to communication")
 
 
 class Widen(_Rounded):
-    """16-bit floats as wider ones: what has been sent narrow."""
+    """16-bit floats as wider floats, after they were sent."""
 
     name = "widen"
 
     @staticmethod
     def infer(x: TensorType, *, dtype: str) -> TensorType:
         if x.dtype not in HALVES or as_dtype(dtype) not in ("float32", "float64"):
-            raise ProgramError(f"widen makes float32 or float64 of 16-bit floats, not {dtype} of {x}")
+            raise ProgramError(f"widen converts 16-bit floats to float32 or float64, not {x} to {dtype}")
         return x.with_dtype(as_dtype(dtype))
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3).astype("float16"), dtype="float32", grad=(), why="stands beside communication only")
+        yield Sample.of(counting(4, 3).astype("float16"), dtype="float32", grad=(), why="only stands next to communication")

@@ -1,1 +1,1 @@
-"""Making, shaping, moving, selecting and sorting elements."""
+"""Operators that create, reshape, move, select and sort elements."""

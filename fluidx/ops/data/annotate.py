@@ -1,4 +1,4 @@
-"""Where a value lies among ranks, said in the program: on one device it changes nothing."""
+"""The operator `shard`: an annotation that states the placement of a value among ranks. On one device it changes nothing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from ..shared.samples import f32
 
 
 class ShardValue(OpDef):
-    """X as it is. Among ranks it is cut along `axes[i]`, between blocks of `units[i]`, over mesh axis `groups[i]`, or whole over it (-1).
+    """X unchanged. Among ranks it is sharded along `axes[i]`, between blocks of `units[i]`, over mesh axis `groups[i]`, or replicated over
+    it (-1).
 
-    Over other mesh axes it lies as X does. Where Like is given and cut over one of the `groups`, it is cut as Like is. The gradient lies as
-    the result does, and is handed on as X lies where X is cut. Of Like only the shape is read.
+    Over other mesh axes it has the placement of X. If Like is given and sharded over one of the `groups`, X is sharded like it. The
+    gradient has the placement of the result and is returned in the placement of X where X is sharded. Only the shape of Like is read.
     """
 
     name = "shard"
@@ -41,7 +42,7 @@ class ShardValue(OpDef):
             raise ProgramError(f"op shard: groups {list(groups)} need an axis and a unit each, found {list(axes)} and {list(units)}")
         for axis, unit in zip(axes, units, strict=True):
             if not -1 <= axis < x.ndim or unit < 1:
-                raise ProgramError(f"op shard: axis {axis} in blocks of {unit} is no shard of {x}")
+                raise ProgramError(f"op shard: axis {axis} in blocks of {unit} does not shard {x}")
         if like is not None and not like.accepts(x):
             raise ProgramError(f"op shard: X {x} cannot have the placement of Like {like}")
         return x

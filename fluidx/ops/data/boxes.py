@@ -1,4 +1,4 @@
-"""Ops that choose boxes by their scores, without those that cover a better one too much: non_max_suppression, multiclass_nms."""
+"""Ops that select boxes by score and drop those with too much overlap with a better one: non_max_suppression, multiclass_nms."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from ..shared.types import meet, need_ndim, same_dtype
 
 
 class NonMaxSuppression(OpDef):
-    """For each image and class the boxes of the best scores, none of which shares more than IouThreshold of its union with a better one.
+    """For each image and class the boxes with the best scores, without those that overlap a better one by more than IouThreshold of their
+    union.
 
-    Boxes are [images, boxes, 4], two corners (y, x) or, if `center_point_box`, centers and sides; Scores are [images, classes, boxes]. Out
-    has a row for each chosen box: image, class, box. Of each class MaxOutput boxes at most (none, if it is absent) are chosen, of scores
+    Boxes are [images, boxes, 4]: two corners (y, x), or with `center_point_box` centers and sides. Scores are [images, classes, boxes]. Out
+    has a row for each selected box: image, class, box. At most MaxOutput boxes per class (none, if it is absent) are selected, with scores
     above ScoreThreshold.
     """
 
@@ -58,12 +59,13 @@ class NonMaxSuppression(OpDef):
 
 
 class MulticlassNms(OpDef):
-    """The boxes of all classes that an image shows: rows of class, score and the four corners (left, top, right, bottom).
+    """The boxes of all classes in an image: rows of class, score and the four corner coordinates (left, top, right, bottom).
 
-    BBoxes are [images, boxes, 4], Scores [images, classes, boxes]. Of each class but `background_label`, the `nms_top_k` best (-1: all) of
-    a score above `score_threshold` are looked at, and those left away that share more than `nms_threshold` of their union with a better
-    one, which `nms_eta` makes smaller from box to box while it is above 0.5. Of an image the `keep_top_k` best are kept (-1: all). Index
-    says for each row which of all boxes, laid out flat, it is; Count how many rows each image has. Corners are pixels unless `normalized`.
+    BBoxes are [images, boxes, 4], Scores [images, classes, boxes]. For each class but `background_label`, the candidates are the
+    `nms_top_k` best boxes (-1: all) with a score above `score_threshold`. A candidate is dropped if it overlaps a better one by more than
+    `nms_threshold` of their union; `nms_eta` reduces this threshold after each box while it is above 0.5. Of each image the `keep_top_k`
+    best are kept (-1: all). Index is the flat index of each row's box among all boxes; Count is the number of rows of each image. Corners
+    are pixels unless `normalized`.
     """
 
     name = "multiclass_nms"
@@ -138,10 +140,10 @@ def best_boxes(
     boxes: np.ndarray, scores: np.ndarray, count: int, overlap: float, threshold: Any, eta: float = 1.0, pixel: float = 0.0,
     looked_at: bool = False,
 ) -> list[int]:  # fmt: skip
-    """Boxes by falling score, without those that cover a chosen one by more than `overlap` of their union: `count` of them, or of the
-    `count` first if those are all that is `looked_at` (-1: all). `eta` makes `overlap` smaller while that is above 0.5.
+    """Boxes by falling score, without those that overlap a selected one by more than `overlap` of their union: at most `count` boxes,
+    selected among the `looked_at` best (-1: all). `eta` reduces `overlap` while it is above 0.5.
 
-    A score has to lie above the threshold: ONNX Runtime and TensorFlow leave away what equals it, such as scores padded with 0.
+    A score must be above the threshold: ONNX Runtime and TensorFlow drop a score equal to it, such as padding with 0.
     """
     left = np.argsort(-scores, kind="stable")
     if threshold is not None:
@@ -149,7 +151,7 @@ def best_boxes(
     if looked_at:
         left, count = left[: len(left) if count < 0 else count], len(left)
     areas = np.prod(boxes[:, 2:] - boxes[:, :2] + pixel, -1)
-    covered = np.zeros(len(scores))  # the largest share with a chosen one, where `overlap` may get smaller
+    covered = np.zeros(len(scores))  # the largest overlap with a selected box; `overlap` may be reduced later
     chosen: list[int] = []
     while len(left) and len(chosen) < count:
         best, left = left[0], left[1:]

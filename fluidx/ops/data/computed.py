@@ -1,6 +1,6 @@
-"""Ops that are told sizes by values: range_between, reshape_by, expand_by, tile_by, slice_by, fill_by.
+"""Ops whose result sizes come from input values: range_between, reshape_by, expand_by, tile_by, slice_by, fill_by.
 
-Their siblings have these sizes as attributes, which are known when a program is planned.
+The corresponding ops without `_by` have these sizes as attributes, which are known when a program is planned.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..shared.types import need_ids, need_ndim, norm_axes, same_dtype
 
 
 def _length(op: str, slot: str, sizes: TensorType) -> int:
-    """How many sizes a vector has, which must be known: as many axes has what it tells of."""
+    """The length of a vector of sizes, which must be known: it is the number of axes of the result."""
     need_ids(op, slot, sizes)
     need_ndim(op, slot, sizes, 1)
     if sizes.shape[0] == ANY:
-        raise ProgramError(f"op {op}: how many sizes {slot} has must be known, found {sizes}, whose length is open")
+        raise ProgramError(f"op {op}: the number of sizes in {slot} must be known, found {sizes}, whose length is open")
     return sizes.shape[0]
 
 
@@ -48,7 +48,7 @@ class RangeBetween(OpDef):
         first, last, by = (v.reshape(-1)[0] for v in (start, end, step))
         if by == 0:
             raise ExecutionError("op range_between: Step is 0")
-        span = int(last) - int(first) if start.dtype.kind in "iu" else last - first  # may be more than the dtype holds
+        span = int(last) - int(first) if start.dtype.kind in "iu" else last - first  # may exceed the range of the dtype
         count = max(int(np.ceil(span / by)), 0)
         return (first + np.arange(count).astype(start.dtype) * by).astype(start.dtype)
 
@@ -60,9 +60,10 @@ class RangeBetween(OpDef):
 
 
 class ReshapeBy(OpDef):
-    """The elements of X in a shape that the vector Shape has: -1 is what the others leave, and 0 the size of X there, or 0 if `zeros`.
+    """The elements of X in the shape of the vector Shape: -1 is computed from the other sizes, and 0 is the size of X there, or 0 if
+    `zeros`.
 
-    `known` are the sizes of the result that are known before, -1 for others.
+    `known` holds the sizes of the result that are known in advance, -1 for others.
     """
 
     name = "reshape_by"
@@ -94,7 +95,7 @@ class ReshapeBy(OpDef):
 
 
 class ExpandBy(OpDef):
-    """X repeated so that it has the sizes of the vector Shape; 1 there, and axes that Shape does not have, leave X's own."""
+    """X repeated to the sizes in the vector Shape; a 1 there, or an axis that Shape lacks, keeps the size of X."""
 
     name = "expand_by"
     flops = 0
@@ -105,7 +106,7 @@ class ExpandBy(OpDef):
     def infer(x, shape):
         axes = max(x.ndim, _length("expand_by", "Shape", shape))
         own = (1,) * (axes - x.ndim) + x.shape
-        return x.with_shape(d if d > 1 else ANY for d in own)  # an open one may be 1
+        return x.with_shape(d if d > 1 else ANY for d in own)  # an open size may be 1
 
     @staticmethod
     def grad(b, op, g):
@@ -122,7 +123,7 @@ class ExpandBy(OpDef):
 
 
 class TileBy(OpDef):
-    """X laid side by side, along each axis as often as the vector Times says."""
+    """X repeated along each axis as often as the vector Times says."""
 
     name = "tile_by"
     flops = 0
@@ -150,7 +151,7 @@ class TileBy(OpDef):
 
 
 class TileByGrad(OpDef):
-    """The gradients of all that X was laid side by side, added up in the shape of X; of X only the shape is read."""
+    """The sum of the gradients of all repeats, in the shape of X; only the shape of X is read."""
 
     name = "tile_by_grad"
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
@@ -170,7 +171,7 @@ class TileByGrad(OpDef):
 
 
 def _window(x: Any, starts: Any, ends: Any, axes: Sequence[int], steps: Sequence[int]) -> tuple[slice, ...]:
-    """What is cut out; backwards, too, a start before all is the first."""
+    """The slices; with a negative step, a start before the first element means the first element."""
     window = [slice(None)] * x.ndim
     steps = steps or (1,) * len(axes)
     for axis, start, end, step in zip(axes, starts.reshape(-1).tolist(), ends.reshape(-1).tolist(), steps, strict=True):
@@ -188,7 +189,7 @@ def _check_window(op: str, x: TensorType, starts: TensorType, ends: TensorType, 
 
 
 class SliceBy(OpDef):
-    """X cut, along each of `axes`, from the position in Starts to before that in Ends, as Python counts; `steps` are 1 if left out."""
+    """The part of X along each of `axes` from Starts to Ends, as in Python slices; `steps` are 1 if left out."""
 
     name = "slice_by"
     flops = 0
@@ -216,7 +217,7 @@ class SliceBy(OpDef):
 
 
 class SliceByGrad(OpDef):
-    """Zeros in the shape of X with the gradient where `slice_by` cut; of X only the shape is read."""
+    """Zeros in the shape of X with the gradient at the positions that `slice_by` read; only the shape of X is read."""
 
     name = "slice_by_grad"
     flops = 0
@@ -239,7 +240,7 @@ class SliceByGrad(OpDef):
 
 
 class FillBy(OpDef):
-    """`value`, as `dtype`, in the shape that the vector Shape has."""
+    """A tensor filled with `value`, as `dtype`, in the shape of the vector Shape."""
 
     name = "fill_by"
     flops = 0

@@ -1,4 +1,4 @@
-"""Ops that make values out of attributes alone: constants, ranges, identity and one-hot matrices."""
+"""Ops that create values from attributes alone: constants, ranges, identity and one-hot matrices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..shared.types import check_range, need_fit, need_ids, need_ndim, need_size
 
 
 def fixed_shape(op: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """`shape`, every size of which must be known. Raises ProgramError otherwise."""
+    """`shape`, of which every size must be known. Raises ProgramError otherwise."""
     if any(not isinstance(d, int) or isinstance(d, bool) or d < 0 for d in shape):
         like = "" if op.endswith("_like") else f"; {op}_batch_size_like takes the batch from another variable"
         raise ProgramError(f"op {op}: shape {list(shape)} must hold sizes of 0 or more{like}")
@@ -40,7 +40,7 @@ def batch_shape(op: str, x: TensorType, shape: Sequence[int], input_dim_idx: int
 
 
 def batch_words(ins: Types, outs: Types, attrs: Mapping[str, Any]) -> str:
-    """The access pattern of an op whose result is as long as Input's batch, of which only the shape is read."""
+    """The access pattern of an op whose result has the batch size of Input, of which only the shape is read."""
     (x,), (y,) = ins, outs
     assert x is not None and y is not None
     return f"~{along(attrs['input_dim_idx'], x.ndim, 'b', 'x')} -> {along(attrs['output_dim_idx'], y.ndim, 'b')}"
@@ -51,7 +51,7 @@ def _filler(out: Any, value: float) -> Callable[[], None]:
 
 
 class FillConstant(OpDef):
-    """A value of `shape` and `dtype` whose every element is `value`."""
+    """A tensor of `shape` and `dtype` filled with `value`."""
 
     name = "fill_constant"
     flops = 0
@@ -84,7 +84,7 @@ class FillConstant(OpDef):
 
 
 class FillConstantBatchSizeLike(OpDef):
-    """`fill_constant` whose size at `output_dim_idx` is Input's at `input_dim_idx`, read when the program runs."""
+    """`fill_constant` whose size at `output_dim_idx` is Input's at `input_dim_idx`, read at run time."""
 
     name = "fill_constant_batch_size_like"
     flops = 0
@@ -143,7 +143,7 @@ class FillZerosLike(OpDef):
 
 
 class FillAnyLike(OpDef):
-    """A value with the shape of X whose every element is `value`; without `dtype`, with X's dtype."""
+    """A tensor with the shape of X filled with `value`; without `dtype`, in X's dtype."""
 
     name = "fill_any_like"
     flops = 0
@@ -177,7 +177,7 @@ class FillAnyLike(OpDef):
 
 
 class AssignValue(OpDef):
-    """The numbers `values`, in order, with `shape` and `dtype`. Raises ProgramError when their count does not fill the shape."""
+    """The numbers `values`, in order, with `shape` and `dtype`. Raises ProgramError if their count does not match the shape."""
 
     name = "assign_value"
     flops = 0
@@ -271,7 +271,7 @@ class Linspace(OpDef):
 
 
 class Eye(OpDef):
-    """The identity matrix with `num_rows` rows and `num_columns` columns (-1: as many)."""
+    """The identity matrix with `num_rows` rows and `num_columns` columns (-1: `num_rows`)."""
 
     name = "eye"
     flops = 0
@@ -348,7 +348,7 @@ class DiagGrad(OpDef):
 
 
 def _one_hot(xp: Any, op: str, ids: Any, out: Any, depth: int, allow: bool, part: Part | None) -> None:
-    """Put a 1 into each row of `out` at the column its id names; with `allow` an id out of range leaves its row zero.
+    """Write a 1 into each row of `out`, at the column of its id; with `allow` an id out of range leaves its row zero.
 
     `out` may be a part of the columns.
     """
@@ -367,7 +367,7 @@ def _one_hot(xp: Any, op: str, ids: Any, out: Any, depth: int, allow: bool, part
 
 
 def _one_hot_calls(op: str, ids: Any, out: Any, depth: int, allow: bool, part: Part | None, dry: bool) -> Any:
-    """`_one_hot` in C: each id puts the bytes of a 1 into its row."""
+    """Calls of the C kernel for `_one_hot`: each id copies the bytes of a 1 into its row."""
     if dtype_name(ids.dtype) not in ("int32", "int64") or not (ids.flags.c_contiguous and out.flags.c_contiguous):
         return None
     if dry:

@@ -1,7 +1,7 @@
-"""Ops that read or write rows and elements by id, and where: gather, index_select, gather_nd, scatter, scatter_nd_add.
+"""Ops that read or write rows and elements by id, and `where`: gather, index_select, gather_nd, scatter, scatter_nd_add.
 
-Ids come from data, so they are checked when the program runs; an id out of range raises ExecutionError. The gradient of reading rows is
-`add_rows`, which adds repeated rows in their order and therefore gives the same bits in every run.
+Ids come from data, so they are checked at run time; an id out of range raises ExecutionError. The gradient of reading rows is `add_rows`,
+which adds repeated rows in order: the result is bitwise equal in every run.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Sample
 from ...ir.parts import Part
 from ...ir.types import TensorType
+from ..expr.native import expression_calls
 from ..expr.nodes import make_node, sym
 from ..shared.arrays import add_rows, take
 from ..shared.broadcast import broadcast_sizes, reduced
-from ..shared.native import add_row_calls, copy_calls, expression, id_calls, take_calls
+from ..shared.native import add_row_calls, copy_calls, id_calls, take_calls
 from ..shared.samples import bits, f32, i64
 from ..shared.types import check_range, merge_size, need_dtype, need_ids, need_ndim, norm_axis
 
 
 def local_ids(ids: Any, rows: int, part: Part | None) -> tuple[Any, Any]:
-    """Ids counted from where a part of `rows` rows begins, and which of them lie in it (None: all do)."""
+    """Ids relative to the start of a part of `rows` rows, and a mask of those in the part (None: all are)."""
     if part is None or part.size == rows:
         return ids, None
     ids = ids - part.start
@@ -34,7 +35,7 @@ def local_ids(ids: Any, rows: int, part: Part | None) -> tuple[Any, Any]:
 
 
 def take_local_rows(xp: Any, op: str, what: str, table: Any, ids: Any, out: Any, part: Part | None) -> None:
-    """`out[k] = table[ids[k]]`, zeros for a row that lies in another part. Raises ExecutionError for an id that is in none."""
+    """`out[k] = table[ids[k]]`, zeros for a row in another part. Raises ExecutionError for an id in no part."""
     check_range(xp, op, ids, part.size if part is not None else table.shape[0], what)
     ids, here = local_ids(ids, table.shape[0], part)
     take(xp, table, ids, 0, out)
@@ -43,7 +44,7 @@ def take_local_rows(xp: Any, op: str, what: str, table: Any, ids: Any, out: Any,
 
 
 def add_local_rows(xp: Any, table: Any, ids: Any, rows: Any, part: Part | None) -> None:
-    """`add_rows` of those rows that lie in this part."""
+    """`add_rows` for the rows in this part."""
     ids, here = local_ids(ids, table.shape[0], part)
     add_rows(xp, table, *((ids, rows) if here is None else (ids[here], rows[here])))
 
@@ -52,7 +53,7 @@ def add_local_rows(xp: Any, table: Any, ids: Any, rows: Any, part: Part | None) 
 
 
 def _row_ids(op: str, slot: str, ids: TensorType) -> int:
-    """The number of rows that [n] or [n, 1] ids name."""
+    """The number of rows that ids of shape [n] or [n, 1] select."""
     need_ids(op, slot, ids)
     need_ndim(op, slot, ids, 1, 2)
     if ids.ndim == 2 and ids.shape[1] != 1:
@@ -69,9 +70,9 @@ def _matrix(x: Any) -> Any:
 
 
 class Gather(OpDef):
-    """The rows of X that Index names: row k of the result is row Index[k] of X. Index is [n] or [n, 1].
+    """The rows of X at Index: row k of the result is row Index[k] of X. Index is [n] or [n, 1].
 
-    Raises ExecutionError when an id is negative or not below X's number of rows.
+    Raises ExecutionError if an id is negative or not below the number of rows of X.
     """
 
     name = "gather"
@@ -142,9 +143,9 @@ class GatherGrad(OpDef):
 
 
 class IndexSelect(OpDef):
-    """The slices of X along `dim` that the vector Index names.
+    """The slices of X along `dim` at the positions in the vector Index.
 
-    Raises ExecutionError when an id is negative or not below X's size there.
+    Raises ExecutionError if an id is negative or not below the size of X there.
     """
 
     name = "index_select"
@@ -231,7 +232,7 @@ class IndexSelectGrad(OpDef):
 
 
 def _nd_rows(op: str, x: TensorType, index: TensorType) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(the leading shape of a [..., k] index, what of X's shape its first k axes leave)."""
+    """(the leading shape of a [..., k] index, the sizes of X after its first k axes)."""
     need_ids(op, "Index", index)
     need_ndim(op, "Index", index, 1, 99)
     k = index.shape[-1]
@@ -241,14 +242,14 @@ def _nd_rows(op: str, x: TensorType, index: TensorType) -> tuple[tuple[int, ...]
 
 
 def _nd_words(x: TensorType, index: TensorType) -> tuple[str, str, str]:
-    """The access pattern's words for X, its first axes whole, for the ids, and for what they name."""
+    """The axis words for X, whose first axes are whole, for the ids, and for the selected elements."""
     k = index.shape[-1]
     lead, rest = letters(index.ndim - 1, "n"), letters(x.ndim - k, "d")
     return f"{'. ' * k}{rest}", f"{lead} .", f"{lead} {rest}"
 
 
 def _flat_ids(xp: Any, op: str, index: Any, shape: Sequence[int]) -> Any:
-    """Ids [..., k] into the first k axes as ids into those axes flattened. Raises ExecutionError when one is out of range."""
+    """Ids [..., k] into the first k axes as flat ids into these axes. Raises ExecutionError if one is out of range."""
     k = index.shape[-1]
     flat = xp.zeros(index.shape[:-1], xp.int64)
     for a in range(k):
@@ -264,9 +265,9 @@ def _nd_matrix(x: Any, k: int) -> Any:
 
 
 class GatherNd(OpDef):
-    """The elements or slices of X that Index names: its last axis holds ids into the first axes of X.
+    """The elements or slices of X at Index: its last axis holds ids into the first axes of X.
 
-    Raises ExecutionError when an id is out of range.
+    Raises ExecutionError if an id is out of range.
     """
 
     name = "gather_nd"
@@ -305,7 +306,7 @@ class GatherNd(OpDef):
 
 
 class GatherNdGrad(OpDef):
-    """Zeros in the shape of X with the gradient added where gather_nd read; only X's shape is read."""
+    """Zeros in the shape of X with the gradient added at the positions that gather_nd read; only X's shape is read."""
 
     name = "gather_nd_grad"
     inputs, outputs = ("X", "Index", "Out@GRAD"), ("X@GRAD",)
@@ -333,16 +334,16 @@ class GatherNdGrad(OpDef):
 
 
 class Scatter(OpDef):
-    """X with the rows that Ids names replaced by the rows of Updates; of a row named twice the last update stays.
+    """X with the rows at Ids replaced by the rows of Updates; the last update of a repeated row counts.
 
-    With `overwrite=False` the named rows are cleared first and then all their updates added up. Raises ExecutionError when an id
-    is out of range.
+    With `overwrite=False` the rows at Ids are set to 0 and then all their updates are added. Raises ExecutionError if an id is out of
+    range.
     """
 
     name = "scatter"
     flops = 0
     takes_low_bit = True
-    takes_16_bit = False  # updates of one row are added up
+    takes_16_bit = False  # updates of one row are added
     inputs = ("X", "Ids", "Updates")
     attrs = {"overwrite": True}
     inplace = (("X", "Out"),)
@@ -400,7 +401,7 @@ class Scatter(OpDef):
 
 
 class ScatterGrad(OpDef):
-    """The gradients of scatter: zero in X's replaced rows, and each update's share of the row that it reached."""
+    """The gradients of scatter: 0 in the replaced rows of X, and for each update the gradient of the row that it was written to."""
 
     name = "scatter_grad"
     inputs, outputs = ("Ids", "Out@GRAD"), ("X@GRAD", "Updates@GRAD")
@@ -421,7 +422,7 @@ class ScatterGrad(OpDef):
         ids = ids.reshape(-1)
         if du is not None:
             du[...] = g[ids]
-            if overwrite:  # an update that a later one replaced has no effect
+            if overwrite:  # an update that was overwritten has no effect
                 last = xp.zeros(g.shape[0], xp.int64)
                 order = xp.arange(ids.size)
                 last[ids] = order
@@ -437,9 +438,9 @@ class ScatterGrad(OpDef):
 
 
 class ScatterNdAdd(OpDef):
-    """X with Updates added to the elements or slices that Index names; ids may repeat.
+    """X with Updates added to the elements or slices at Index; ids may repeat.
 
-    Raises ExecutionError when an id is out of range.
+    Raises ExecutionError if an id is out of range.
     """
 
     name = "scatter_nd_add"
@@ -479,7 +480,7 @@ class ScatterNdAdd(OpDef):
         yield Sample.of(f32(2, 3, 5), i64((0, 1), (1, 2), (0, 1), (1, 0)), f32(4, 5, seed=1))
 
 
-# -- choosing ---------------------------------------------------------------------------------------------------------------
+# -- selecting --------------------------------------------------------------------------------------------------------------
 
 
 class Where(OpDef):
@@ -515,7 +516,7 @@ class Where(OpDef):
         values = dict(zip("cxy", ins, strict=True))
         if outs[0].dtype == bool:
             return None
-        return expression(make_node("where", *map(sym, values)), values, outs[0], dry)
+        return expression_calls(make_node("where", *map(sym, values)), values, outs[0], dry)
 
     @staticmethod
     def samples():

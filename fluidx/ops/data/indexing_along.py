@@ -1,4 +1,4 @@
-"""Reading by an id for every element of the result, along one axis: take_along_axis and its gradient."""
+"""Reading along one axis with an id for each element of the result: take_along_axis and its gradient."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..shared.types import check_range, merge_size, need_ids, need_ndim, norm_ax
 
 
 def _words(x: TensorType, axis: int) -> tuple[str, str]:
-    """The access pattern's words for X, whole along the axis, and for the ids."""
+    """The axis words for X, whole along the axis, and for the ids."""
     return along(axis, x.ndim, "."), along(axis, x.ndim, "n")
 
 
 class TakeAlongAxis(OpDef):
-    """The elements of X that Index names along `axis`, where the two stand at the same place in all other axes, which have equal sizes.
+    """The elements of X at the positions Index along `axis`; along all other axes X and Index have equal sizes.
 
-    Raises ExecutionError when an id is negative or not below X's size there.
+    Raises ExecutionError if an id is negative or not below the size of X there.
     """
 
     name = "take_along_axis"
@@ -66,7 +66,7 @@ class TakeAlongAxis(OpDef):
 
 
 class TakeAlongAxisGrad(OpDef):
-    """Zeros in the shape of X with each gradient added where take_along_axis read; only X's shape is read."""
+    """Zeros in the shape of X with each gradient added at the position that take_along_axis read; only X's shape is read."""
 
     name = "take_along_axis_grad"
     inputs, outputs = ("X", "Index", "Out@GRAD"), ("X@GRAD",)

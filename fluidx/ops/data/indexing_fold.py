@@ -1,4 +1,4 @@
-"""Rows multiplied by, or compared with, other rows that ids name: scatter_fold and its gradient."""
+"""Rows multiplied with, or compared with, the rows at given ids: scatter_fold and its gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UFUNCS = {"prod": "multiply", "max": "maximum", "min": "minimum"}
 
 
 def _fold(xp: Any, out: Any, ids: Any, rows: Any, ufunc: Any) -> None:
-    """`out[ids[k]] = ufunc(out[ids[k]], rows[k])` for every k in turn: in each round one row at most for any id."""
+    """`out[ids[k]] = ufunc(out[ids[k]], rows[k])` for each k in order: each pass handles at most one row per id."""
     order = xp.argsort(ids, kind="stable")
     ordered = ids[order]
     turn = xp.arange(len(ids)) - xp.searchsorted(ordered, ordered)
@@ -26,9 +26,9 @@ def _fold(xp: Any, out: Any, ids: Any, rows: Any, ufunc: Any) -> None:
 
 
 class ScatterFold(OpDef):
-    """X with the rows that Ids names multiplied by the rows of Updates, or their "max" or "min" with them; ids may repeat.
+    """X with the rows at Ids combined with the rows of Updates, by product, maximum or minimum; ids may repeat.
 
-    `op` is prod, max or min. Raises ExecutionError when an id is out of range. Equal ones all take the gradient of a max or min.
+    `op` is prod, max or min. Raises ExecutionError if an id is out of range. For max or min, all equal elements get the gradient.
     """
 
     name = "scatter_fold"
@@ -37,7 +37,9 @@ class ScatterFold(OpDef):
 
     @staticmethod
     def pattern(ins, outs, attrs):
-        op = attrs["op"]  # a largest of parts of the updates, each with X, is that of all; a product would have X in it again and again
+        op = attrs[
+            "op"
+        ]  # the maximum of the results for parts of the updates is the result for all; a product would include X several times
         return f". *, n, n * -> . * | {'n! L(0)' if op == 'prod' else f'n:{op} U(0>{op})'}"
 
     @staticmethod
@@ -67,7 +69,7 @@ class ScatterFold(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(positive(4, 3), i64(2, 0, 2), positive(3, 3, seed=1), op="prod")
-        # differences must not change who is largest: all values are apart
+        # the steps of differences must not change which one is the maximum: all values are apart
         both = apart(7, 3)
         yield Sample.of(both[:4], i64(3, 1, 3), both[4:], op="max")
         yield Sample.of(both[:4], np.array([3, 1, 3], "int32"), both[4:], op="min")
@@ -76,7 +78,7 @@ class ScatterFold(OpDef):
 
 
 class ScatterFoldGrad(OpDef):
-    """The gradients of scatter_fold: to who is chosen, or times the product of all others, which zeros among them do not spoil."""
+    """The gradients of scatter_fold: for the maximum or minimum, or times the product of all other factors, exact with zeros among them."""
 
     name = "scatter_fold_grad"
     inputs, outputs = ("X", "Ids", "Updates", "Out", "Out@GRAD"), ("X@GRAD", "Updates@GRAD")
@@ -106,7 +108,7 @@ class ScatterFoldGrad(OpDef):
 
 
 def _shares_of_product(xp: Any, x: Any, ids: Any, updates: Any) -> tuple[Any, Any]:
-    """What each element of X and of Updates is multiplied by: the product of all others that meet in its place."""
+    """The factor of the gradient of each element of X and of Updates: the product of all other elements at its position."""
     zero_x, zero_u = x == 0, updates == 0
     zeros = zero_x.astype(x.dtype)
     add_rows(xp, zeros.reshape(len(x), -1), ids, zero_u.astype(x.dtype).reshape(len(ids), -1))

@@ -1,4 +1,4 @@
-"""Copies between the two memories of a rank: that of the device which it works on, and that of the host."""
+"""Copies between the two memories of a rank: device memory and host memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..shared.samples import points
 
 
 class _Copy(OpDef):
-    """Base of the two."""
+    """Base of both copy operators."""
 
     flops = 0
     inputs = ("X",)
@@ -47,7 +47,7 @@ class _Copy(OpDef):
 
 
 class ToHost(_Copy):
-    """A copy of X, which a device holds, in the memory of the host. On a CPU both are one."""
+    """A copy of X, which is in device memory, in host memory. On a CPU both are the same memory."""
 
     name = "memcpy_d2h"
     copies_to = "host"
@@ -58,7 +58,7 @@ class ToHost(_Copy):
 
 
 class ToDevice(_Copy):
-    """A copy of X, which the host holds, in the memory of the device. On a CPU both are one."""
+    """A copy of X, which is in host memory, in device memory. On a CPU both are the same memory."""
 
     name = "memcpy_h2d"
     copies_to = "device"

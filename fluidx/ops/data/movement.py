@@ -18,7 +18,7 @@ from ..shared.types import add_sizes, merge_size, need_ndim, need_size, norm_axe
 
 
 def _same_but(op: str, xs: Sequence[TensorType], axis: int | None) -> list[int]:
-    """The shape that all `xs` share apart from `axis`. Raises ProgramError when they do not."""
+    """The common shape of all `xs` apart from `axis`. Raises ProgramError if they differ."""
     if not xs:
         raise ProgramError(f"op {op} needs at least one input X, found none")
     shape = list(xs[0].shape)
@@ -32,7 +32,7 @@ def _same_but(op: str, xs: Sequence[TensorType], axis: int | None) -> list[int]:
 
 
 def _pieces(x: Any, axis: int, sizes: Sequence[int]) -> list[Any]:
-    """Views of `x` cut along `axis` into pieces of the given sizes."""
+    """Views of `x` split along `axis` into pieces of the given sizes."""
     out, start, before = [], 0, (slice(None),) * axis
     for n in sizes:
         out.append(x[(*before, slice(start, start + n))])
@@ -41,7 +41,7 @@ def _pieces(x: Any, axis: int, sizes: Sequence[int]) -> list[Any]:
 
 
 def _copy_pieces(outs: Sequence[Any], xs: Sequence[Any], dry: bool) -> Any:
-    """Copies of each of `xs` into its place; an output may be absent."""
+    """Copies of each of `xs` into its output; an output may be absent."""
     return all_of([copy_calls(o, x, dry) for o, x in zip(outs, xs, strict=True) if o is not None])
 
 
@@ -111,7 +111,7 @@ class Concat(OpDef):
 
 
 class ConcatGrad(OpDef):
-    """The gradient of concat cut into pieces with the sizes of the inputs X; only their shapes are read."""
+    """The gradient of concat, split into pieces with the sizes of the inputs X; only their shapes are read."""
 
     name = "concat_grad"
     flops = 0
@@ -147,7 +147,7 @@ class ConcatGrad(OpDef):
 
 
 def _split_sizes(x: TensorType, num: int, sections: Sequence[int], axis: int) -> list[int]:
-    """The sizes that split cuts `axis` into."""
+    """The sizes of the pieces of `axis`."""
     size = x.shape[axis]
     if not sections:
         need_size("split", "num", num, 1)
@@ -165,13 +165,13 @@ def _split_sizes(x: TensorType, num: int, sections: Sequence[int], axis: int) ->
 
 
 def _all_grads(b: Any, op: Any, g: Any) -> list[Any]:
-    """The gradient of every output of a "Out*" slot, zeros where none flows."""
+    """The gradient of every output of a "Out*" slot, zeros for an output without gradient."""
     parts = g if isinstance(g, (tuple, list)) else [g]
     return [b.fill_zeros_like(y) if p is None else p for p, y in zip(parts, op["Out"], strict=True)]
 
 
 class Split(OpDef):
-    """X cut along `axis` into `num` equal parts, or into parts of the sizes `sections`, one of which may be -1."""
+    """X split along `axis` into `num` equal parts, or into parts of the sizes `sections`, of which one may be -1."""
 
     name = "split"
     flops = 0
@@ -227,14 +227,14 @@ class Split(OpDef):
 
 
 def _stacked(ndim: int, axis: int) -> tuple[str, str]:
-    """The access pattern's words for the slices along `axis` and for the stack, of `ndim` axes."""
+    """The axis words for the slices along `axis` and for the stack, of `ndim` axes."""
     words = letters(ndim - 1, "e").split()
     axis %= ndim
     return " ".join(words), " ".join((*words[:axis], ".", *words[axis:]))
 
 
 class Stack(OpDef):
-    """The inputs, all of one shape, as the slices of a new axis `axis`."""
+    """The inputs, all of one shape, as the slices along a new axis `axis`."""
 
     name = "stack"
     flops = 0
@@ -287,7 +287,7 @@ def _unstack_count(x: TensorType, *, axis: int, num: int) -> int:
 
 
 class Unstack(OpDef):
-    """The slices of X along `axis`, one output each; `num` is their count where X leaves it open."""
+    """The slices of X along `axis`, one output each; `num` is their number if the axis of X is open."""
 
     name = "unstack"
     flops = 0
@@ -334,7 +334,7 @@ class Unstack(OpDef):
 
 
 def _paired(times: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """(t0, d0, t1, d1, ...): in this shape a repeat along axis i is an axis of its own."""
+    """(t0, d0, t1, d1, ...): in this shape the repeats along axis i are a separate axis."""
     return tuple(n for pair in zip(times, shape, strict=True) for n in pair)
 
 
@@ -344,7 +344,7 @@ def _repeat_into(out: Any, x: Any) -> None:
 
 
 def _repeat_calls(out: Any, x: Any, dry: bool) -> Any:
-    """`_repeat_into` in C: a copy in which the repeats are loops that stand still in X."""
+    """Calls of the C kernel for `_repeat_into`: a copy with stride 0 in X along the repeats."""
     if not (out.flags.c_contiguous and x.flags.c_contiguous):
         return None
     times = [o // d if d else 1 for o, d in zip(out.shape, x.shape, strict=True)]
@@ -352,9 +352,9 @@ def _repeat_calls(out: Any, x: Any, dry: bool) -> Any:
 
 
 def _repeated(x: TensorType, times: Sequence[int]) -> tuple[str, str, str, dict[str, int]]:
-    """The access pattern's words for X and its repeats, those for the sum over repeats, and sizes.
+    """The axis words for X and its repeats, the words for the sum over repeats, and sizes.
 
-    Where something is repeated the outer factor counts the copies: they may be cut apart, the original may not be cut.
+    Along a repeated axis the outer factor counts the repeats: it may be sharded, the original axis may not.
     """
     words, repeats = but([k for k, d in enumerate(x.shape) if d == 1], x.ndim), []
     for k, (word, size, t) in enumerate(zip(words.split(), x.shape, times, strict=True)):
@@ -364,7 +364,7 @@ def _repeated(x: TensorType, times: Sequence[int]) -> tuple[str, str, str, dict[
 
 
 def _times(x: TensorType, y: TensorType) -> tuple[int, ...]:
-    """How often X is repeated along each axis (-1: not known yet); two open axes are both the batch."""
+    """The number of repeats of X along each axis (-1: not known yet); two open axes are both the batch."""
     return tuple(1 if d == n else ANY if ANY in (d, n) or d == 0 else n // d for d, n in zip(x.shape, y.shape, strict=True))
 
 
@@ -451,9 +451,9 @@ class ExpandAs(OpDef):
 
 
 class ExpandGrad(OpDef):
-    """The gradient of expand and expand_as: the sum over all repeats, in the shape of X, of which only the shape is read.
+    """The gradient of expand and expand_as: the sum over all repeats, in the shape of X; only the shape of X is read.
 
-    `expand_times` says how often each axis was repeated; without it the sizes do.
+    `expand_times` is the number of repeats of each axis; without it, it follows from the sizes.
     """
 
     name = "expand_grad"
@@ -490,7 +490,7 @@ class ExpandGrad(OpDef):
 
 
 class _Reversal(OpDef):
-    """Base of one op under two names; its one attribute lists the axes."""
+    """Base of one op with two names; its only attribute lists the axes."""
 
     inputs = ("X",)
 
@@ -532,7 +532,7 @@ class Reverse(_Reversal):
 
 
 class Flip(_Reversal):
-    """X with the order of its elements reversed along every axis in `dims`; `reverse` under its other name."""
+    """X with the order of its elements reversed along every axis in `dims`: another name of `reverse`."""
 
     name = "flip"
     flops = 0
@@ -546,7 +546,7 @@ class Flip(_Reversal):
 
 
 class Roll(OpDef):
-    """X shifted by `shifts[k]` along axis `dims[k]`, what leaves at one end entering at the other; without `dims`, flattened."""
+    """X shifted by `shifts[k]` along axis `dims[k]`; elements that leave at one end enter at the other. Without `dims`, X is flattened."""
 
     name = "roll"
     flops = 0
@@ -583,7 +583,7 @@ class Roll(OpDef):
 
 
 class TrilTriu(OpDef):
-    """The lower (or upper) triangle of X's last two axes, zero elsewhere; `diagonal` moves the border up."""
+    """The lower (or upper) triangle of X's last two axes, zero elsewhere; `diagonal` moves the boundary up."""
 
     name = "tril_triu"
     flops = 0

@@ -1,10 +1,10 @@
 """Counter-based random numbers, and the ops that draw them.
 
-Element i of a draw depends on (seed, step, i) alone: a rank that holds a slice of a value draws exactly the slice of what one device would
-draw, whatever the number of ranks. In a loop the step is another one in each round (`round_key`). The generator is Philox4x64-10 (Salmon,
-Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with the key (seed, step); word w of its stream comes from
-block w // 4 + 1, as NumPy's `Philox` counts. NumPy's generator makes the words for NumPy arrays (`PHILOX`); the same rounds over array
-arithmetic make them anywhere (`rounds`).
+Element i of a draw depends on (seed, step, i) alone: a rank with a slice of a value draws exactly this slice of the result of one device,
+for any number of ranks. Each iteration of a loop has its own step (`round_key`). The generator is Philox4x64-10 (Salmon, Moraes, Dror and
+Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with the key (seed, step); word w of its stream is in block w // 4 + 1, as in
+NumPy's `Philox`. NumPy's generator makes the words for NumPy arrays (`PHILOX`); the same algorithm in array arithmetic makes them on any
+device (`rounds`).
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _MASK = (1 << 64) - 1
 
 
 class Source(NamedTuple):
-    """Where numbers are drawn: an array module, and how its words are made."""
+    """A source of random words: an array module, and the function that makes the words."""
 
     xp: Any
     words: Callable[[int, int, int, int], Any]  # (seed, step, first, count) -> words of the stream of (seed, step), as uint64 [count]
-    chunk: int  # elements drawn at a time, even
+    chunk: int  # number of elements drawn at a time, even
 
 
 def _numpy_words(seed: int, step: int, first: int, count: int) -> Any:
     block, skip = divmod(first, 4)
-    # a counter given as one integer would be read through Python's big integers, which is slower
+    # a counter given as one integer would be converted through Python's big integers, which is slower
     bits = np.random.Philox(key=np.array([seed & _MASK, step & _MASK], np.uint64), counter=np.array([block, 0, 0, 0], np.uint64))
-    # unlike random_raw, a Generator lets other threads run while it draws; over the full range it hands the words out as they are
+    # unlike random_raw, a Generator releases the GIL; over the full range it returns the words unchanged
     return np.random.Generator(bits).integers(0, _MASK, skip + count, dtype=np.uint64, endpoint=True)[skip:]
 
 
 def _mul(xp: Any, a: int, b: Any) -> tuple[Any, Any]:
-    """The high and the low word of a * b, 64 by 64 bits, from products of 32-bit halves."""
+    """The high and the low word of the 128-bit product a * b, from products of 32-bit halves."""
     u, half = xp.uint64, xp.uint64(32)
     low = u(0xFFFFFFFF)
     a0, a1 = u(a & 0xFFFFFFFF), u(a >> 32)
@@ -61,7 +61,7 @@ def _mul(xp: Any, a: int, b: Any) -> tuple[Any, Any]:
 
 
 def philox_words(xp: Any, seed: int, step: int, first: int, count: int) -> Any:
-    """Words of a stream by ten rounds of Philox4x64 over uint64 arrays: for array modules that have no Philox of their own."""
+    """Words of a stream by ten rounds of Philox4x64 over uint64 arrays: for array modules without a Philox generator."""
     start = first // 4
     blocks = (first + count + 3) // 4 - start
     c0 = xp.arange(start + 1, start + 1 + blocks, dtype=xp.uint64)
@@ -90,7 +90,7 @@ def rounds(xp: Any) -> Source:
 
 
 def lanes(source: Source, seed: int, step: int, offset: int, count: int, bits: int) -> Any:
-    """Numbers `offset` to `offset + count` of the stream cut into `bits` (16, 32 or 64) bits each, the low ones of a word first."""
+    """Numbers `offset` to `offset + count` of the stream divided into lanes of `bits` (16, 32 or 64) bits, the low bits of a word first."""
     per = 64 // bits
     first = offset // per
     drawn = source.words(seed, step, first, (offset + count + per - 1) // per - first)
@@ -104,7 +104,7 @@ Draw = Callable[[Any, int, int, int, int, bool], Any]
 
 
 def _uniform(source: Source, seed: int, step: int, offset: int, count: int, wide: bool) -> Any:
-    """In [0, 1): the top 24 bits of a 32-bit lane, or the top 53 of a word."""
+    """In [0, 1): the top 24 bits of a 32-bit lane, or the top 53 bits of a word."""
     xp = source.xp
     if wide:
         return (lanes(source, seed, step, offset, count, 64) >> xp.uint64(11)).astype(xp.float64) * 2.0**-53
@@ -138,7 +138,7 @@ _ERFINV = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00
 
 
 def _truncated_normal(source: Source, seed: int, step: int, offset: int, count: int, wide: bool) -> Any:
-    """Standard normal within two standard deviations, by the inverse of its distribution function: one uniform an element."""
+    """Standard normal within two standard deviations, by the inverse of its distribution function: one uniform number per element."""
     xp = source.xp
     f = xp.float64 if wide else xp.float32
     x = _uniform(source, seed, step, offset, count, wide)
@@ -174,17 +174,17 @@ def normal(source: Source, seed: int, step: int, offset: int, shape: Sequence[in
 
 
 def truncated_normal(source: Source, seed: int, step: int, offset: int, shape: Sequence[int], dtype: Any = "float32") -> Any:
-    """Standard normal numbers from within [-2, 2]: elements `offset` onwards of the draw of (seed, step)."""
+    """Standard normal numbers within [-2, 2]: elements `offset` onwards of the draw of (seed, step)."""
     return _draw(_truncated_normal, source, seed, step, offset, shape, dtype)
 
 
 # -- a part of a draw -------------------------------------------------------------------------------------------------------
 
-_WHOLE_ROWS = 1 << 14  # elements of a row up to which drawing all of it and cutting costs less than beginning a draw for every run
+_WHOLE_ROWS = 1 << 14  # up to this length of a row, drawing all of it and slicing costs less than a separate draw for every run
 
 
 def flat_start(part: Part) -> int | None:
-    """The index of a part's first element in the whole laid out flat; None where the part is not one run of it."""
+    """The flat index of a part's first element in the whole value; None if the part is not contiguous in it."""
     start, inner, runs = 0, 1, True
     for (a, b), d in zip(reversed(part.box), reversed(part.shape), strict=True):
         if not runs and b - a > 1:
@@ -195,9 +195,9 @@ def flat_start(part: Part) -> int | None:
 
 
 def draw_part(source: Source, out: Any, part: Part | None, first: int, draw: Callable[[int, Any], None]) -> None:
-    """Fill a contiguous `out` with the part of a draw that it is: `draw(i, flat)` fills a vector with elements i, i + 1, ...
+    """Fill a contiguous `out`, which is a part of a draw: `draw(i, flat)` fills a vector with elements i, i + 1, ...
 
-    `first` is the index of the whole's first element. Without `part`, `out` is the whole.
+    `first` is the index of the first element of the whole value. Without `part`, `out` is the whole value.
     """
     start = 0 if part is None else flat_start(part)
     if start is not None:
@@ -234,17 +234,17 @@ def _fill(source: Source, out: Any, part: Part | None, draw: Draw, seed: int, st
     draw_part(source, out, part, offset, fill)
 
 
-# -- what the ops share -----------------------------------------------------------------------------------------------------
+# -- shared by the ops ---------------------------------------------------------------------------------------------------------
 
 
 def draw_key(per_run: bool, ctx: Any) -> int:
-    """What takes part in the draw as its step: the context's key, or 0 for values that every run repeats, and every round of its loops."""
+    """The step of a draw: the key of the context, or 0 for values that are equal in every run and in every iteration of loops."""
     return ctx.key if per_run else 0
 
 
 def round_key(key: int, k: int) -> int:
-    """The key of round `k`, counted from 0, of a loop that begins with `key`: SplitMix64 (Steele, Lea and Flood, "Fast splittable
-    pseudorandom number generators", OOPSLA 2014). Mixed, so that in loops in loops no two rounds draw alike.
+    """The key of iteration `k`, counted from 0, of a loop that starts with `key`: SplitMix64 (Steele, Lea and Flood, "Fast splittable
+    pseudorandom number generators", OOPSLA 2014). The hash makes the iterations of nested loops draw different numbers.
 
     >>> len({round_key(round_key(step, i), j) for step in range(4) for i in range(9) for j in range(9)})
     324
@@ -263,7 +263,7 @@ def float_dtype(op: str, dtype: str) -> str:
 
 
 class Drawing(OpDef):
-    """Base of the ops that draw: `fill(source, *ins, out=, ctx=, part=, **attrs)` is the body for every array module."""
+    """Base of the ops that draw: `fill(source, *ins, out=, ctx=, part=, **attrs)` is the kernel for every array module."""
 
     effect = Effect.RANDOM
     fill: ClassVar[Callable[..., None]]
@@ -278,11 +278,14 @@ class Drawing(OpDef):
 
 
 _SHAPED = {"shape": Required(tuple), "dtype": "float32"}
-_SEEDED = {"seed": 0, "per_run": False}  # per_run: a fresh draw in every run and round, as in a main program; else the same one
+_SEEDED = {
+    "seed": 0,
+    "per_run": False,
+}  # per_run: a new draw in every run and iteration, as in a main program; otherwise always the same draw
 
 
 class UniformRandom(Drawing):
-    """Numbers drawn uniformly from [min, max), with `shape` and `dtype`; `offset` is the index of the first in the draw of `seed`."""
+    """Numbers drawn uniformly from [min, max), with `shape` and `dtype`; `offset` is the index of the first one in the draw of `seed`."""
 
     name = "uniform_random"
     attrs = {**_SHAPED, "min": -1.0, "max": 1.0, **_SEEDED, "offset": 0}
@@ -377,7 +380,7 @@ class GaussianRandomBatchSizeLike(Drawing):
 
 
 class GaussianRandom(_Normal):
-    """Numbers drawn from the normal distribution with `mean` and `std`; `offset` is the index of the first in the draw of `seed`."""
+    """Numbers drawn from the normal distribution with `mean` and `std`; `offset` is the index of the first one in the draw of `seed`."""
 
     name = "gaussian_random"
     draw = staticmethod(_normal)
@@ -390,7 +393,7 @@ class GaussianRandom(_Normal):
 
 
 class TruncatedGaussianRandom(_Normal):
-    """Numbers drawn from the normal distribution with `mean` and `std`, from within two standard deviations of the mean."""
+    """Numbers drawn from the normal distribution with `mean` and `std`, within two standard deviations of the mean."""
 
     name = "truncated_gaussian_random"
     draw = staticmethod(_truncated_normal)
@@ -403,7 +406,7 @@ class TruncatedGaussianRandom(_Normal):
 
 
 def integers(source: Source, seed: int, step: int, offset: int, count: int, low: int, high: int) -> Any:
-    """int64 numbers from [low, high). A range of n values favours none by more than n / 2**32 (n / 2**64 beyond 2**32)."""
+    """int64 numbers from [low, high). In a range of n values, no probability is off by more than n / 2**32 (n / 2**64 beyond 2**32)."""
     xp, span = source.xp, high - low
     if span <= 1 << 32:
         scaled = lanes(source, seed, step, offset, count, 32).astype(xp.uint64) * xp.uint64(span) >> xp.uint64(32)
@@ -467,7 +470,7 @@ class Randperm(Drawing):
 
 
 class Bernoulli(Drawing):
-    """1 with the probability that X holds, else 0, element by element."""
+    """1 with the probability in X, otherwise 0, element by element."""
 
     name = "bernoulli"
     inputs = ("X",)
@@ -511,7 +514,7 @@ class SamplingId(Drawing):
         u = xp.empty((x.shape[0], 1), "float64")
         _fill(source, u[:, 0], part, _uniform, seed, draw_key(per_run, ctx), 0, 1.0, 0.0)
         upper = xp.cumsum(x, axis=1, dtype=xp.float64)
-        # the last class takes what rounding leaves; a class of probability 0 is never the first above u * total
+        # rounding errors fall to the last class; a class of probability 0 is never the first above u * total
         out[...] = xp.minimum((upper <= u * upper[:, -1:]).sum(axis=1), x.shape[1] - 1)
 
     @staticmethod

@@ -1,6 +1,7 @@
-"""Ops that give a value other axes and keep its elements: reshape, flatten, squeeze, unsqueeze, transpose; and shape, which reads them.
+"""Ops that change the axes of a value and keep its elements: reshape, flatten, squeeze, unsqueeze, transpose; and `shape`, which reads
+sizes.
 
-What NumPy can express as a view costs nothing at run time; `view` gives None where only a copy will do.
+If NumPy can express the result as a view, it costs nothing at run time; `view` returns None if a copy is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..shared.types import mul_sizes, need_ids, norm_axes, norm_axis, same_eleme
 
 
 def _reshaped(x: Any, shape: Sequence[int]) -> Any:
-    """`x.reshape(shape)` when that is a view, else None."""
+    """`x.reshape(shape)` if that is a view, otherwise None."""
     if isinstance(x, np.ndarray):
         try:
             return x.reshape(shape, copy=False)
@@ -33,7 +34,7 @@ def _reshaped(x: Any, shape: Sequence[int]) -> Any:
 
 
 def _unshaped(y: Any, shapes: Sequence[Sequence[int]], **attrs: Any) -> list[Any]:
-    """Where in a result of the same elements in the same order the operand lies."""
+    """The view of the operand in a result with the same elements in the same order."""
     return [_reshaped(y, shapes[0])]
 
 
@@ -43,41 +44,41 @@ def _fill_reshaped(xp: Any, out: Any, x: Any) -> None:
 
 
 def _native_fill(ins: Any, outs: Any, attrs: Any, dry: bool = False) -> Any:
-    """The elements of the first input in order into the output, by C kernels."""
+    """Calls of C kernels that copy the elements of the first input in order into the output."""
     x, out = ins[0], outs[0]
     return copy_calls(out.reshape(x.shape), x, dry) if out.flags.c_contiguous else None
 
 
 def _resolve(op: str, x: TensorType, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape that `shape` (0 copies, one -1 is worked out) makes of `x`; sizes that open axes hide stay open."""
+    """The result shape of `shape` (0 copies a size, one -1 is computed) for `x`; sizes that depend on open axes stay open."""
     dims, rest = [], list(x.shape)
     for i, s in enumerate(shape):
         if s == 0:
             if i >= x.ndim:
                 raise ProgramError(f"op {op}: shape {list(shape)} copies axis {i} of X, which has {x.ndim} axes: {x}")
             dims.append(x.shape[i])
-            rest.remove(x.shape[i])  # what is copied cancels, be its size known or not
+            rest.remove(x.shape[i])  # a copied size cancels out, known or open
         elif s < -1:
-            raise ProgramError(f"op {op}: shape {list(shape)} holds {s}; sizes are positive, 0 (copy from X) or -1 (work out)")
+            raise ProgramError(f"op {op}: shape {list(shape)} holds {s}; sizes are positive, 0 (copy from X) or -1 (computed)")
         else:
             dims.append(s)
     if list(shape).count(-1) > 1:
-        raise ProgramError(f"op {op}: shape {list(shape)} holds -1 more than once; only one size can be worked out")
+        raise ProgramError(f"op {op}: shape {list(shape)} holds -1 more than once; only one size can be computed")
     given = mul_sizes([s for s in shape if s > 0])
     held = mul_sizes(rest)
     if held == ANY:
         return tuple(dims)
     if -1 in shape:
         if given == 0 or held % given:
-            raise ProgramError(f"op {op}: {x} has {held} elements to spread over {list(shape)}; {held} does not divide by {given}")
+            raise ProgramError(f"op {op}: {x} has {held} elements to distribute over {list(shape)}; {held} does not divide by {given}")
         dims[list(shape).index(-1)] = held // given
-    elif held != given and mul_sizes(dims) != x.numel:  # of an empty value nothing is left either way
-        raise ProgramError(f"op {op}: {x} cannot take the shape {list(shape)}: expected {given} elements, found {held}")
+    elif held != given and mul_sizes(dims) != x.numel:  # an empty value stays empty in either case
+        raise ProgramError(f"op {op}: {x} cannot be reshaped to {list(shape)}: expected {given} elements, found {held}")
     return tuple(dims)
 
 
 def _reshape_back(b: Any, x: Any, g: Any) -> Any:
-    """`g` in the shape of `x`: a plain reshape that leaves the first size open where the others are known, so the batch may vary."""
+    """`g` in the shape of `x`: a plain reshape that leaves the first size open if the others are known, so that the batch size may vary."""
     if not is_ranked(x.desc.type):
         return b.reshape_grad(g, x)
     if x.ndim == 0:
@@ -88,7 +89,7 @@ def _reshape_back(b: Any, x: Any, g: Any) -> Any:
 
 
 def _same_elements(ins, outs, attrs):
-    """The access pattern of an op that keeps all elements in order, whatever their axes."""
+    """The access pattern of an op that keeps all elements in order, for any axes."""
     x, y, sizes, whole = match_axes(ins[0].shape, outs[0].shape)
     return f"{x} -> {y} | {whole} L(0) U(0)", sizes
 
@@ -99,9 +100,9 @@ def _laid_out(a, ins, outs, **_):
 
 
 class Reshape(OpDef):
-    """X's elements in the same order with the shape `shape`: 0 copies X's size, one -1 is worked out from the others.
+    """X's elements in the same order with the shape `shape`: 0 copies X's size, one -1 is computed from the others.
 
-    Raises ProgramError when the numbers of elements differ. A sharded axis survives when it is written as 0 or -1.
+    Raises ProgramError if the numbers of elements differ. A sharded axis stays sharded if it is written as 0 or -1.
     """
 
     name = "reshape"
@@ -117,7 +118,7 @@ class Reshape(OpDef):
 
     @staticmethod
     def local_attrs(attrs, ins, outs):
-        # 0 would copy: an empty axis that X does not have at the same place is worked out
+        # 0 would copy: an empty axis that X does not have at the same position is computed
         x, made = ins[0], outs[0]
         return {**attrs, "shape": tuple([-1 if d == 0 and (k >= len(x) or x[k]) else d for k, d in enumerate(made)])}
 
@@ -235,7 +236,7 @@ class Flatten(OpDef):
 
 
 def _squeezed(x: TensorType, axes: Sequence[int]) -> tuple[int, ...]:
-    """The axes that squeeze drops, counted from the front. Without `axes`: every axis of size 1."""
+    """The axes that squeeze removes, counted from the front. Without `axes`: every axis of size 1."""
     if not axes:
         return tuple(i for i, d in enumerate(x.shape) if d == 1)
     drop = norm_axes("squeeze", axes, x.ndim)
@@ -246,9 +247,9 @@ def _squeezed(x: TensorType, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 class Squeeze(OpDef):
-    """X without the named axes of size 1; without `axes`, without every axis of size 1.
+    """X without the given axes of size 1; without `axes`, without every axis of size 1.
 
-    Raises ProgramError when a named axis has another size.
+    Raises ProgramError if a given axis has another size.
     """
 
     name = "squeeze"
@@ -268,7 +269,7 @@ class Squeeze(OpDef):
 
     @staticmethod
     def local_attrs(attrs, ins, outs):
-        """Without `axes`, a part of one row must keep its rows: any axes of size 1 that leave the right shape will do."""
+        """Without `axes`, a part of one row must keep its row axis: any axes of size 1 whose removal gives the right shape are correct."""
         drop, j = [], 0
         for k, d in enumerate(ins[0]):
             if j < len(outs[0]) and outs[0][j] == d:
@@ -301,7 +302,7 @@ class Squeeze(OpDef):
 
 
 def _unsqueezed(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
-    """Where the new axes stand in the result. fluid inserts them one after another, so each counts those before it."""
+    """The positions of the new axes in the result. fluid inserts them one after another, so each position counts the earlier ones."""
     at: list[int] = []
     for k, axis in enumerate(axes):
         a = norm_axis("unsqueeze", axis, ndim + k, extra=1)
@@ -403,7 +404,7 @@ class Transpose(OpDef):
 
 
 class Shape(OpDef):
-    """The sizes of Input as a vector of `dtype`, int32 or int64, read when the program runs."""
+    """The sizes of Input as a vector of `dtype`, int32 or int64, read at run time."""
 
     name = "shape"
     flops = 0
@@ -415,7 +416,7 @@ class Shape(OpDef):
 
     @staticmethod
     def pattern(ins, outs, attrs):
-        return f"~{but(range(ins[0].ndim), ins[0].ndim)} -> ."  # no axis is cut: what is read is the shape of the whole
+        return f"~{but(range(ins[0].ndim), ins[0].ndim)} -> ."  # no axis may be sharded: the op reads the shape of the whole value
 
     @staticmethod
     def infer(x, *, dtype):

@@ -1,4 +1,4 @@
-"""Ops that order values or pick them by order: top_k, top_k_by, argsort, arg_max, arg_min, cumsum."""
+"""Ops that sort values or select them by order: top_k, top_k_by, argsort, arg_max, arg_min, cumsum, top_share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _order(xp: Any, x: Any, axis: int, descending: bool) -> Any:
 
 
 def _put_along(xp: Any, out: Any, ids: Any, values: Any, axis: int) -> None:
-    """Zero `out` but for `out[..., ids[k], ...] = values[k]` along `axis`."""
+    """Fill `out` with zeros, except for `out[..., ids[k], ...] = values[k]` along `axis`."""
     out.fill(0)
     front, ids, values = xp.moveaxis(out, axis, -1), xp.moveaxis(ids, axis, -1), xp.moveaxis(values, axis, -1)
     grid = tuple(xp.arange(n).reshape((-1,) + (1,) * (ids.ndim - 1 - i)) for i, n in enumerate(ids.shape[:-1]))
@@ -34,7 +34,7 @@ def _put_along(xp: Any, out: Any, ids: Any, values: Any, axis: int) -> None:
 
 
 def _along(words: str, roles: str) -> Any:
-    """The pattern of an op that works along `axis`: `X` stands for a value that has it whole, `K` for a choice along it."""
+    """The pattern of an op along `axis`: `X` is a value with the whole axis, `K` a selection along it."""
 
     def pattern(ins, outs, attrs):
         x, k = (along(attrs.get("axis", -1), ins[0].ndim, word) for word in "ck")
@@ -44,21 +44,21 @@ def _along(words: str, roles: str) -> Any:
 
 
 def _best(xp: Any, x: Any, k: int, axis: int, largest: bool) -> Any:
-    """The positions along `axis` of the k largest elements, largest first, or of the k smallest; of equal ones the first."""
+    """The positions along `axis` of the k largest elements, largest first, or of the k smallest; of equal elements the first."""
     if k == 1 and largest:
         return xp.expand_dims(xp.argmax(x, axis=axis), axis)
     return _order(xp, x, axis, largest)[(slice(None),) * (axis % x.ndim) + (slice(k),)]
 
 
 def _picked_grad(b: Any, op: Any, g: Any) -> Any:
-    """The gradient of what is picked from X along `axis`, given those of Out and Indices."""
+    """The gradient of a selection from X along `axis`, from the gradients of Out and Indices."""
     g = g[0] if isinstance(g, (tuple, list)) else g
     return None if g is None else b.argsort_grad(op["X"], op["Indices"], g, axis=op.attrs["axis"])
 
 
 class TopK(OpDef):
-    """The `k` largest elements along `axis` of X, largest first, and their int64 positions; of equal ones the first. Not `largest`: the k
-    smallest, smallest first.
+    """The `k` largest elements along `axis` of X, largest first, and their int64 positions; of equal elements the first. Without `largest`:
+    the k smallest, smallest first.
 
     Raises ProgramError unless k is from 0 to the number of elements there.
     """
@@ -96,9 +96,9 @@ class TopK(OpDef):
 
 
 class TopKBy(OpDef):
-    """`top_k` of as many elements as the number K says.
+    """`top_k` with the number of elements in K.
 
-    Raises ExecutionError unless that is from 0 to the number of elements along `axis`.
+    Raises ExecutionError unless K is from 0 to the number of elements along `axis`.
     """
 
     name = "top_k_by"
@@ -165,7 +165,7 @@ class Argsort(OpDef):
 
 
 class ArgsortGrad(OpDef):
-    """Zeros in the shape of X with each gradient put where its element came from; of X only the shape is read."""
+    """Zeros in the shape of X with each gradient at the position of its element; only the shape of X is read."""
 
     name = "argsort_grad"
     inputs, outputs = ("X", "Indices", "Out@GRAD"), ("X@GRAD",)
@@ -249,9 +249,9 @@ class ArgMin(OpDef):
 
 
 class Cumsum(OpDef):
-    """The running sum of X along `axis`, or of all its elements in order when `flatten`.
+    """The running sum of X along `axis`, or of all its elements in order with `flatten`.
 
-    `exclusive` leaves the element itself out of its sum; `reverse` sums from the end.
+    `exclusive` excludes the element itself from its sum; `reverse` sums from the end.
     """
 
     name = "cumsum"
@@ -303,14 +303,15 @@ class Cumsum(OpDef):
 
 
 def share_of(n: int, share: float) -> int:
-    """A share of n elements: to the nearest whole number, and one at least."""
+    """A fraction `share` of n elements: rounded to the nearest integer, and at least one."""
     return min(n, max(1, int(share * n + 0.5)))
 
 
 class TopShare(OpDef):
-    """True at the elements of X that are largest in size: of n elements, Share * n of them to the nearest whole number, and one at least.
+    """True at the elements of X with the largest absolute values: Share * n of n elements, rounded to the nearest integer, and at least
+    one.
 
-    Share, one float, is read when the program runs. Of equal ones the first are taken; NaN counts as largest, so that it is not kept back.
+    Share, one float, is read at run time. Of equal elements the first are selected; NaN counts as largest, so that it is not hidden.
     """
 
     name = "top_share"

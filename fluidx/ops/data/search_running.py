@@ -1,4 +1,4 @@
-"""Running products: cumprod and its gradient. The running sum stands in `search`."""
+"""Running products: cumprod and its gradient. The running sum is in `search`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..shared.types import norm_axis
 
 
 def _in_order(xp: Any, arrays: Sequence[Any], axis: int, reverse: bool) -> list[Any]:
-    """Views with `axis` in front, in the order in which it is gone through."""
+    """Views with `axis` first, in the order of the running product."""
     front = [xp.moveaxis(a, axis, 0) for a in arrays]
     return [a[::-1] for a in front] if reverse else front
 
@@ -28,7 +28,7 @@ def _products(xp: Any, x: Any, out: Any, exclusive: bool) -> None:
 
 
 class Cumprod(OpDef):
-    """The running product of X along `axis`. `exclusive` leaves the element itself out of its product; `reverse` starts at the end."""
+    """The running product of X along `axis`. `exclusive` excludes the element itself from its product; `reverse` starts at the end."""
 
     name = "cumprod"
     inputs = ("X",)
@@ -64,7 +64,7 @@ class Cumprod(OpDef):
 
 
 class CumprodGrad(OpDef):
-    """The gradient of cumprod, which zeros in X do not spoil."""
+    """The gradient of cumprod, exact with zeros in X."""
 
     name = "cumprod_grad"
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
@@ -84,7 +84,7 @@ class CumprodGrad(OpDef):
         x, g, made = _in_order(xp, (x, g, out), axis, reverse)
         if not len(x):
             return
-        # d out[j] / d x[i] is the product of all before i, which `made` holds first, times that of those between i and j
+        # d out[j] / d x[i] is the product of all elements before i (`made` holds it first) times the product of those between i and j
         _products(xp, x, made, exclusive=True)
         rest = xp.zeros_like(g[0]) if exclusive else g[-1].copy()
         made[-1] *= rest

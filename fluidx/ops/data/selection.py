@@ -1,4 +1,4 @@
-"""Ops that pick elements by their values, so that values decide how many there are: where_index, masked_select, unique."""
+"""Ops that select elements by value, so that the size of the result depends on values: where_index, masked_select, unique."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..shared.types import meet, mul_sizes, need_ids, need_ndim, norm_axis
 
 
 class WhereIndex(OpDef):
-    """Where X is not zero: a row for each such element, in their order, with its int64 position along every axis."""
+    """The positions of the nonzero elements of X: a row for each, in their order, with its int64 position along every axis."""
 
     name = "where_index"
     flops = 0
@@ -68,7 +68,7 @@ class MaskedSelect(OpDef):
 
 
 class MaskedSelectGrad(OpDef):
-    """Zeros in the shape of X with the elements of the gradient, in their order, where Mask is true; of X only the shape is read."""
+    """Zeros in the shape of X with the elements of the gradient, in order, where Mask is true; only the shape of X is read."""
 
     name = "masked_select_grad"
     flops = 0
@@ -81,7 +81,7 @@ class MaskedSelectGrad(OpDef):
 
     @staticmethod
     def kernel(xp, x, mask, g, *, out):
-        # the place among the chosen ones of each element; what is not chosen reads the first
+        # the position of each element among the selected ones; an element that is not selected reads the first
         place = xp.cumsum(mask.reshape(-1), dtype=xp.int64) - 1
         if g.size:
             out[...] = xp.where(mask, xp.take(g, xp.maximum(place, 0)).reshape(mask.shape), xp.zeros((), out.dtype))
@@ -101,10 +101,10 @@ def _need_mask(op: str, x: TensorType, mask: TensorType) -> None:
 
 
 class Unique(OpDef):
-    """The different elements of X, or its different slices along `axis`, with the positions of the first of each in X, for each of X its
-    position in the result, and how often each occurs.
+    """The distinct elements of X, or its distinct slices along `axis`, with the position of the first of each in X, for each element of X
+    its position in the result, and the number of occurrences.
 
-    They come as they first occur, or in order if `sorted`; with `flatten` X is taken as a vector. Positions and counts are of `dtype`.
+    They are in the order of first occurrence, or sorted if `sorted`; with `flatten` X is a vector. Positions and counts are of `dtype`.
     """
 
     name = "unique"
@@ -132,12 +132,12 @@ class Unique(OpDef):
     @staticmethod
     def samples():
         yield Sample.of(i64(2, 3, 3, 1, 5, 3))
-        yield Sample.of(np.array([[2, 1, 2], [0, 1, 0]], "float32"), axis=1, sorted=True, grad=(), why="what is equal has no gradient")
+        yield Sample.of(np.array([[2, 1, 2], [0, 1, 0]], "float32"), axis=1, sorted=True, grad=(), why="the selection has no gradient")
         yield Sample.of(np.array([[2, 1], [1, 2], [0, 0]], "int32"), flatten=True, dtype="int32")
 
 
 def _different(line: np.ndarray, sort: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the rows of an array: the first of each kind, the kind of each, how many there are of it."""
+    """For the rows of an array: the first row of each kind, the kind of each row, the number of rows of each kind."""
     numbers = _ranks(line.reshape(len(line), prod(line.shape[1:])))
     _, first, index, count = np.unique(numbers, return_index=True, return_inverse=True, return_counts=True)
     if not sort:
@@ -149,7 +149,7 @@ def _different(line: np.ndarray, sort: bool) -> tuple[np.ndarray, np.ndarray, np
 
 
 def _ranks(rows: np.ndarray) -> np.ndarray:
-    """A number for each row, in their order; equal rows have one number."""
+    """A number for each row, in their order; equal rows have equal numbers."""
     if not rows.size:
         return np.zeros(len(rows), np.int64)
     order = np.lexsort([np.unique(column, return_inverse=True)[1] for column in rows.T[::-1]])
@@ -160,5 +160,5 @@ def _ranks(rows: np.ndarray) -> np.ndarray:
 
 
 def unique(x: Any, axis: int | None, sort: bool) -> tuple[np.ndarray, ...]:
-    """What `unique` makes of an array, of strings too."""
+    """The results of the op `unique` for an array, also for strings."""
     return Unique.kernel(np, x, axis=axis or 0, flatten=axis is None, sorted=sort, dtype="int64")

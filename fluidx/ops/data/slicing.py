@@ -1,4 +1,4 @@
-"""Ops that cut a window out of a value or put a border around one: slice, strided_slice, pad, pad2d."""
+"""Ops that cut a window out of a value or add a border around it: slice, strided_slice, pad, pad2d."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ INT_MAX = 2**31 - 1  # fluid's "to the end" in slice attributes
 def _window(
     op: str, shape: Sequence[int], axes: Sequence[int], starts: Sequence[int], ends: Sequence[int], strides: Sequence[int]
 ) -> tuple[slice, ...]:
-    """The Python slices of every axis. Raises ProgramError when the attributes disagree."""
+    """The Python slice of every axis. Raises ProgramError if the attributes do not match."""
     if not len(axes) == len(starts) == len(ends) == len(strides):
-        raise ProgramError(f"op {op}: axes, starts and ends must be of one length, found {len(axes)}, {len(starts)} and {len(ends)}")
+        raise ProgramError(f"op {op}: axes, starts and ends must have one length, found {len(axes)}, {len(starts)} and {len(ends)}")
     out = [slice(None)] * len(shape)
     for a, s, e, k in zip(norm_axes(op, axes, len(shape)), starts, ends, strides, strict=True):
         if k == 0:
             raise ProgramError(f"op {op}: the stride along axis {a} is 0; expected another integer")
-        # "before the first element" is None in Python's terms, which would read a negative end from the back; and "to the end" holds for
-        # every size, those that are larger too: numbers that stand for open sizes are
+        # "before the first element" is None in Python, which would read a negative end from the back; "to the end" applies to every size,
+        # even to larger ones: the numbers that stand for open sizes are larger
         out[a] = slice(s, None if (e < -INT_MAX if k < 0 else e >= INT_MAX) else e, k)
     return tuple(out)
 
 
 def _window_size(d: int, s: slice) -> int:
-    """The size of what a slice leaves of an axis of size `d`; an open axis stays open."""
+    """The size of a slice of an axis of size `d`; an open axis stays open."""
     if d == ANY:
         return d if _keeps_all(d, s) else ANY
     return len(range(*s.indices(d)))
 
 
 def _sliced(x: TensorType, attrs: Mapping[str, Any]) -> str:
-    """The access pattern's words for a value and for the window into it: an axis of which only some is read must not be cut."""
+    """The axis words for a value and for a window of it: an axis of which only a part is read must not be sharded."""
     window = _window("slice", x.shape, attrs["axes"], attrs["starts"], attrs["ends"], attrs.get("strides") or (1,) * len(attrs["axes"]))
     return but([k for k, (d, s) in enumerate(zip(x.shape, window, strict=True)) if not _keeps_all(d, s)], x.ndim)
 
@@ -57,9 +57,9 @@ def _keeps_all(d: int, s: slice) -> bool:
 
 
 class Slice(OpDef):
-    """The part of Input from `starts[k]` up to `ends[k]` along axis `axes[k]`, as Python slices count; axes in `decrease_axis` are dropped.
+    """The part of Input from `starts[k]` up to `ends[k]` along axis `axes[k]`, as in Python slices; axes in `decrease_axis` are removed.
 
-    Ends beyond the size are cut to it. Raises ProgramError when an axis to drop does not have size 1.
+    Ends beyond the size are cut to it. Raises ProgramError if an axis to remove does not have size 1.
     """
 
     name = "slice"
@@ -90,7 +90,7 @@ class Slice(OpDef):
         drop = norm_axes("slice", decrease_axis, x.ndim)
         for a in drop:
             if shape[a] not in (1, ANY):
-                raise ProgramError(f"op slice: axis {a} of {x} is cut to size {shape[a]}; to drop it, expected 1")
+                raise ProgramError(f"op slice: axis {a} of {x} is cut to size {shape[a]}; to remove it, size 1 is needed")
         return x.with_shape(d for i, d in enumerate(shape) if i not in drop)
 
     @staticmethod
@@ -104,7 +104,7 @@ class Slice(OpDef):
     def view(x, *, axes, starts, ends, decrease_axis):
         part = x[_window("slice", x.shape, axes, starts, ends, (1,) * len(axes))]
         drop = norm_axes("slice", decrease_axis, x.ndim)
-        # without the dots, a single number would be a copy
+        # without the ellipsis, a single number would be a copy
         return part[(*(0 if i in drop else slice(None) for i in range(x.ndim)), ...)] if drop else part
 
     @staticmethod
@@ -118,7 +118,7 @@ class Slice(OpDef):
 
 
 class StridedSlice(OpDef):
-    """The elements of Input from `starts[k]` before `ends[k]` in steps of `strides[k]` along axis `axes[k]`; a stride may be negative."""
+    """The elements of Input from `starts[k]` to `ends[k]` in steps of `strides[k]` along axis `axes[k]`; a stride may be negative."""
 
     name = "strided_slice"
     flops = 0
@@ -154,7 +154,7 @@ class StridedSlice(OpDef):
 
 
 class SliceGrad(OpDef):
-    """Zeros in the shape of Input with the gradient where slice or strided_slice read; only Input's shape is read."""
+    """Zeros in the shape of Input with the gradient at the positions that slice or strided_slice read; only Input's shape is read."""
 
     name = "slice_grad"
     flops = 0
@@ -247,7 +247,7 @@ class Pad(OpDef):
 
 
 def _source_rows(n: int, before: int, after: int, mode: Any) -> np.ndarray:
-    """Which row of `n` each padded row repeats."""
+    """The row, of `n`, that each padded row repeats."""
     return np.pad(np.arange(n), (before, after), mode=mode)
 
 
@@ -312,11 +312,11 @@ class Pad2d(OpDef):
 
 
 class Pad2dGrad(OpDef):
-    """The gradient of pad2d: every pixel gathers the gradient of all its copies; only X's shape is read."""
+    """The gradient of pad2d: every pixel gets the sum of the gradients of all its copies; only X's shape is read."""
 
     name = "pad2d_grad"
     flops = 0
-    takes_16_bit = False  # an element that padding repeats gets a sum
+    takes_16_bit = False  # the gradients of an element that padding repeats are added
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
     attrs = Pad2d.attrs
 

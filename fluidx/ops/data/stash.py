@@ -1,6 +1,6 @@
-"""A stash keeps a value of each round of a loop, so that another loop can go back through the rounds: how gradients of loops are written.
+"""Stashes: arrays that keep a value of each iteration of a loop, so that the gradient loop can go back through the iterations.
 
-With a bound it is a tensor with a row for each round. Without one its type has no rows: it takes memory as the rounds come.
+With a bound, a stash is a tensor with a row for each iteration. Without one its type has no rows, and its memory grows with the iterations.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from ..shared.samples import f32, i64
 
 
 class Rows:
-    """The rows of a stash, which a run keeps by name: the plans of parts of a program share them. `array` has them all where there is a
-    bound; else it is exchanged for one of twice the size when it is full."""
+    """The rows of a stash, which a run keeps by name: the plans of the segments of a program share them. With a bound, `array` has all
+    rows; otherwise it is replaced by one of twice the size when it is full.
+    """
 
     def __init__(self, xp: Any, array: Any):
         self.xp, self.array, self.grows, self.count = xp, array, not len(array), 0
 
     def clear(self) -> None:
-        """Begin with no rounds: rows of a bounded stash that no round writes are 0. What grows keeps its memory for the next run."""
+        """Start with no iterations: rows of a bounded stash that no iteration writes are 0. A growing stash keeps its memory for the next
+        run.
+        """
         self.count = 0
         if not self.grows:
             self.array.fill(0)
@@ -51,7 +54,7 @@ class Rows:
         out[...] = self.array[k]
 
     def written(self) -> Any:
-        """The rows of all rounds."""
+        """The rows of all iterations."""
         return self.array[: self.count] if self.grows else self.array
 
 
@@ -86,7 +89,7 @@ def _read(stashes: Mapping[str, Rows], name: str, rows: Rows, at: Any, out: Any)
 
 
 class Stash(OpDef):
-    """Room for values like X, one for each of `rounds` rounds of a loop; 0: for any number, as they come."""
+    """An empty stash for values like X, one for each of `rounds` iterations of a loop; 0: for any number of iterations, as they come."""
 
     name = "stash"
     inputs = ("X",)
@@ -115,9 +118,9 @@ class Stash(OpDef):
 
 
 class StashWrite(OpDef):
-    """The stash with X as its value of round Round, [1] int64, counted from 0. A round is written once.
+    """The stash with X as its value of iteration Round, [1] int64, counted from 0. Each iteration is written once.
 
-    The gradient of X is the row of that round, of a gradient with a row for each.
+    The gradient of X is the row of that iteration, in a gradient with a row for each.
     """
 
     name = "stash_write"
@@ -138,24 +141,26 @@ class StashWrite(OpDef):
     @staticmethod
     def kernel(xp, stash, x, at):
         k = int(at.item())
-        _check(k, len(stash) + 1, "stash_write")  # the round behind the last one adds a row
+        _check(k, len(stash) + 1, "stash_write")  # the iteration after the last one adds a row
         return xp.concatenate([stash[:k], x[None], stash[k + 1 :]])
 
     @staticmethod
     def bind_control(planner: Any, op: Any) -> Callable[[], Any]:
         (name,), (x,), (at,) = op.input("Stash"), op.input("X"), op.input("Round")
         if op.output("Out")[0] != name:
-            raise ExecutionError(f"op stash_write: a stash is written in place; it reads {name!r} and writes {op.output('Out')[0]!r}")
+            raise ExecutionError(
+                f"op stash_write: a stash must be written in place; this op reads {name!r} and writes {op.output('Out')[0]!r}"
+            )
         return partial(_write, planner.ctx.stashes, name, planner.rows(name), planner.array(x), planner.array(at))
 
     @staticmethod
     def samples():
-        yield Sample.of(f32(2, 4, 3), f32(4, 3), i64(1), grad=("X",), why="a round is written once: nothing is lost of Stash")
+        yield Sample.of(f32(2, 4, 3), f32(4, 3), i64(1), grad=("X",), why="each iteration is written once: no value of Stash is lost")
         yield Sample.of(i64(3, 1, 2), np.int64(7).reshape(()), i64(2))
 
 
 class StashRead(OpDef):
-    """The value of round Round, [1] int64, that the stash has; of any tensor, its row of that number."""
+    """The value of iteration Round, [1] int64, of a stash; for a tensor, its row with that number."""
 
     name = "stash_read"
     inputs = ("Stash", "Round")
@@ -188,7 +193,7 @@ class StashRead(OpDef):
 
 
 class StashReadGrad(OpDef):
-    """Zeros in the shape of Stash, but the gradient as the row of round Round; of Stash only the shape is read."""
+    """Zeros in the shape of Stash, with the gradient as the row of iteration Round; only the shape of Stash is read."""
 
     name = "stash_read_grad"
     inputs, outputs = ("Stash", "Round", "Out@GRAD"), ("Stash@GRAD",)
@@ -218,7 +223,7 @@ class StashReadGrad(OpDef):
 
 
 class StashAdd(OpDef):
-    """Stash, with X added to its row of round Round."""
+    """Stash with X added to its row of iteration Round."""
 
     name = "stash_add"
     inputs = ("Stash", "X", "Round")
@@ -246,7 +251,7 @@ class StashAdd(OpDef):
 
 
 class StashRows(OpDef):
-    """The rows of all rounds that a stash without a bound keeps."""
+    """The rows of all iterations in a stash without a bound."""
 
     name = "stash_rows"
     inputs = ("Stash",)
@@ -267,5 +272,5 @@ class StashRows(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(f32(2, 3), grad=(), why="the gradient has as many rows as there are rounds, the stash says none")
+        yield Sample.of(f32(2, 3), grad=(), why="the gradient has as many rows as there are iterations, but the type of the stash has none")
         yield Sample.of(i64(0, 1, 2))

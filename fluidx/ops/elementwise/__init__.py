@@ -1,4 +1,4 @@
-"""Operators that work element by element, each declared by a row: a name, a scalar expression, a sentence."""
+"""Elementwise operators. Each is declared in one row: a name, a scalar expression, a sentence of documentation."""
 
 from .declare import elementwise
 

@@ -1,8 +1,7 @@
-"""The access pattern of an elementwise op, read off its scalar expression: in which operands it is linear, in which it rises or falls.
+"""Access patterns of elementwise ops, derived from their scalar expressions: where the op is linear, and where it rises or falls.
 
-Every operand is read at the element that is written, so the words say nothing but how axes meet; what an op can do with terms of a sum
-or of a maximum is what its expression does with them. An operand that the expression does not name is one of which only the shape
-is read.
+Every operand is read at the position that is written, so the axes in the pattern only say how operands broadcast. The expression decides
+what the op can do with partial sums or partial maxima. An operand that does not occur in the expression is read for its shape only.
 """
 
 from __future__ import annotations
@@ -17,13 +16,15 @@ from ...ir.axis_letters import letters
 from ...ir.pattern import Types
 from ..expr.nodes import Expr, is_const, lift, nodes, number_of, substitute, symbols
 
-# Functions that never fall, for every argument including the infinities: the terms of a maximum may lie anywhere below it, so sqrt and
+# Functions that never fall, for every argument including the infinities: the terms of a partial maximum may be far below it, so sqrt and
 # log, which are not defined everywhere, do not count.
 _RISING = {"exp", "tanh", "sinh", "asinh", "atan", "sigmoid", "softplus", "erf", "floor", "ceil", "round", "sign"}
 
 
 def elementwise_pattern(expr: Expr, inputs: Sequence[str], names: Sequence[str], axis: bool) -> Callable[..., str]:
-    """The `pattern` of an op with operands `inputs` (symbols of `expr`, in slot order) and attributes `names`; `axis`: it has fluid's."""
+    """The `pattern` of an op with operands `inputs` (symbols of `expr`, in slot order) and attributes `names`; `axis`: it has fluid's
+    attribute `axis`.
+    """
 
     @lru_cache(maxsize=256)
     def exceptions(values: tuple[Expr, ...], is_float: tuple[bool, ...]) -> tuple[tuple[str, ...], str]:
@@ -49,34 +50,35 @@ def _places(group: Sequence[str], inputs: Sequence[str]) -> str:
 
 
 def _words(inputs: Sequence[str], ins: Types, outs: Types, axis: int) -> tuple[list[str], str]:
-    """The words of operands and result. With fluid's `axis`, y's axis 0 meets the result's axis of that number, wherever y stands."""
+    """The axis words of operands and result. With fluid's `axis`, axis 0 of y meets that axis of the result, in whichever slot y is."""
     y, out = (ins[inputs.index("y")] if "y" in inputs else None), outs[0]
     assert out is not None
     if axis == -1 or y is None or y.ndim == out.ndim or all(d == 1 for d in y.shape):
         return ["*"] * len(inputs), "*"
     e = letters(out.ndim, "e").split()
-    beside = [*e[axis : axis + y.ndim], *["."] * (axis + y.ndim - out.ndim)]  # trailing sizes of 1 may stand beyond the last axis
+    beside = [*e[axis : axis + y.ndim], *["."] * (axis + y.ndim - out.ndim)]  # trailing sizes of 1 may be beyond the last axis
     return [" ".join(beside if s == "y" else e) for s in inputs], " ".join(e)
 
 
-# -- what an expression does with terms ----------------------------------------------------------------------------------------------
+# -- linearity and monotonicity of expressions -------------------------------------------------------------------------------------
 
 
 def linear_groups(e: Expr, operands: Sequence[str]) -> list[tuple[str, ...]]:
-    """The groups of operands in which an expression is linear together: it adds up if all of a group are terms of sums, the rest whole.
+    """The groups of operands in which an expression is linear: if all operands of a group are partial sums and the others are whole, so is
+    the result a partial sum.
 
     >>> from fluidx.ops.expr import trace
     >>> linear_groups(trace(lambda x, y: 2 * x - y), ("x", "y")), linear_groups(trace(lambda x, y: x * y), ("x", "y"))
     ([('x', 'y')], [('x',), ('y',)])
     """
     if any(n.fn == "const" and not isfinite(n.args[0]) for n in nodes(e)):
-        return []  # an infinite coefficient makes NaN of terms of both signs
+        return []  # an infinite coefficient turns terms of both signs into NaN
     groups = [g for size in range(1, len(operands) + 1) for g in combinations(operands, size)]
     return [g for g in groups if _degree(e, g) == 1]
 
 
 def _degree(e: Expr, group: Sequence[str]) -> int | None:
-    """1: linear in the group, without a constant term; 0: independent of it; None: neither."""
+    """1: linear in the group, without a constant term; 0: independent of the group; None: neither."""
     of: dict[Expr, int | None] = {}
     for n in nodes(e):
         if n.fn in ("const", "sym"):
@@ -100,9 +102,11 @@ def _degree(e: Expr, group: Sequence[str]) -> int | None:
 
 
 def direction(e: Expr, operand: str, is_float: bool = True) -> int:
-    """1: the expression never falls as the operand grows; -1: it never rises; 0: it does not depend on it, or that is not known.
+    """1: the expression never falls as the operand grows; -1: it never rises; 0: it does not depend on the operand, or the answer is not
+    known.
 
-    The others are whole and may be anything, so they count only where no value of theirs matters. Whole numbers overflow in arithmetic.
+    The other operands are whole and can have any value, so the answer must hold for all of their values. Integers are excluded because
+    their arithmetic overflows.
 
     >>> from fluidx.ops.expr import exp, trace
     >>> direction(trace(lambda x: 1 - exp(x)), "x"), direction(trace(lambda x: x * x), "x")

@@ -1,4 +1,4 @@
-"""Activations and other functions of one tensor, one row each; kernels and gradients come from the expressions."""
+"""Activations and other functions of one tensor, one row each; their kernels and gradients follow from the expressions."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from .declare import elementwise
 
 POSITIVE = (0.2, 3.0)
 
-activation = partial(elementwise, precision="any")  # none outgrows X by much: where 16 bits hold X, they hold the result
+activation = partial(elementwise, precision="any")  # the result is never much larger than X: if X fits in 16 bits, the result does
 
 activation("relu", lambda x: max(x, 0), dtypes="number", kinks=(0,), doc="max(X, 0). The gradient at 0 is 0.")
 activation("relu6", lambda x, *, threshold: min(max(x, 0), threshold), attrs={"threshold": 6.0}, kinks=(0, 2), domain=(-4, 8),
     variants=({}, {"threshold": 2.0}), doc="min(max(X, 0), threshold).")  # fmt: skip
 activation("leaky_relu", lambda x, *, alpha: where(x > 0, x, alpha * x), attrs={"alpha": 0.02}, kinks=(0,),
-    variants=({}, {"alpha": 0.3}, {"alpha": 1.5}, {"alpha": 0.0}), doc="X where it is positive, else alpha * X.")  # fmt: skip
+    variants=({}, {"alpha": 0.3}, {"alpha": 1.5}, {"alpha": 0.0}), doc="X where X is positive, else alpha * X.")  # fmt: skip
 activation("elu", lambda x, *, alpha: where(x > 0, x, alpha * (exp(min(x, 0)) - 1)), attrs={"alpha": 1.0}, kinks=(0,),
     slope=lambda x, *, alpha: where(x > 0, 1, alpha * exp(min(x, 0))),
-    variants=({}, {"alpha": 0.5}), doc="X where it is positive, else alpha * (exp(X) - 1).")  # fmt: skip
+    variants=({}, {"alpha": 0.5}), doc="X where X is positive, else alpha * (exp(X) - 1).")  # fmt: skip
 activation("selu", lambda x, *, scale, alpha: scale * where(x > 0, x, alpha * (exp(min(x, 0)) - 1)), kinks=(0,),
     slope=lambda x, *, scale, alpha: scale * where(x > 0, 1, alpha * exp(min(x, 0))),
     attrs={"scale": 1.0507009873554805, "alpha": 1.6732632423543772}, variants=({}, {"scale": 1.5, "alpha": 0.5}),
@@ -68,10 +68,10 @@ activation("hard_shrink", lambda x, *, threshold: where(abs(x) <= threshold, 0, 
     doc="X where |X| > threshold, else 0.")  # fmt: skip
 activation("hard_sigmoid", lambda x, *, slope, offset: min(max(slope * x + offset, 0), 1), attrs={"slope": 0.2, "offset": 0.5},
     kinks=(-2.5, 2.5, -1.25, 1.25), variants=({}, {"slope": 0.4}),
-    doc="slope * X + offset, cut to [0, 1].")  # fmt: skip
+    doc="slope * X + offset, clipped to [0, 1].")  # fmt: skip
 
 
-# Where a factor is 0 before X is infinite, X stops growing: inf * 0 is NaN. In a slope, products with a factor of 0 stop on both sides.
+# Where another factor is 0, X is clipped to this bound: inf * 0 is NaN. In a slope, products with a factor of 0 are clipped on both sides.
 _FLAT = 1000.0  # exp(-X) is 0 in every dtype
 
 
@@ -112,15 +112,15 @@ activation("hard_swish", lambda x, *, threshold, scale, offset: max(x, -offset) 
 activation("swish", _swish, slope=_swish_slope, attrs={"beta": 1.0}, variants=({}, {"beta": 1.7}, {"beta": -0.5}, {"beta": 0.0}),
     doc="X * sigmoid(beta * X).")  # fmt: skip
 activation("gelu", _gelu, slope=_gelu_slope, attrs={"approximate": False}, variants=({}, {"approximate": True}),
-    doc="X times the normal distribution function of X; `approximate` takes tanh for it.\n\nHendrycks and Gimpel, Gaussian Error Linear "
-    "Units, 2016.")  # fmt: skip
+    doc="X times the normal distribution function of X; `approximate` uses tanh.\n\nHendrycks and Gimpel, Gaussian Error Linear "
+        "Units, 2016.")  # fmt: skip
 activation("mish", lambda x: max(x, -_FLAT) * tanh(softplus(x)), slope=_mish_slope, doc="X * tanh(softplus(X)).")
 activation("brelu", lambda x, *, t_min, t_max: min(max(x, t_min), t_max), attrs={"t_min": 0.0, "t_max": 24.0}, kinks=(0, -1, 1),
-    variants=({}, {"t_min": -1.0, "t_max": 1.0}), doc="X cut to [t_min, t_max].")  # fmt: skip
+    variants=({}, {"t_min": -1.0, "t_max": 1.0}), doc="X clipped to [t_min, t_max].")  # fmt: skip
 activation("stanh", lambda x, *, scale_a, scale_b: scale_b * tanh(scale_a * x), attrs={"scale_a": 0.67, "scale_b": 1.7159},
     variants=({}, {"scale_a": 0.5}), doc="scale_b * tanh(scale_a * X).")  # fmt: skip
 activation("thresholded_relu", lambda x, *, threshold: where(x <= threshold, 0, x), attrs={"threshold": 1.0}, kinks=(1, 0.5),
-    variants=({}, {"threshold": 0.5}), doc="X where it is above the threshold, else 0.")  # fmt: skip
+    variants=({}, {"threshold": 0.5}), doc="X where X is above the threshold, else 0.")  # fmt: skip
 
 elementwise("exp", lambda x: exp(x), doc="e to the power of X.")
 elementwise("log", lambda x: log(x), domain=POSITIVE, doc="Natural logarithm.")
@@ -142,11 +142,11 @@ elementwise("asinh", lambda x: asinh(x), doc="The number whose hyperbolic sine i
 elementwise("acosh", lambda x: acosh(x), domain=(1.2, 4.0), doc="The number, not negative, whose hyperbolic cosine is X.")
 elementwise("atanh", lambda x: atanh(x), domain=(-0.9, 0.9), doc="The number whose hyperbolic tangent is X.")
 elementwise("erf", lambda x: erf(x), doc="The error function, to 5e-7 in float32 and 1e-15 in float64.")
-activation("sign", lambda x: sign(x), dtypes="number", kinks=(0,), doc="-1, 0 or 1. No gradient flows.")
+activation("sign", lambda x: sign(x), dtypes="number", kinks=(0,), doc="-1, 0 or 1: the sign of X. The gradient is 0.")
 
 STEPS = tuple(k / 2 for k in range(-6, 7))
-elementwise("floor", lambda x: floor(x), kinks=STEPS, doc="X rounded down. No gradient flows.")
-elementwise("ceil", lambda x: ceil(x), kinks=STEPS, doc="X rounded up. No gradient flows.")
+elementwise("floor", lambda x: floor(x), kinks=STEPS, doc="X rounded down. The gradient is 0.")
+elementwise("ceil", lambda x: ceil(x), kinks=STEPS, doc="X rounded up. The gradient is 0.")
 
 
 def _round(x, *, ties_to_even):
@@ -155,4 +155,4 @@ def _round(x, *, ties_to_even):
 
 
 elementwise("round", _round, attrs={"ties_to_even": False}, kinks=STEPS, variants=({}, {"ties_to_even": True}),
-    doc="The nearest whole number, halves away from zero, or with `ties_to_even` to the even one. No gradient flows.")  # fmt: skip
+    doc="The nearest integer, halves away from zero, or with `ties_to_even` to the even one. The gradient is 0.")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Arithmetic on one or two tensors with fluid's and NumPy's broadcasting, and the linear ops that gradients are put together with."""
+"""Arithmetic on one or two tensors with the broadcasting of fluid and NumPy, and the linear ops that gradients consist of."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 from ...ir import OpDef, ProgramError, Required, Sample, TensorType, as_dtype, np_dtype
 from ...ir.dtypes import TINY, dtype_name
 from .. import expr as ex
+from ..expr.native import expression_calls
 from ..expr.nodes import make_node, sym
 from ..shared.blocked import in_order
 from ..shared.broadcast import broadcast_sizes, reduced
 from ..shared.low_bit import ROUND_MODES, converted
-from ..shared.native import copy_calls, expression
+from ..shared.native import copy_calls
 from ..shared.samples import points
 from .declare import elementwise
 
@@ -42,7 +43,7 @@ def _pairs(low=-3.0, high=3.0, ints=True, int_low=-9):
 
 
 def _down(b, op, dx, dy):
-    """The gradients of both operands, summed down where one was broadcast."""
+    """The gradients of both operands, summed over the axes along which an operand was broadcast."""
     x, y, out = op["X"], op["Y"], op["Out"]
     return reduced(b, dx, x, out, y), reduced(b, dy, y, out, x, axis=op.attrs["axis"])
 
@@ -57,7 +58,7 @@ def _mul_grad(b, op, g):
 
 
 def _int_div(xp, ins, out, attrs):
-    """C's integer division, towards zero, as fluid and ONNX have it; NumPy has only the one that rounds down."""
+    """C's integer division, which rounds towards zero, as fluid and ONNX define it; NumPy only has the one that rounds down."""
     if out.dtype.kind not in "iu":
         return None
     x, y = ins
@@ -67,7 +68,7 @@ def _int_div(xp, ins, out, attrs):
         rest = xp.remainder(x, y)
         xp.add(out, (rest != 0) & ((x < 0) != (y < 0)), out=out, casting="unsafe")
 
-    def divide_safely():  # where the result lies in the memory of an operand
+    def divide_safely():  # for a result in the memory of an operand
         q = xp.floor_divide(x, y)
         q += (xp.remainder(x, y) != 0) & ((x < 0) != (y < 0))
         out[...] = q
@@ -77,7 +78,7 @@ def _int_div(xp, ins, out, attrs):
 
 elementwise("elementwise_add", lambda x, y: x + y, axis=True, dtypes="number", precision="any", samples=_pairs(),
     grad=lambda b, op, g: _down(b, op, g, g),
-    doc="The sum of two tensors.\n\nTwo partial sums add up; a partial sum and a whole value are refused by the verifier.")  # fmt: skip
+    doc="The sum of two tensors.\n\nTwo partial sums add up; the verifier refuses a partial sum with a whole value.")  # fmt: skip
 elementwise("elementwise_sub", lambda x, y: x - y, axis=True, dtypes="number", precision="any", samples=_pairs(),
     grad=_sub_grad, doc="The difference of two tensors.")  # fmt: skip
 elementwise("elementwise_mul", lambda x, y: x * y, axis=True, dtypes="number", precision="any", samples=_pairs(),
@@ -85,13 +86,13 @@ elementwise("elementwise_mul", lambda x, y: x * y, axis=True, dtypes="number", p
 elementwise("elementwise_div", lambda x, y: x / y, axis=True, dtypes="number", precision="any", samples=_pairs(0.5, 2.0),
     special=_int_div, doc="The quotient of two tensors. Integers are divided towards zero, as in C.")  # fmt: skip
 elementwise("elementwise_max", lambda x, y: ex.max(x, y), axis=True, dtypes="number", precision="any", samples=_pairs(),
-    doc="The larger of two tensors, element by element. At a tie Y takes the gradient.")  # fmt: skip
+    doc="The larger of two tensors, element by element. At a tie the gradient goes to Y.")  # fmt: skip
 elementwise("elementwise_min", lambda x, y: ex.min(x, y), axis=True, dtypes="number", precision="any", samples=_pairs(),
-    doc="The smaller of two tensors, element by element. At a tie Y takes the gradient.")  # fmt: skip
+    doc="The smaller of two tensors, element by element. At a tie the gradient goes to Y.")  # fmt: skip
 
 
 def _int_pow(xp, ins, out, attrs):
-    """Whole numbers, of which NumPy refuses negative powers: cut towards zero, only those of 1 and -1 are not 0."""
+    """Powers of integers. NumPy refuses negative exponents: such powers are rounded towards zero, so only those of 1 and -1 are not 0."""
     if out.dtype.kind not in "iu":
         return None
     x, y = ins
@@ -105,25 +106,25 @@ def _pow_samples():
 
 
 elementwise("elementwise_pow", lambda x, y: x**y, axis=True, dtypes="number", samples=_pow_samples, special=_int_pow,
-    doc="X to the power of Y, element by element. Of whole numbers, negative powers are cut towards zero.")  # fmt: skip
+    doc="X to the power of Y, element by element. For integers, powers with negative exponents are rounded towards zero.")  # fmt: skip
 
 
 def _mod_samples():
     for s in _pairs(0.5, 2.0)():
-        yield Sample(s.args, s.attrs, grad=(), why="X mod Y jumps, and differences across a jump say nothing")
-    for low in (0.2, 1.6, -0.9):  # X / Y stays between two whole numbers
+        yield Sample(s.args, s.attrs, grad=(), why="X mod Y jumps, and differences across a jump are meaningless")
+    for low in (0.2, 1.6, -0.9):  # X / Y stays between two integers
         yield Sample.of(points((2, 3), low, low + 0.3), points((3,), 1.1, 1.5, seed=1))
 
 
 elementwise("elementwise_mod", lambda x, y: x % y, axis=True, dtypes="number", samples=_mod_samples,
-    doc="The remainder of X / Y, with the sign of Y. For whole numbers layers write elementwise_fmod, as fluid 1.8 computes.")  # fmt: skip
+    doc="The remainder of X / Y, with the sign of Y. For integers, layers write elementwise_fmod, as fluid 1.8 computes.")  # fmt: skip
 elementwise("elementwise_fmod", lambda x, y: ex.fmod(x, y), axis=True, dtypes="number", samples=_mod_samples,
-    doc="The remainder of X / Y cut towards zero, with the sign of X.")  # fmt: skip
+    doc="The remainder of X / Y rounded towards zero, with the sign of X.")  # fmt: skip
 elementwise("elementwise_floordiv", lambda x, y: x // y, axis=True, dtypes="number", samples=_mod_samples,
-    doc="X / Y rounded down. For whole numbers layers write elementwise_div, as fluid 1.8 rounds towards zero.")  # fmt: skip
+    doc="X / Y rounded down. For integers, layers write elementwise_div, as fluid 1.8 rounds towards zero.")  # fmt: skip
 
 
-# -- affine and cutting ops ------------------------------------------------------------------------------------------------------
+# -- affine ops and clipping ------------------------------------------------------------------------------------------------------
 
 
 def _scale_grad(b, op, g):
@@ -131,7 +132,7 @@ def _scale_grad(b, op, g):
 
 
 def _scale_int(xp, ins, out, attrs):
-    """Integers times a fraction: worked in float64 and cut."""
+    """Integers times a fraction: computed in float64, then rounded towards zero."""
     if out.dtype.kind not in "iu" or all(float(attrs[k]).is_integer() for k in ("scale", "bias")):
         return None
     (x,), s, c = ins, attrs["scale"], attrs["bias"]
@@ -149,9 +150,9 @@ elementwise("scale", lambda x, *, scale, bias, bias_after_scale: ex.where(bias_a
     doc="scale * X + bias, or scale * (X + bias) when `bias_after_scale` is off.")  # fmt: skip
 elementwise("clip", lambda x, *, min, max: ex.min(ex.max(x, min), max), attrs={"min": Required(float), "max": Required(float)},
     dtypes="number", precision="any", kinks=(-1.0, 1.0), variants=({"min": -1.0, "max": 1.0}, {"min": -10.0, "max": 1.0}),
-    doc="X with values below `min` raised to it and values above `max` lowered to it.")  # fmt: skip
+    doc="X clipped to [min, max].")  # fmt: skip
 elementwise("increment", lambda x, *, step: x + step, attrs={"step": 1.0}, dtypes="number", variants=({}, {"step": -2.0}),
-    doc="X + step: how a loop counts. Written into X itself in fluid programs.")  # fmt: skip
+    doc="X + step, for loop counters. In fluid programs the result is written into X itself.")  # fmt: skip
 elementwise("pow", lambda x, *, factor: x**factor, attrs={"factor": 1.0}, domain=(0.5, 2.0),
     variants=({}, {"factor": 2.0}, {"factor": 3.0}, {"factor": 0.5}, {"factor": -1.5}, {"factor": 0.0}),
     doc="X to the power of the attribute `factor`.")  # fmt: skip
@@ -160,8 +161,8 @@ elementwise("pow", lambda x, *, factor: x**factor, attrs={"factor": 1.0}, domain
 class Sum(OpDef):
     """The sum of n tensors of one shape, added from first to last; 16-bit floats are added in float32.
 
-    Where several operators contribute to one gradient, this op adds the terms. Raises ProgramError for no term at all, or when
-    dtypes or shapes differ.
+    If several operators contribute to one gradient, this op adds the contributions. Raises ProgramError without any X, or if dtypes or
+    shapes differ.
     """
 
     name = "sum"
@@ -228,7 +229,7 @@ class Sum(OpDef):
         if len(xs) == 1:
             return copy_calls(out, xs[0], dry)
         terms = {f"x{k}": x for k, x in enumerate(xs)}
-        return expression(reduce(partial(make_node, "add"), map(sym, terms)), terms, out, dry)
+        return expression_calls(reduce(partial(make_node, "add"), map(sym, terms)), terms, out, dry)
 
     @staticmethod
     def samples():
@@ -239,10 +240,11 @@ class Sum(OpDef):
 
 
 class Cast(OpDef):
-    """X in another dtype. Floats are cut towards zero when they become integers, and are True where they are not 0.
+    """X in another dtype. Floats become integers by rounding towards zero, and bools by comparison with 0.
 
-    To 8-bit floats numbers are rounded to even; what is too large becomes the largest one, without `saturate` infinity or NaN.
-    float8_e8m0fnu has powers of two alone: `round_mode` is up, down or nearest. 4-bit and 2-bit integers keep the lowest bits of integers.
+    Numbers become 8-bit floats by rounding to even. A number that is too large becomes the largest one, or infinity or NaN without
+    `saturate`. float8_e8m0fnu has powers of two only: `round_mode` is up, down or nearest. Integers become 4-bit and 2-bit integers by
+    keeping their lowest bits.
     """
 
     name = "cast"
@@ -255,7 +257,7 @@ class Cast(OpDef):
     @staticmethod
     def pattern(ins, outs, attrs):
         x, out = ins[0], outs[0]
-        # terms that are rounded one by one add up to another sum, and whole numbers wrap around
+        # partial sums rounded one by one do not add up to the rounded sum, and integers wrap around
         if {x.dtype, out.dtype} & {*TINY}:
             return "* -> *"
         widens = np.promote_types(np_dtype(x.dtype), np_dtype(out.dtype)) == np_dtype(out.dtype)
@@ -304,7 +306,7 @@ class Cast(OpDef):
 
 
 class Assign(OpDef):
-    """A copy of X under another name."""
+    """A copy of X in another variable."""
 
     name = "assign"
     flops = 0
@@ -349,4 +351,4 @@ class Assign(OpDef):
 
 
 def _nothing():
-    """What is left of a copy onto itself."""
+    """The call of a copy onto itself: it does nothing."""

@@ -1,4 +1,4 @@
-"""Comparisons, logic and tests for NaN and infinity, whose results are bool, and logic on the bits of whole numbers."""
+"""Comparisons, logic, and tests for NaN and infinity, all with bool results; and logic on the bits of integers."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _comparison("less_equal", lambda x, y: x <= y, "True where X is at most Y.")
 _comparison("greater_than", lambda x, y: x > y, "True where X is greater than Y.")
 _comparison("greater_equal", lambda x, y: x >= y, "True where X is at least Y.")
 
-elementwise("logical_and", lambda x, y: x & y, dtypes="bool", doc="True where both are.")
-elementwise("logical_or", lambda x, y: x | y, dtypes="bool", doc="True where one or both are.")
-elementwise("logical_xor", lambda x, y: x ^ y, dtypes="bool", doc="True where exactly one is.")
-elementwise("logical_not", lambda x: ~x, dtypes="bool", doc="True where X is not.")
+elementwise("logical_and", lambda x, y: x & y, dtypes="bool", doc="True where X and Y are true.")
+elementwise("logical_or", lambda x, y: x | y, dtypes="bool", doc="True where X or Y is true, or both.")
+elementwise("logical_xor", lambda x, y: x ^ y, dtypes="bool", doc="True where exactly one of X and Y is true.")
+elementwise("logical_not", lambda x: ~x, dtypes="bool", doc="True where X is false.")
 
 
 def _odd_values():
@@ -47,7 +47,7 @@ def _odd_values():
 
 
 elementwise("isnan", lambda x: ex.isnan(x), samples=_odd_values, doc="True where X is NaN.")
-elementwise("isinf", lambda x: ex.isinf(x), samples=_odd_values, doc="True where X is an infinity of either sign.")
+elementwise("isinf", lambda x: ex.isinf(x), samples=_odd_values, doc="True where X is infinity or minus infinity.")
 elementwise("isfinite", lambda x: ex.isfinite(x), samples=_odd_values, doc="True where X is neither NaN nor infinite.")
 
 
@@ -77,6 +77,6 @@ elementwise("bitwise_xor", lambda x, y: ex.bit_xor(x, y), dtypes="int", samples=
     doc="The bits that are set in exactly one of X and Y.")  # fmt: skip
 elementwise("bitwise_not", lambda x: ex.bit_not(x), dtypes="int", samples=_whole, doc="The bits that are not set in X.")
 elementwise("shift_left", lambda x, y: ex.shift_left(x, y), dtypes="int", samples=_bits(*_KINDS),
-    doc="The bits of X moved up by Y; 0 where Y is negative or moves all of them out.")  # fmt: skip
+    doc="The bits of X shifted left by Y; 0 where Y is negative or shifts all bits out.")  # fmt: skip
 elementwise("shift_right", lambda x, y: ex.shift_right(x, y), dtypes="int", samples=_bits(*_KINDS),
-    doc="The bits of X moved down by Y, the sign staying: 0 or -1 where Y is negative or moves all of them out.")  # fmt: skip
+    doc="The bits of X shifted right by Y, with the sign kept: 0 or -1 where Y is negative or shifts all bits out.")  # fmt: skip

@@ -1,4 +1,4 @@
-"""`elementwise`: one row declares an elementwise op, its gradient op and their kernels from a scalar expression (ops/expr)."""
+"""`elementwise`: declares an elementwise op, its gradient op and their kernels from one scalar expression (ops/expr)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...ir.errors import ProgramError
 from ...ir.opdef import OPS, OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..expr.derivative import derivative, in_terms_of, selected
-from ..expr.native import bind_native
+from ..expr.native import expression_calls
 from ..expr.nodes import BOOLEAN, Expr, is_const, lift, nodes, operations, substitute, sym, symbols, trace
 from ..expr.numpy import bind_ufuncs, evaluate, ufunc_scratch
 from ..shared.broadcast import aligned, aligned_shape, broadcast_sizes, reduced
@@ -23,13 +23,13 @@ from ..shared.samples import points
 from ..shared.types import NUMBERS, need_fit
 from .access import elementwise_pattern
 
-Fitting = Callable[[str, Mapping[str, Any]], None]  # raises where a dtype does not have the numbers of these attributes
+Fitting = Callable[[str, Mapping[str, Any]], None]  # raises ProgramError if the dtype cannot hold the values of these attributes
 DTYPES = {"float": FLOATS, "number": NUMBERS, "int": INTS, "bool": ("bool",), "any": (*NUMBERS, "bool")}
 
-_FORMULA = 200  # characters of a formula that documentation shows
+_FORMULA = 200  # maximal number of characters of a formula in the documentation
 
 
-# -- the family ------------------------------------------------------------------------------------------------------------------
+# -- the declaration ---------------------------------------------------------------------------------------------------------------
 
 
 def elementwise(
@@ -49,15 +49,14 @@ def elementwise(
     special: Callable[..., Any] | None = None,
     precision: str | None = None,
 ) -> type[OpDef]:
-    """Declare the elementwise op `name`, and `<name>_grad` where it has a derivative.
+    """Declare the elementwise op `name`, and `<name>_grad` if it has a derivative.
 
-    `body` is a function of symbolic scalars: positional parameters x, y, ... are the inputs X, Y, ...; keyword-only ones are
-    attributes, whose defaults are in `attrs` and may also serve as conditions of `where`. `dtypes` is "float", "number", "int",
-    "bool" or "any"; all inputs have one dtype, and the result too unless the body is a comparison. `axis` adds fluid's broadcast attribute.
-    Unary samples are drawn from `domain`, away from `kinks`, once for each of `variants` (attributes); or `samples` yields them.
-    `slope` is the derivative by X where it is better written by hand, `grad` replaces the whole derived gradient.
-    `special(xp, ins, out, attrs)` may return a call to run instead of the derived kernel (integer division), or None.
-    `precision` is what an OpDef says by it.
+    `body` is a function of symbolic scalars: positional parameters x, y, ... are the inputs X, Y, ...; keyword-only parameters are
+    attributes. Their defaults are in `attrs`; an attribute can be a condition of `where`. `dtypes` is "float", "number", "int", "bool" or
+    "any"; all inputs have one dtype, and so has the result unless the body is a comparison. `axis` adds fluid's broadcast attribute. Unary
+    samples are drawn from `domain`, away from `kinks`, once for each of `variants` (attributes); or `samples` yields the samples. `slope`
+    is a hand-written derivative with respect to X, `grad` replaces the derived gradient. `special(xp, ins, out, attrs)` may return a call
+    that replaces the derived kernel (integer division), or None. `precision` is the field of OpDef.
     """
     module = sys._getframe(1).f_globals["__name__"]
     parameters = inspect.signature(body).parameters.values()
@@ -69,7 +68,7 @@ def elementwise(
         full["axis"] = -1
     slots = tuple(n.upper() for n in inputs)
     is_bool = expr.fn in BOOLEAN
-    fields: dict[str, Any] = _kernels(name, expr, inputs, names, axis, special)
+    fields: dict[str, Any] = _Kernels(expr, inputs, names, axis, special).fields()
     fields |= {
         "name": name, "__module__": module, "__doc__": doc, "__qualname__": name, "expr": expr, "attrs": full, "inputs": slots,
         "inplace": () if is_bool and dtypes != "bool" else tuple((s, "Out") for s in reversed(slots)),
@@ -86,75 +85,83 @@ def elementwise(
 
 
 def _folds(expr: Expr, inputs: Sequence[str]) -> str:
-    """Whether the body is the maximum, or minimum, of its operands and nothing else."""
+    """The function if the body is "max" or "min" of the operands, otherwise ""."""
     whole = tuple(("sym", s) for s in inputs)
     return expr.fn if expr.fn in ("max", "min") and tuple((a.fn, *a.args) for a in expr.args) == whole else ""
 
 
-def _kernels(name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str], axis: bool, special: Any) -> dict[str, Any]:
-    """`kernel`, `bind`, `scratch`, `pattern` and `flops` of an op whose inputs, in slot order, are the symbols `inputs` of `expr`."""
+class _Kernels:
+    """The kernels of an op whose inputs, in slot order, are the symbols `inputs` of `expr`; `names` are its attributes."""
 
-    @lru_cache(maxsize=256)
-    def specialized(values: tuple[Expr, ...]) -> Expr:  # constants, which tell 0.0 from -0.0 where numbers as a key do not
-        return substitute(expr, dict(zip(names, values, strict=True)))
+    def __init__(self, expr: Expr, inputs: Sequence[str], names: Sequence[str], axis: bool, special: Any):
+        self.expr, self.inputs, self.names, self.axis, self.special = expr, inputs, names, axis, special
+        # constants as a key: they distinguish 0.0 from -0.0, numbers do not
+        self._specialized = lru_cache(maxsize=256)(lambda values: substitute(expr, dict(zip(names, values, strict=True))))
 
-    def element(attrs: Mapping[str, Any], shapes: Sequence[tuple[int, ...]], ndim: int) -> tuple[Expr, dict[str, tuple[int, ...]]]:
-        aligned = [aligned_shape(d, ndim, attrs["axis"] if axis and s == "y" else -1) for s, d in zip(inputs, shapes, strict=True)]
-        return specialized(tuple([lift(attrs[n]) for n in names])), dict(zip(inputs, aligned, strict=True))
+    def fields(self) -> dict[str, Any]:
+        """The fields of the OpDef that follow from the expression."""
+        made: dict[str, Any] = {
+            "kernel": self.kernel, "bind": self.bind, "native": self.native, "scratch": self.scratch, "element": self.element,
+            "pattern": elementwise_pattern(self.expr, self.inputs, self.names, self.axis), "flops": self.flops,
+        }  # fmt: skip
+        if self.names and len(self.inputs) == 1:  # for some attribute values the expression may be the operand itself
+            made["identity_if"] = self.identity_if
+        return {**{k: staticmethod(v) for k, v in made.items()}, "native_any_size": True}
 
-    def prepare(arrays: Sequence[Any], out: Any, attrs: Mapping[str, Any]) -> tuple[Expr, dict[str, Any]]:
-        e, shapes = element(attrs, [a.shape for a in arrays], out.ndim)
+    def specialized(self, attrs: Mapping[str, Any]) -> Expr:
+        """The expression with numbers for the attributes."""
+        made: Expr = self._specialized(tuple([lift(attrs[n]) for n in self.names]))
+        return made
+
+    def element(self, attrs: Mapping[str, Any], shapes: Sequence[tuple[int, ...]], ndim: int) -> tuple[Expr, dict[str, tuple[int, ...]]]:
+        axes = [attrs["axis"] if self.axis and s == "y" else -1 for s in self.inputs]
+        aligned = [aligned_shape(d, ndim, axis) for d, axis in zip(shapes, axes, strict=True)]
+        return self.specialized(attrs), dict(zip(self.inputs, aligned, strict=True))
+
+    def prepare(self, arrays: Sequence[Any], out: Any, attrs: Mapping[str, Any]) -> tuple[Expr, dict[str, Any]]:
+        e, shapes = self.element(attrs, [a.shape for a in arrays], out.ndim)
         return e, {s: a if a.shape == d else a.reshape(d) for (s, d), a in zip(shapes.items(), arrays, strict=True)}
 
-    def bind(ins, outs, attrs, ctx, scratch=()):
-        e, values = prepare(ins, outs[0], attrs)
-        if special is not None and (call := special(np, list(values.values()), outs[0], attrs)) is not None:
-            return call
-        return bind_ufuncs(e, values, outs[0], scratch)
+    def special_call(self, xp: Any, values: Mapping[str, Any], out: Any, attrs: Mapping[str, Any]) -> Any:
+        return None if self.special is None else self.special(xp, list(values.values()), out, attrs)
 
-    def native(ins, outs, attrs, dry=False):
-        e, values = prepare(ins, outs[0], attrs)
-        if special is not None and special(np, list(values.values()), outs[0], attrs) is not None:
-            return None
-        call = bind_native([e], values, outs, dry)
-        return None if call is None else [call]
+    def bind(self, ins, outs, attrs, ctx, scratch=()):
+        e, values = self.prepare(ins, outs[0], attrs)
+        call = self.special_call(np, values, outs[0], attrs)
+        return bind_ufuncs(e, values, outs[0], scratch) if call is None else call
 
-    def scratch(ins, outs, attrs):
-        e, shapes = element(attrs, [t.shape for t in ins], outs[0].ndim)
+    def native(self, ins, outs, attrs, dry=False):
+        e, values = self.prepare(ins, outs[0], attrs)
+        return expression_calls(e, values, outs[0], dry) if self.special_call(np, values, outs[0], attrs) is None else None
+
+    def scratch(self, ins, outs, attrs):
+        e, shapes = self.element(attrs, [t.shape for t in ins], outs[0].ndim)
         if e.fn in ("const", "sym") or all(a.fn in ("const", "sym") for a in e.args):
             return ()  # one ufunc
         types = {s: t.with_shape(d) for (s, d), t in zip(shapes.items(), ins, strict=True)}
         return ufunc_scratch(e, tuple([types[n] for n in symbols(e)]), outs[0])
 
-    def kernel(xp, *arrays, out, **attrs):
-        e, values = prepare(arrays, out, attrs)
-        if special is not None and (call := special(xp, list(values.values()), out, attrs)) is not None:
+    def kernel(self, xp, *arrays, out, **attrs):
+        e, values = self.prepare(arrays, out, attrs)
+        if (call := self.special_call(xp, values, out, attrs)) is not None:
             call()
         else:
             out[...] = evaluate(e, xp, values)
 
-    def flops(ins, outs, attrs):
-        return outs[0].numel * operations([specialized(tuple([lift(attrs[n]) for n in names]))])
+    def flops(self, ins, outs, attrs):
+        return outs[0].numel * operations([self.specialized(attrs)])
 
-    def identity_if(x, attrs, count):
-        return specialized(tuple([lift(attrs[n]) for n in names])).fn == "sym"
-
-    pattern = elementwise_pattern(expr, inputs, names, axis)
-    made: dict[str, Any] = {
-        "kernel": kernel, "bind": bind, "native": native, "scratch": scratch, "pattern": pattern, "element": element, "flops": flops,
-    }  # fmt: skip
-    if names and len(inputs) == 1:  # what is a formula of its operand for some attributes may be the operand for others
-        made["identity_if"] = identity_if
-    return {**{k: staticmethod(v) for k, v in made.items()}, "native_any_size": True}
+    def identity_if(self, x, attrs, count):
+        return self.specialized(attrs).fn == "sym"
 
 
 def _fitting(name: str, expr: Expr, names: Sequence[str], special: Any) -> Fitting:
-    """A check that a dtype has the numbers that the body has of its attributes. A body that has a `special` one takes fractions."""
+    """A check that a dtype holds the numbers which the body computes from its attributes. A `special` kernel allows fractions."""
 
     def check(dtype: str, attrs: Mapping[str, Any]) -> None:
         if not names or dtype in FLOATS:
             return
-        for n in nodes(substitute(expr, {k: lift(attrs[k]) for k in names})):  # a scale of -1 is a sign, and no number
+        for n in nodes(substitute(expr, {k: lift(attrs[k]) for k in names})):  # -1 as a scale is only a sign, not a constant
             if n.fn == "const":
                 said = [k for k in names if attrs[k] in n.args]
                 need_fit(name, " and ".join(said or names), n.args[0], dtype, cut=special is not None)
@@ -173,7 +180,7 @@ def _infer(name: str, dtypes: str, is_bool: bool, axis: bool, fitting: Fitting) 
                 raise ProgramError(f"op {name}: expected {_wording(dtypes)}, found {t.dtype}; cast it first")
             if t.dtype != dtype:
                 raise ProgramError(f"op {name}: X is {dtype} and Y is {t.dtype}; cast one of them")
-            if t.shape != shape or ANY in shape and t.shape is not shape:  # two names may be two sizes
+            if t.shape != shape or ANY in shape and t.shape is not shape:  # two named axes may have different sizes
                 shape = broadcast_sizes(name, shape, aligned(name, shape, t.shape, attrs["axis"]) if axis else t.shape)
         fitting(dtype, attrs)
         made = TensorType("bool" if is_bool else dtype, shape)
@@ -190,7 +197,7 @@ def _derive(
     name: str, expr: Expr, inputs: Sequence[str], names: Sequence[str], full: Any, axis: bool, module: str, draw: Any, slope: Any
 ) -> Any:
     """The `grad` of the op, after declaring one gradient op per input: `<name>_grad`, or `<name>_grad_x`, `<name>_grad_y`."""
-    rules: list[tuple[Any, Any]] = []  # (None, the constant 0 or 1), or (gradient op, what it needs)
+    rules: list[tuple[Any, Any]] = []  # (None, the constant 0 or 1), or (gradient op, names of its operands)
     for k, x in enumerate(inputs):
         d = derivative(expr, sym(x)) if slope is None else trace(slope)
         if is_const(d, 0) or is_const(d, 1):
@@ -219,7 +226,7 @@ def _derive(
 
 
 def _cheapest(*candidates: Expr) -> Expr:
-    """The one that needs the fewest values kept, then the fewest operations; the first of equals."""
+    """The expression that needs the fewest saved values, then the fewest operations; the first of equals."""
     cost = [(len(symbols(e)), sum(1 for _ in nodes(e))) for e in candidates]
     return candidates[cost.index(min(cost))]
 
@@ -246,7 +253,7 @@ def _declare_grad(
             g = np.random.default_rng(7).standard_normal(t.shape).astype(out.dtype)
             yield Sample((*(have[n] for n in slots), g), s.attrs, grad=(), why="a gradient op has no gradient of its own")
 
-    fields = _kernels(grad_name, e, order, names, axis, None)
+    fields = _Kernels(e, order, names, axis, None).fields()
     result = "Y@GRAD" if wrt else "X@GRAD"
     what = f" by {result[0]}, of the shape of Out" if grad_name.endswith(("_x", "_y")) else ""
     formula = repr(substitute(e, {"g": sym("Out@GRAD"), "x": sym("X"), "y": sym("Y")}))

@@ -1,7 +1,7 @@
-"""Scalar expressions: the one body of an elementwise op, from which its NumPy kernel, C and CUDA code and gradient come.
+"""Scalar expressions: the single definition of an elementwise op, from which its NumPy kernel, C kernel call and gradient follow.
 
-Here stand the functions that bodies are written with. `derivative` differentiates an expression, `numpy` evaluates it on arrays and `c`
-writes it as C or CUDA; `nodes` holds the expressions themselves.
+This package exports the functions that definitions use. `nodes` holds the expressions, `derivative` differentiates them, `numpy` evaluates
+them on arrays, and `native` calls C kernels for them.
 """
 
 from .nodes import (

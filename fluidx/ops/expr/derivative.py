@@ -1,4 +1,4 @@
-"""The derivative of a scalar expression, and the derivative written over the value that the op has saved.
+"""Derivatives of scalar expressions, and their form in terms of the op's saved result.
 
 >>> x = sym("x")
 >>> in_terms_of(derivative(sigmoid(x), x), sigmoid(x))
@@ -8,6 +8,7 @@ Out * (1 - Out)
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ...ir.errors import ProgramError
 from .nodes import (
@@ -23,6 +24,7 @@ from .nodes import (
     exp,
     floor,
     is_mask,
+    lift,
     log,
     nodes,
     power,
@@ -37,84 +39,58 @@ from .nodes import (
 )
 
 _BITS = {"bit_and", "bit_or", "bit_xor", "bit_not", "shift_left", "shift_right"}
-_STEP = {"sign", "floor", "ceil", "round", "floordiv", *_BITS, *BOOLEAN}  # constant almost everywhere, or of whole numbers
+_STEP = {"sign", "floor", "ceil", "round", "floordiv", *_BITS, *BOOLEAN}  # constant almost everywhere, or on integers
+
+
+# function -> its derivatives with respect to the arguments a and b; n is its value
+_RULES: dict[str, Callable[[Expr, Expr, Expr], list[Expr | float]]] = {
+    "add": lambda a, b, n: [1.0, 1.0],
+    "sub": lambda a, b, n: [1.0, -1.0],
+    "mul": lambda a, b, n: [b, a],
+    "div": lambda a, b, n: [div(1.0, b), -(n * n) / a if a.fn == "const" else -div(n, b)],
+    "neg": lambda a, b, n: [-1.0],
+    "pow": lambda a, b, n: [b * power(a, b - 1.0), n * log(where(eq(a, 0.0), 1.0, a))],
+    "mod": lambda a, b, n: [1.0, -apply("floordiv", a, b)],
+    "fmod": lambda a, b, n: [1.0, -(sign(a / b) * floor(abs(a / b)))],  # a - trunc(a / b) * b
+    "exp": lambda a, b, n: [n],
+    "log": lambda a, b, n: [1.0 / a],
+    "log1p": lambda a, b, n: [1.0 / (1.0 + a)],
+    "sqrt": lambda a, b, n: [0.5 / n],
+    "rsqrt": lambda a, b, n: [-0.5 * (n * (n * n))],
+    "tanh": lambda a, b, n: [1.0 - n * n],
+    "sigmoid": lambda a, b, n: [n * (1.0 - n)],
+    "softplus": lambda a, b, n: [sigmoid(a)],
+    "erf": lambda a, b, n: [2.0 / math.sqrt(math.pi) * exp(-(a * a))],
+    "sin": lambda a, b, n: [cos(a)],
+    "cos": lambda a, b, n: [-sin(a)],
+    "tan": lambda a, b, n: [1.0 + n * n],
+    "sinh": lambda a, b, n: [cosh(a)],
+    "cosh": lambda a, b, n: [sinh(a)],
+    "asin": lambda a, b, n: [rsqrt(1.0 - a * a)],
+    "acos": lambda a, b, n: [-rsqrt(1.0 - a * a)],
+    "atan": lambda a, b, n: [1.0 / (1.0 + a * a)],
+    "asinh": lambda a, b, n: [rsqrt(a * a + 1.0)],
+    "acosh": lambda a, b, n: [rsqrt(a * a - 1.0)],
+    "atanh": lambda a, b, n: [1.0 / (1.0 - a * a)],
+    "abs": lambda a, b, n: [sign(a)],
+    # at a tie the second operand gets the gradient: relu has gradient 0 at 0, as in fluid
+    "max": lambda a, b, n: [where(a > b, 1.0, 0.0), where(a > b, 0.0, 1.0)],
+    "min": lambda a, b, n: [where(a < b, 1.0, 0.0), where(a < b, 0.0, 1.0)],
+}
 
 
 def _partials(function: Expr, n: Expr) -> list[Expr]:
-    """The derivative of one function by each of its arguments; `n` stands for its value."""
-    a = function.args[0]
-    b = function.args[1] if len(function.args) > 1 else a
-    one, zero = const(1.0), const(0.0)
-    match function.fn:
-        case "add":
-            return [one, one]
-        case "sub":
-            return [one, const(-1.0)]
-        case "mul":
-            return [b, a]
-        case "div":
-            return [div(1.0, b), -(n * n) / a if a.fn == "const" else -div(n, b)]
-        case "neg":
-            return [const(-1.0)]
-        case "pow":
-            return [b * power(a, b - 1.0), n * log(where(eq(a, 0.0), 1.0, a))]
-        case "mod":
-            return [one, -apply("floordiv", a, b)]
-        case "fmod":  # a - trunc(a / b) * b
-            return [one, -(sign(a / b) * floor(abs(a / b)))]
-        case "exp":
-            return [n]
-        case "log":
-            return [1.0 / a]
-        case "log1p":
-            return [1.0 / (1.0 + a)]
-        case "sqrt":
-            return [0.5 / n]
-        case "rsqrt":
-            return [-0.5 * (n * (n * n))]
-        case "tanh":
-            return [1.0 - n * n]
-        case "sigmoid":
-            return [n * (1.0 - n)]
-        case "softplus":
-            return [sigmoid(a)]
-        case "erf":
-            return [2.0 / math.sqrt(math.pi) * exp(-(a * a))]
-        case "sin":
-            return [cos(a)]
-        case "cos":
-            return [-sin(a)]
-        case "tan":
-            return [1.0 + n * n]
-        case "sinh":
-            return [cosh(a)]
-        case "cosh":
-            return [sinh(a)]
-        case "asin":
-            return [rsqrt(1.0 - a * a)]
-        case "acos":
-            return [-rsqrt(1.0 - a * a)]
-        case "atan":
-            return [1.0 / (1.0 + a * a)]
-        case "asinh":
-            return [rsqrt(a * a + 1.0)]
-        case "acosh":
-            return [rsqrt(a * a - 1.0)]
-        case "atanh":
-            return [1.0 / (1.0 - a * a)]
-        case "abs":
-            return [sign(a)]
-        case "max":  # at a tie the second takes the gradient: relu is flat at 0, as in fluid
-            return [where(a > b, 1.0, 0.0), where(a > b, 0.0, 1.0)]
-        case "min":
-            return [where(a < b, 1.0, 0.0), where(a < b, 0.0, 1.0)]
-        case fn if fn in _STEP:
-            return [zero] * len(function.args)
-    raise ProgramError(f"expressions have no derivative rule for {function.fn}")
+    """The derivatives of a function with respect to its arguments; `n` stands for its value."""
+    if function.fn in _STEP:
+        return [const(0.0)] * len(function.args)
+    rule = _RULES.get(function.fn)
+    if rule is None:
+        raise ProgramError(f"there is no derivative rule for the function {function.fn} in expressions")
+    return [lift(p) for p in rule(function.args[0], function.args[-1], n)]
 
 
 def derivative(e: Expr, by: Expr, result: Expr | None = None) -> Expr:
-    """The derivative of `e` by a symbol, simplified; 0 where `e` is flat. It may use `result` for the value of `e`.
+    """The derivative of `e` with respect to a symbol, simplified; 0 where `e` is flat. It may use `result` for the value of `e`.
 
     >>> x = sym("x")
     >>> derivative(x * x + 3 * x, x)
@@ -141,7 +117,8 @@ def derivative(e: Expr, by: Expr, result: Expr | None = None) -> Expr:
 
 
 def selected(e: Expr) -> Expr:
-    """`e` with a choice where it multiplies by a condition: what the condition drops may be infinite, and times 0 that is NaN.
+    """`e` with `where` in place of a product with a condition: the other factor may be infinite where the condition is false, and 0 times
+    infinity is NaN.
 
     >>> x = sym("x")
     >>> selected(where(x < 0, 1.0, 0.0) * exp(x))
@@ -159,11 +136,11 @@ def selected(e: Expr) -> Expr:
 
 
 def in_terms_of(e: Expr, result: Expr, name: str = "Out") -> Expr:
-    """`e` with the op's own result written as the symbol `name`: it is saved anyway, so the gradient need not keep the input.
+    """`e` with the op's result written as the symbol `name`: the result is saved anyway, so the gradient does not need the input.
 
-    Beside the expression itself, comparisons against a bound that the result was cut off at carry over: x > 0 is Out > 0
-    where Out is max(x, 0), and also where it is min(max(x, 0), 6): there the derivative asks Out < 6 in any case, so that bounds in
-    the wrong order, which make Out constant, give 0 as well.
+    Besides the expression itself, comparisons with a bound that clips the result are replaced: x > 0 becomes Out > 0 where Out is max(x,
+    0), and also where it is min(max(x, 0), 6). In the second case the derivative always tests Out < 6 too, so bounds in the wrong order,
+    which make Out constant, also give 0.
     """
     out = sym(name)
     bounds: dict[Expr, Expr] = {}
@@ -174,7 +151,7 @@ def in_terms_of(e: Expr, result: Expr, name: str = "Out") -> Expr:
         if inner.fn in ("max", "min") and inner.fn != result.fn and inner.args[1].fn in ("const", "sym"):
             second = "gt" if inner.fn == "max" else "lt"
             bounds[apply(second, *inner.args)] = apply(second, out, inner.args[1])
-    # top down: a comparison of the result's parts must be met before the parts are rebuilt
+    # top down: a comparison must be recognized before its parts are rebuilt
     memo: dict[Expr, Expr] = {}
 
     def walk(n: Expr) -> Expr:

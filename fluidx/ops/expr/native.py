@@ -1,8 +1,9 @@
 """Scalar expressions on the vector machine of `fluidx.native`: one call computes several outputs in one pass over memory.
 
-`bind_native` gives the call, or None for what the machine lacks: other dtypes than float32, float64 and bool, powers, remainders, sine,
-cosine, and operands that need more than three loops. Sums, products, quotients, roots, extrema and comparisons have the bits that NumPy
-gives in the same order of operations; exp, log, tanh, erf and their kin are within two units in the last place of the true value.
+`bind_native` returns the call, or None for anything that the machine does not support: dtypes other than float32, float64 and bool, powers,
+remainders, sine, cosine, and operands that need more than three loops. Sums, products, quotients, roots, extrema and comparisons are
+bitwise equal to NumPy's for the same order of operations. The error of exp, log, tanh, erf and related functions is at most two units in
+the last place.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ _MIRROR = {"gt": "lt", "ge": "le", "lt": "gt", "le": "ge", "eq": "eq", "ne": "ne
 _TESTS, _MASKS = {"isnan", "isinf", "isfinite"}, {"and", "or", "xor"}
 _KNOWN = {*_UNARY, *_COMMUTING, *_ORDERED, *COMPARE, *_TESTS, *_MASKS, "not", "where", "const", "sym"}
 
-# Rough picoseconds an element in float32 with AVX-512, on which the size of a thread's share hangs; nothing else does.
+# Rough picoseconds per element in float32 with AVX-512. They only decide how much work a thread gets.
 _COST = {
     "exp": 300, "log": 400, "log1p": 500, "tanh": 400, "sigmoid": 450, "softplus": 800, "erf": 450,
     "div": 150, "sqrt": 150, "rsqrt": 250,
 }  # fmt: skip
 
-_TAIL_COLUMNS = 128  # of a row, at least: shorter ones are better done several at a time, which a tail does not
+_TAIL_COLUMNS = 128  # smallest length of a row: it is faster to process several shorter rows at a time, which a tail cannot do
 
 
 def bind_native(
     outs: Sequence[Expr], values: Mapping[str, np.ndarray], arrays_out: Sequence[np.ndarray], dry: bool = False, tail: bool = False
 ) -> native.NativeCall | None:
-    """The call that computes `outs` from the arrays in `values` into `arrays_out`, or None where something is not covered.
+    """The call that computes `outs` from the arrays in `values` into `arrays_out`, or None if something is not supported.
 
-    The outputs share one shape, to which the inputs broadcast. An output may be one of the inputs, at the same address and with the
-    same strides; any other overlap is not covered. `dry`: the arrays have shapes and strides and share some memory; all that counts is
-    whether there is a call. `tail`: the call is to be the tail of another one (`native.then`).
+    The outputs share one shape, to which the inputs broadcast. An output may be one of the inputs, with the same address and strides; any
+    other overlap is not supported. `dry`: the arrays have shapes and strides but share memory; the only question is whether there is a
+    call. `tail`: the call will be attached to another one (`native.then`).
     """
     outs = tuple(outs)
     arrays = [*[values[n] for n in _names(outs)], *arrays_out]
@@ -55,11 +56,18 @@ def bind_native(
     return native.NativeCall(frame.fn, (*frame.head, *operands, *frame.tail), tuple(arrays))
 
 
+def expression_calls(e: Expr, values: Mapping[str, Any], out: Any, dry: bool) -> list[native.NativeCall] | None:
+    """Calls that compute one expression into `out`, or None; the arguments are those of `bind_native`."""
+    call = bind_native([e], values, [out], dry)
+    return None if call is None else [call]
+
+
 def always_fits(outs: Sequence[Expr], operands: int) -> bool:
-    """Is there a call wherever the operands take three loops and have the right dtypes, because no way in which registers reach them
-    needs too many?"""
+    """Is there a call for all operands of the right dtypes that need at most three loops? That is so if no mix of scalar, vector and
+    strided operands needs too many registers.
+    """
     order = {n for e in outs for n in nodes(e)}
-    # a node is one instruction, and may be wanted as a number, as a mask and spread out, each with a register; and 0 and 1
+    # a node is one instruction, and its value may be needed as a number, as a mask and as a vector, each in a register; and 0 and 1
     return all(n.fn in _KNOWN for n in order) and operands + 7 * len(order) + 2 * len(outs) + 2 <= _REGISTERS
 
 
@@ -69,7 +77,7 @@ _FUNCTIONS: dict[int, str] = {np.dtype("float32").num: "vm_f32", np.dtype("float
 _BOOL = np.dtype(bool).num
 _WIDTH: dict[int, int] = {np.dtype(d).num: np.dtype(d).itemsize for d in ("bool", "float32", "float64")}
 
-Layout = tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]  # number of the dtype, shape and strides of every operand
+Layout = tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]  # number of the dtype, shape and strides of each operand
 
 
 @lru_cache(maxsize=4096)
@@ -78,7 +86,7 @@ def _names(outs: tuple[Expr, ...]) -> tuple[str, ...]:
 
 
 class _Frame(NamedTuple):
-    """A call without its addresses."""
+    """A call without addresses."""
 
     fn: str
     head: tuple[int, ...]
@@ -88,7 +96,7 @@ class _Frame(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _frame(outs: tuple[Expr, ...], layout: Layout, aliases: tuple[tuple[int, int], ...], tail: bool = False) -> _Frame | None:
-    """What is the same for all operands that lie alike, the results last; `aliases` are (input, output) pairs in the same memory."""
+    """The call for operands of this layout, the results last; `aliases` are (input, output) pairs in the same memory."""
     around = _around(outs, layout, tail)
     if around is None:
         return None
@@ -103,7 +111,9 @@ def _frame(outs: tuple[Expr, ...], layout: Layout, aliases: tuple[tuple[int, int
 
 @lru_cache(maxsize=4096)
 def _around(outs: tuple[Expr, ...], layout: Layout, tail: bool) -> tuple[str, Any, list[tuple[int, ...]], tuple[str, ...], int] | None:
-    """The kernel, the sizes of its loops and each operand's strides in them, how a register reaches each, and whether rows are packed."""
+    """The kernel, the sizes of its loops, the strides of each operand in them, the kind of access to each operand, and whether rows are
+    packed.
+    """
     lead = layout[-len(outs)]
     floats = {dtype for dtype, _, _ in layout} - {_BOOL}
     if len(floats) != 1 or (fn := _FUNCTIONS.get(floats.pop())) is None or any(shape != lead[1] for _, shape, _ in layout[-len(outs) :]):
@@ -126,9 +136,9 @@ def _around(outs: tuple[Expr, ...], layout: Layout, tail: bool) -> tuple[str, An
 
 
 def _loops(layout: Layout, lead: tuple[int, tuple[int, ...], tuple[int, ...]]) -> tuple[Any, list[tuple[int, ...]]] | None:
-    """Sizes of three loops and each operand's strides in them, in bytes; axes that every operand walks evenly are joined."""
+    """Sizes of three loops and the strides of each operand in them, in bytes; axes that are contiguous in every operand are merged."""
     _, shape, order = lead
-    if 0 in shape:  # nothing is walked, whatever the strides: NumPy too calls what is empty contiguous
+    if 0 in shape:  # an empty array is contiguous for any strides, as in NumPy
         return (1, 1, 0), [(0, 0, _WIDTH[dtype]) for dtype, _, _ in layout]
     if layout.count(lead) == len(layout) and _is_dense(*lead):
         size = prod(shape)
@@ -158,7 +168,7 @@ def _loops(layout: Layout, lead: tuple[int, tuple[int, ...], tuple[int, ...]]) -
 
 
 def _is_dense(dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Do elements lie one behind the other in the order of the axes?"""
+    """Are the elements contiguous in the order of the axes?"""
     step = _WIDTH[dtype]
     for n, s in zip(reversed(shape), reversed(strides)):
         if n != 1:
@@ -170,7 +180,7 @@ def _is_dense(dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> b
 
 @lru_cache(maxsize=4096)
 def _extent(dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
-    """First byte and the byte behind the last one, from the address of the first element; (0, 0) where there is no element."""
+    """First byte and end byte, relative to the address of the first element; (0, 0) for an empty array."""
     if 0 in shape:
         return 0, 0
     ends = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
@@ -178,7 +188,7 @@ def _extent(dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tup
 
 
 def _aliases(addresses: Sequence[int], layout: Layout, outs: int) -> tuple[tuple[int, int], ...] | None:
-    """(input, output) pairs that are the same memory, or None where two operands overlap in another way."""
+    """(input, output) pairs in the same memory, or None if two operands overlap in another way."""
     ins = len(layout) - outs
     spans = [(address + low, address + high) for address, (low, high) in zip(addresses, [_extent(*one) for one in layout], strict=True)]
     pairs = []
@@ -193,26 +203,26 @@ def _aliases(addresses: Sequence[int], layout: Layout, outs: int) -> tuple[tuple
 
 
 def _steps(one: tuple[int, tuple[int, ...], tuple[int, ...]]) -> list[tuple[int, int]]:
-    """Size and stride of each axis along which there is more than one element: along others nothing steps, whatever their strides."""
+    """Size and stride of each axis with more than one element; the strides of the other axes do not matter."""
     return [(n, s) for n, s in zip(one[1], one[2], strict=True) if n != 1]
 
 
 def _kind(is_bool: bool, stride: int, width: int) -> str:
-    """How a register reaches an operand: scalar (the same along a row), vector (in place) or strided; `?` in front for bool."""
+    """The kind of access to an operand: scalar (constant along a row), vector (contiguous) or strided, with the prefix `?` for bool."""
     bare = "scalar" if stride == 0 else "vector" if stride == width else "strided"
     return "?" + bare if is_bool else bare
 
 
 @lru_cache(maxsize=1024)
 def _works_by_row(outs: tuple[Expr, ...], scalars: frozenset[str]) -> bool:
-    """Whether some function has scalars alone as arguments."""
+    """Does some function have only scalar arguments?"""
     return any(n.fn not in ("const", "sym") and scalars.issuperset(symbols(n)) for e in outs for n in nodes(e))
 
 
 def _packed(sizes: Any, bools: Sequence[bool], strides: Any, kinds: Sequence[str], inputs: int, work: bool) -> Any:
-    """The kinds of a program that works on several rows at a time, or None where rows are long enough, or an operand forbids it.
+    """The access kinds for a program that processes several rows at a time; None if rows are long enough or an operand does not allow it.
 
-    Then a scalar of each row is spread out like a vector, and `work` on scalars alone is done for every element.
+    The program then repeats a scalar of each row along the row, and computes functions of scalars (`work`) for every element.
     """
     _, rows, columns = sizes
     by_row = work and any(kind == "scalar" and s[1] for kind, s in zip(kinds, strides, strict=True))
@@ -231,7 +241,7 @@ def _packed(sizes: Any, bools: Sequence[bool], strides: Any, kinds: Sequence[str
 
 
 class _Value(NamedTuple):
-    """A value of the program: where it lies, whether it is the same along a row, and whether it is a mask."""
+    """A value of the program: its location, whether it is constant along a row, and whether it is a mask."""
 
     where: tuple[str, int]  # ("in", operand), ("const", number) or ("made", number of the instruction)
     scalar: bool
@@ -269,7 +279,7 @@ def _assemble(outs: tuple[Expr, ...], names: tuple[str, ...], kinds: tuple[str, 
 
 
 class _Assembler:
-    """Instructions in the order of the nodes, over values without registers yet."""
+    """Builds the instructions in the order of the nodes, on values without registers."""
 
     def __init__(self, outs: Sequence[Expr], order: Sequence[Expr], names: Sequence[str], kinds: Sequence[str]) -> None:
         self.kinds = kinds
@@ -302,7 +312,7 @@ class _Assembler:
                 self.values[n] = self.function(n)
 
     def products(self, n: Expr) -> tuple[Expr, ...]:
-        """The factors' products that a sum or difference takes into itself: those that nothing else reads."""
+        """The products that become part of a sum or difference (fused multiply-add): those with no other reader."""
         if n.fn not in ("add", "sub") or n in self.same_along_row:
             return ()
         found = tuple(p for p in dict.fromkeys(n.args) if p.fn == "mul" and self.uses[p] == 1 and p not in self.same_along_row)
@@ -326,7 +336,7 @@ class _Assembler:
         return value
 
     def load(self, i: int) -> _Value:
-        """An input as numbers or as a mask; what does not lie in unit stride is gathered into scratch."""
+        """An input as numbers or as a mask; a strided input is gathered into scratch memory."""
         kind = self.kinds[i]
         value = _Value(("in", i), kind.endswith("scalar"), False)
         if kind.startswith("?"):
@@ -398,7 +408,7 @@ class _Assembler:
         return "".join("s" if v.scalar else "v" for v in args)
 
     def result(self, e: Expr, kind: str) -> _Value:
-        """The value to be stored, a fresh one of the second list: stores come last, and what they read must not lie in an input."""
+        """The value to store, computed in the vector section: stores come last, and their source must not be an input."""
         value = self.values[e]
         value = self.mask(value) if kind.startswith("?") else self.number(value)
         value = self.vector(value)
@@ -408,27 +418,10 @@ class _Assembler:
 def _allocate(
     a: _Assembler, targets: Sequence[_Value], kinds: Sequence[str], inputs: int, aliases: Sequence[tuple[int, int]]
 ) -> _Code | None:
-    """Registers for all values. A result goes straight into its output where no input of that memory is read afterwards."""
-    last: dict[tuple[str, int], int] = {}
-    for i, ins in enumerate(a.second):
-        for v in ins.args:
-            last[v.where] = i
-    born = {ins.value.where: i for i, ins in enumerate(a.second)}
-    placed: dict[tuple[str, int], int] = {}
-    stores: list[tuple[str, int, _Value]] = []
-    for k, value in enumerate(targets):
-        out = inputs + k
-        clash = max((last.get(("in", i), -1) for i, o in aliases if o == k), default=-1)
-        if kinds[out].startswith("?"):
-            stores.append(("store_bool", out, value))
-        elif not kinds[out].endswith("vector") and kinds[out] != "scalar":
-            stores.append(("scatter", out, value))
-        elif value.where in placed or clash > born[value.where]:
-            stores.append(("copy_v", out, value))
-        else:
-            placed[value.where] = out
-    for _, _, value in stores:
-        last[value.where] = len(a.second)
+    """Registers for all values. A result is computed directly in its output if no input in that memory is read later."""
+    last = {v.where: i for i, ins in enumerate(a.second) for v in ins.args}
+    placed, stores = _place(a, targets, kinds, inputs, aliases, last)
+    last.update((value.where, len(a.second)) for _, _, value in stores)
 
     base = len(kinds)
     constants = [number for number, _ in a.constants]
@@ -437,14 +430,13 @@ def _allocate(
     for i, ins in enumerate(a.first):
         register[ins.value.where] = base + i
     base += len(a.first)
+    born = {ins.value.where for ins in a.second}
     free: list[int] = []
     vectors = 0
     second = []
     for i, ins in enumerate(a.second):
         args = [register[v.where] for v in ins.args]
-        for where in {v.where for v in ins.args}:
-            if last[where] == i and where in born and where not in placed:
-                free.append(register[where])
+        free += [register[where] for where in {v.where for v in ins.args} if last[where] == i and where in born and where not in placed]
         if ins.value.where in placed:
             target = placed[ins.value.where]
         elif free:
@@ -459,6 +451,27 @@ def _allocate(
     first = [(ins.op, register[ins.value.where], [register[v.where] for v in ins.args]) for ins in a.first]
     cost = sum(_COST.get(op.partition("_")[0], 60) for op, _, _ in second)
     return _Code(tuple(constants), _pack(first), _pack(second), len(a.first), vectors, cost)
+
+
+def _place(
+    a: _Assembler, targets: Sequence[_Value], kinds: Sequence[str], inputs: int, aliases: Sequence[tuple[int, int]],
+    last: Mapping[tuple[str, int], int],
+) -> tuple[dict[tuple[str, int], int], list[tuple[str, int, _Value]]]:  # fmt: skip
+    """The results that are computed directly in an output, and the store instructions for the others; `last` are the last reads."""
+    born = {ins.value.where: i for i, ins in enumerate(a.second)}
+    placed: dict[tuple[str, int], int] = {}
+    stores: list[tuple[str, int, _Value]] = []
+    for out, value in enumerate(targets, inputs):
+        clash = max((last.get(("in", i), -1) for i, o in aliases if inputs + o == out), default=-1)
+        if kinds[out].startswith("?"):
+            stores.append(("store_bool", out, value))
+        elif not kinds[out].endswith("vector") and kinds[out] != "scalar":
+            stores.append(("scatter", out, value))
+        elif value.where in placed or clash > born[value.where]:
+            stores.append(("copy_v", out, value))
+        else:
+            placed[value.where] = out
+    return placed, stores
 
 
 def _pack(instructions: Sequence[tuple[str, int, Sequence[int]]]) -> tuple[int, ...]:

@@ -1,12 +1,13 @@
-"""Scalar expressions: an elementwise op is written once over symbolic scalars, and its kernel, its C code and its gradient come from that.
+"""Scalar expressions: an elementwise op is written once over symbolic scalars, and its kernels and its gradient follow.
 
-`trace` runs a body such as `lambda x, *, alpha: where(x > 0, x, alpha * x)` over symbols and gives an `Expr`. From an expression come
+`trace` runs a body such as `lambda x, *, alpha: where(x > 0, x, alpha * x)` on symbols and returns an `Expr`. Three things follow from an
+expression:
 
-- the symbolic derivative, simplified, in which the op's saved result may stand (derivative.py): tanh needs Out, not X;
-- the value on arrays, as a prebound sequence of NumPy ufunc calls (numpy.py);
-- C or CUDA statements for one element (c.py).
+- the symbolic derivative, simplified, in which the op's saved result may occur (derivative.py): tanh needs Out, not X; - the value on
+arrays, as a prebound sequence of NumPy ufunc calls (numpy.py); - one call of a C kernel that runs the expression as a small program
+(native.py).
 
-Expressions are hash-consed: equal ones are the same object, so common subexpressions are computed once without a search.
+Expressions are hash-consed: equal expressions are the same object, so a common subexpression is computed once.
 
 >>> trace(lambda x: x * x + 0)
 x * x
@@ -31,7 +32,7 @@ _LOCK = threading.Lock()
 
 
 class Expr:
-    """A scalar expression: a constant, a symbol or a function of expressions. Equal expressions are one object."""
+    """A scalar expression: a constant, a symbol or a function of expressions. Equal expressions are the same object."""
 
     __slots__ = ("fn", "args", "__weakref__")
     fn: str
@@ -111,7 +112,7 @@ class Expr:
 
 
 def make_node(fn: str, *args: Any) -> Expr:
-    """The one node of that function and arguments, without simplification."""
+    """The unique node for a function and its arguments, without simplification."""
     key = (fn, *args) if fn != "const" else (fn, type(args[0]), repr(args[0]))
     with _LOCK:
         e = _TABLE.get(key)
@@ -128,12 +129,12 @@ def const(value: bool | int | float) -> Expr:
 
 
 def sym(name: str) -> Expr:
-    """A named scalar: an input, an attribute, or `Out`, the op's own result."""
+    """A named scalar: an input, an attribute, or `Out`, the result of the op."""
     return make_node("sym", name)
 
 
 def lift(value: Any) -> Expr:
-    """An expression as it is; a number as a constant; TypeError for anything else."""
+    """An expression unchanged; a number as a constant; TypeError for anything else."""
     if isinstance(value, Expr):
         return value
     if isinstance(value, (bool, int, float)):
@@ -153,7 +154,7 @@ def symbols(e: Expr) -> list[str]:
 
 
 def nodes(e: Expr) -> Iterator[Expr]:
-    """Every node once, arguments before the functions of them."""
+    """Each node once, arguments before the functions of them."""
     seen: set[int] = set()
     stack: list[tuple[Expr, bool]] = [(e, False)]
     while stack:
@@ -168,7 +169,7 @@ def nodes(e: Expr) -> Iterator[Expr]:
 
 
 def rebuild(e: Expr, change: Callable[[Expr, tuple[Expr, ...]], Expr | None]) -> Expr:
-    """`e` with every node replaced by `change(node, new arguments)`; None keeps it, over its new arguments and simplified."""
+    """`e` with each node replaced by `change(node, new arguments)`. None keeps the node, with its new arguments and simplified."""
     new: dict[Expr, Expr] = {}
     for n in nodes(e):
         args = () if n.fn in ("const", "sym") else tuple(new[a] for a in n.args)
@@ -178,7 +179,7 @@ def rebuild(e: Expr, change: Callable[[Expr, tuple[Expr, ...]], Expr | None]) ->
 
 
 def operations(exprs: Iterable[Expr], scalars: Container[str] = ()) -> int:
-    """The functions in some expressions, equal ones counted once; without those of the symbols `scalars` alone.
+    """The number of functions in expressions: equal ones count once, and functions of the symbols `scalars` alone do not count.
 
     >>> x, lr = sym("x"), sym("lr")
     >>> operations([x * x + 1, x * x]), operations([x * (1 - lr)], {"lr"})
@@ -194,13 +195,13 @@ def substitute(e: Expr, values: Mapping[str, Any]) -> Expr:
 
 
 def trace(body: Callable[..., Any]) -> Expr:
-    """Run a body over symbols named like its parameters."""
+    """Run a body on symbols with the names of its parameters."""
     names = inspect.signature(body).parameters
     positional = [sym(n) for n, p in names.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
     return lift(body(*positional, **{n: sym(n) for n, p in names.items() if p.kind is p.KEYWORD_ONLY}))
 
 
-# -- the functions of a body, which simplify as they build -------------------------------------------------------------------
+# -- the functions for bodies, which simplify their results -------------------------------------------------------------------------
 
 COMPARE = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 BOOLEAN = {*COMPARE, "and", "or", "xor", "not", "isnan", "isinf", "isfinite"}
@@ -211,7 +212,7 @@ def number_of(e: Expr) -> Any:
 
 
 def _fold(fn: str, values: Sequence[Any]) -> Any:
-    """The value of a function of constants, or None where it has none worth folding (1/0, log(-1))."""
+    """The value of a function of constants, or None if it should not be computed (1/0, log(-1))."""
     try:
         result = _SCALAR[fn](*values)
     except (ArithmeticError, ValueError):
@@ -220,7 +221,7 @@ def _fold(fn: str, values: Sequence[Any]) -> Any:
 
 
 def apply(fn: str, *args: Any) -> Expr:
-    """The function of the arguments, simplified."""
+    """The function applied to the arguments, simplified."""
     exprs = tuple(lift(a) for a in args)
     if all(a.fn == "const" for a in exprs):
         value = _fold(fn, [a.args[0] for a in exprs])
@@ -271,19 +272,35 @@ def _mul(a: Expr, b: Expr) -> Expr:
         return apply("neg", apply("mul", a.args[0], b))
     if b.fn == "neg":
         return apply("neg", apply("mul", a, b.args[0]))
-    if is_mask(a) and is_mask(b):
-        return apply("where", apply("and", a.args[0], b.args[0]), 1.0, 0.0)
-    if is_mask(a) and b.fn == "mul" and any(is_mask(v) for v in b.args):
-        mask, other = b.args if is_mask(b.args[0]) else b.args[::-1]
-        return apply("mul", apply("mul", a, mask), other)
+    if (product := _mul_by_mask(a, b)) is not None:
+        return product
     for x, y in ((a, b), (b, a)):
-        if x.fn == "div" and is_const(x.args[0], 1):
-            return apply("div", y, x.args[1])
-        if x.fn == "where" and not is_mask(x):
-            c, t, f = x.args
-            if any(is_const(v, 0) or is_const(v, 1) for v in (t, f)) or (t.fn == "const" and f.fn == "const"):
-                return apply("where", c, apply("mul", y, t), apply("mul", y, f))
+        if (product := _mul_into(x, y)) is not None:
+            return product
     return make_node("mul", a, b)
+
+
+def _mul_by_mask(mask: Expr, x: Expr) -> Expr | None:
+    """The product of a mask and another mask, or a product with a mask: as one mask, times the rest."""
+    if not is_mask(mask):
+        return None
+    if is_mask(x):
+        return apply("where", apply("and", mask.args[0], x.args[0]), 1.0, 0.0)
+    if x.fn == "mul" and any(is_mask(v) for v in x.args):
+        other, rest = x.args if is_mask(x.args[0]) else x.args[::-1]
+        return apply("mul", apply("mul", mask, other), rest)
+    return None
+
+
+def _mul_into(x: Expr, y: Expr) -> Expr | None:
+    """x * y with y moved into x: into the numerator of 1/x, or into the branches of a `where` with a branch that simplifies."""
+    if x.fn == "div" and is_const(x.args[0], 1):
+        return apply("div", y, x.args[1])
+    if x.fn == "where" and not is_mask(x):
+        c, t, f = x.args
+        if any(is_const(v, 0) or is_const(v, 1) for v in (t, f)) or (t.fn == "const" and f.fn == "const"):
+            return apply("where", c, apply("mul", y, t), apply("mul", y, f))
+    return None
 
 
 def _div(a: Expr, b: Expr) -> Expr:
@@ -295,7 +312,7 @@ def _div(a: Expr, b: Expr) -> Expr:
         return apply("neg", apply("div", a.args[0], b))
     k = number_of(b)
     if k and math.frexp(k)[0] in (0.5, -0.5) and builtins.abs(k) < 1e30 and builtins.abs(k) > 1e-30:
-        return apply("mul", 1.0 / k, a)  # a power of two: the same value, and a multiplication is faster
+        return apply("mul", 1.0 / k, a)  # a power of two: the same value, and multiplication is faster
     return make_node("div", a, b)
 
 
@@ -341,7 +358,7 @@ def _where(c: Expr, a: Expr, b: Expr) -> Expr:
 
 
 def is_mask(e: Expr) -> bool:
-    """where(c, 1, 0): a condition as a number; a product with it is a product with the bool."""
+    """Is this where(c, 1, 0)? That is a condition as a number; a product with it is a product with the bool."""
     return e.fn == "where" and is_const(e.args[1], 1) and is_const(e.args[2], 0)
 
 

@@ -1,7 +1,8 @@
-"""The value of a scalar expression on arrays: plainly (`evaluate`), or as a prebound sequence of NumPy ufunc calls (`bind_ufuncs`).
+"""Values of scalar expressions on arrays: computed node by node (`evaluate`), or by a prebound sequence of NumPy ufunc calls
+(`bind_ufuncs`).
 
-The sequence writes into one output, reuses its scratch and cuts large tensors into blocks that stay in cache; an expression of one ufunc
-is that ufunc and nothing around it. Functions that NumPy lacks (erf, sigmoid, ...) are written in those it has.
+The sequence writes into one output, reuses its scratch memory and cuts large tensors into blocks that stay in cache. An expression that is
+one ufunc becomes that ufunc alone. Functions that NumPy lacks (erf, sigmoid, ...) are expressed by others.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..shared.blocked import in_order
 from . import nodes as ex
 from .nodes import BOOLEAN, Expr, const, exp, is_const, log1p, make_node, nodes, number_of, sqrt, symbols, where
 
-# -- plain evaluation: the meaning of an expression, on NumPy or CuPy arrays ---------------------------------------------------------
+# -- evaluation node by node: the meaning of an expression, on NumPy or CuPy arrays --------------------------------------------------------
 
 
 _UFUNC = {
@@ -37,7 +38,7 @@ _UFUNC = {
 
 
 def evaluate(e: Expr, xp: Any, values: Mapping[str, Any]) -> Any:
-    """The value of `e` where symbols stand for the arrays and numbers in `values`: slow, plain, and the same for numpy and cupy.
+    """The value of `e` for the arrays and numbers in `values`: slow and simple, the same for numpy and cupy.
 
     >>> evaluate(ex.trace(lambda x: x * x + 1), np, {"x": np.array([1.0, 2.0])})
     array([2., 5.])
@@ -66,9 +67,9 @@ def evaluate(e: Expr, xp: Any, values: Mapping[str, Any]) -> Any:
 _ERF32_P = (1.128379146, 0.1905945038, 0.05276934191, 0.003772566839, 0.0002848414211, 2.04599006e-06)
 _ERF32_Q = (1.0, 0.5022427117, 0.114182981, 0.01498323351, 0.001163857139, 3.804727415e-05)
 
-# float64: W. J. Cody, "Rational Chebyshev approximations for the error function", Mathematics of Computation 23 (1969) 631-637,
-# with the coefficients of his program CALERF: x R(x^2) up to 0.46875, 1 - exp(-x^2) S(x) above. The third interval (x > 4) only
-# matters for erfc: there erf differs from 1 by less than 2e-8, which S gives to more digits than float64 keeps.
+# float64: W. J. Cody, "Rational Chebyshev approximations for the error function", Mathematics of Computation 23 (1969) 631-637, with the
+# coefficients of his program CALERF: x R(x^2) up to 0.46875, 1 - exp(-x^2) S(x) above. The third interval (x > 4) only matters for erfc:
+# there erf differs from 1 by less than 2e-8, which S gives to more digits than float64 stores.
 _CODY_A = (3.20937758913846947e03, 3.77485237685302021e02, 1.13864154151050156e02, 3.16112374387056560e00, 1.85777706184603153e-1)
 _CODY_B = (2.84423683343917062e03, 1.28261652607737228e03, 2.44024637934444173e02, 2.36012909523441209e01, 1.0)
 _CODY_C = (1.23033935479799725e03, 2.05107837782607147e03, 1.71204761263407058e03, 8.81952221241769090e02, 2.98635138197400131e02,
@@ -87,7 +88,7 @@ def _horner(coefficients: Sequence[float], x: Expr) -> Expr:
 def _erf32(x: Expr) -> Expr:
     y = ex.max(ex.min(x, 3.925), -3.925)
     s = y * y
-    return ex.max(ex.min(y * _horner(_ERF32_P, s) / _horner(_ERF32_Q, s), 1.0), -1.0)  # rounding may go beyond 1, and 1 + erf below 0
+    return ex.max(ex.min(y * _horner(_ERF32_P, s) / _horner(_ERF32_Q, s), 1.0), -1.0)  # 1 + erf must not be below 0
 
 
 def _erf64(x: Expr) -> Expr:
@@ -99,8 +100,9 @@ def _erf64(x: Expr) -> Expr:
 
 
 def _lower(e: Expr, dtype: str, select: bool) -> Expr:
-    """`e` in functions that are ufuncs. With `select`, `where` becomes bit masks: NumPy's masked copies mispredict a branch per
-    element and cost 5 to 15 times an addition, where three bitwise passes cost three."""
+    """`e` in terms of ufuncs. With `select`, `where` becomes bit masks: NumPy's masked copies mispredict a branch per element and cost 5 to
+    15 times an addition, while three bitwise passes cost three.
+    """
     new: dict[Expr, Expr] = {}
     for n in nodes(e):
         args = () if n.fn in ("const", "sym") else tuple(new[a] for a in n.args)
@@ -113,7 +115,7 @@ def _lower_node(n: Expr, args: tuple[Expr, ...], dtype: str, select: bool) -> Ex
         case "const" | "sym":
             return n
         case "sigmoid":
-            e = exp(make_node("neg", ex.abs(args[0])))  # from 0 to 1, so nothing overflows; the numerator is e or 1
+            e = exp(make_node("neg", ex.abs(args[0])))  # between 0 and 1, so nothing overflows; the numerator is e or 1
             choice = args[0] >= 0, const(1.0), const(0.0)
             one = _lower_node(make_node("where", *choice), choice, dtype, select)
             return make_node("div", make_node("max", e, one), make_node("add", const(1.0), e))
@@ -128,25 +130,29 @@ def _lower_node(n: Expr, args: tuple[Expr, ...], dtype: str, select: bool) -> Ex
                 if mask.fn == "_mask":
                     return make_node("_mulb", other, mask.args[0])
         case "where" if select:
-            c, a, b = args
-            # where(x > 0, x, k * x) with 0 < k <= 1 is ex.max(x, k * x)
-            if c.fn in ("gt", "ge") and is_const(c.args[1], 0) and a is c.args[0] and b.fn == "mul" and b.args[1] is a:
-                if 0 < (number_of(b.args[0]) or 0) <= 1:
-                    return make_node("max", a, b)
-            if c.fn not in BOOLEAN:
-                c = make_node("ne", c, const(0))
-            if is_const(a, 1) and is_const(b, 0):
-                return make_node("_mask", c)
-            if is_const(b, 0):
-                return make_node("_and", a, make_node("_bits", c))
-            if is_const(a, 0):
-                return make_node("_and", b, make_node("_bits", make_node("not", c)))
-            return make_node("_xor", make_node("_and", make_node("_xor", a, b), make_node("_bits", c)), b)
+            return _lower_where(*args)
     return n if args == n.args else make_node(n.fn, *args)
 
 
+def _lower_where(c: Expr, a: Expr, b: Expr) -> Expr:
+    """where(c, a, b) as bitwise operations."""
+    # where(x > 0, x, k * x) with 0 < k <= 1 is ex.max(x, k * x)
+    if c.fn in ("gt", "ge") and is_const(c.args[1], 0) and a is c.args[0] and b.fn == "mul" and b.args[1] is a:
+        if 0 < (number_of(b.args[0]) or 0) <= 1:
+            return make_node("max", a, b)
+    if c.fn not in BOOLEAN:
+        c = make_node("ne", c, const(0))
+    if is_const(a, 1) and is_const(b, 0):
+        return make_node("_mask", c)
+    if is_const(b, 0):
+        return make_node("_and", a, make_node("_bits", c))
+    if is_const(a, 0):
+        return make_node("_and", b, make_node("_bits", make_node("not", c)))
+    return make_node("_xor", make_node("_and", make_node("_xor", a, b), make_node("_bits", c)), b)
+
+
 _INT_VIEW = {1: np.dtype(np.int8), 2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}
-BLOCK = 32768  # elements of one block: its operands and scratch stay in the second-level cache
+BLOCK = 32768  # number of elements of a block: its operands and scratch memory stay in the L2 cache
 
 
 @lru_cache(maxsize=1024)
@@ -174,10 +180,10 @@ def _copy_into(out: np.ndarray, value: Any) -> Callable[[], Any]:
 
 
 def bind_ufuncs(e: Expr, values: Mapping[str, np.ndarray], out: np.ndarray, scratch: Sequence[np.ndarray] = ()) -> Callable[[], Any]:
-    """A call without arguments that computes `e` from the arrays in `values` into `out`, everything bound and allocated now.
+    """A call without arguments that computes `e` from the arrays in `values` into `out`; all memory is allocated now.
 
-    `values` holds the arrays of all symbols in `e`; they broadcast to `out`. `out` may be one of them. The numeric arrays share
-    one dtype. `scratch` are arrays of the types that `ufunc_scratch` names.
+    `values` holds the arrays of all symbols in `e`; they broadcast to `out`. `out` may be one of them. The numeric arrays have one dtype.
+    `scratch` holds arrays of the types that `ufunc_scratch` returns.
     """
     ins = {n: values[n] for n in symbols(e)}
     steps = _steps(e, _dtype_of([dtype_name(a.dtype) for a in ins.values()], dtype_name(out.dtype)))
@@ -203,13 +209,15 @@ _Pool = dict[tuple[tuple[int, ...], np.dtype], list[np.ndarray]]
 
 
 def _dtype_of(ins: Sequence[str], out: str) -> str:
-    """The dtype that an expression is worked in: of its numbers, or of the result where it has none."""
+    """The dtype of the computation: that of the numeric operands, or of the result if all operands are bool."""
     return next((d for d in ins if d != "bool"), out)
 
 
 @lru_cache(maxsize=4096)
 def ufunc_scratch(e: Expr, types: tuple[TensorType, ...], out: TensorType) -> tuple[TensorType, ...]:
-    """Types of the arrays that `bind_ufuncs` needs for `e`, whose symbols have these types in their order, wherever `out` lies."""
+    """Types of the scratch arrays that `bind_ufuncs` needs for `e` wherever `out` is stored; `types` are those of the symbols of `e`, in
+    order.
+    """
     steps = _steps(e, _dtype_of([t.dtype for t in types], out.dtype))
     if out.numel > BLOCK and len(steps) > 1 and all(t.numel == 1 or t.shape == out.shape for t in types):
         types = tuple([t.with_shape(() if t.numel == 1 else (BLOCK,)) for t in types])
@@ -224,31 +232,16 @@ def _shadow(t: TensorType) -> np.ndarray:
 
 
 def _shape_only(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array of one element that has a shape, and no memory of that size."""
+    """An array with the given shape that uses the memory of one element."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def _bind_block(steps: Any, ins: Mapping[str, np.ndarray], out: np.ndarray, pool: _Pool, dry: bool = False) -> list[Callable[[], Any]]:
-    """One call per step. Scratch comes from `pool` and goes back there; `out` serves as scratch once no input that shares its memory is
-    still to be read. `dry`: only to see what `pool` holds in the end; any input may share the memory of `out` then.
-    """
-    empty = _shape_only if dry else np.empty
+    """One call per step. Scratch arrays come from `pool` and return to it. `out` serves as scratch after the last read of an input that
+    shares its memory. `dry`: only the final content of `pool` matters; any input may then share the memory of `out`."""
     calls: list[Callable[[], Any]] = []
-    last: dict[Any, int] = {}
-    for i, (_, operands, _) in enumerate(steps):
-        for o in operands:
-            last[o] = i
-    free = {k: list(v) for k, v in pool.items()}
-    taken: list[np.ndarray] = []
-
-    def take(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        ready = free.get((shape, dtype))
-        a = ready.pop() if ready else empty(shape, dtype)
-        if a is not out and not any(a is t for t in taken):
-            taken.append(a)
-        return a
-
-    own = (out.shape, out.dtype)
+    last = {o: i for i, (_, operands, _) in enumerate(steps) for o in operands}
+    scratch = _Scratch(pool, out, _shape_only if dry else np.empty)
     aliases = [n for n, a in ins.items() if dry or np.may_share_memory(a, out)]
     out_free_after = max((last.get(("in", n), -1) for n in aliases), default=-1)
     spare_out = True
@@ -256,32 +249,61 @@ def _bind_block(steps: Any, ins: Mapping[str, np.ndarray], out: np.ndarray, pool
     for i, (fn, operands, dtype) in enumerate(steps):
         args = [ins[v] if kind == "in" else values[v] if kind == "tmp" else v for kind, v in operands]
         if i < len(steps) - 1 and all(kind == "const" for kind, _ in operands):
-            values.append(np.empty((), np_dtype(dtype)))  # a value of constants alone is computed now
+            values.append(np.empty((), np_dtype(dtype)))  # a step on constants only is computed now
             _bind_step(fn, args, values[-1])()
             continue
         if spare_out and i > out_free_after:
             spare_out = False
-            free.setdefault(own, []).append(out)
-        for o in set(operands):
-            if o[0] == "tmp" and last[o] == i and any(values[o[1]] is t for t in (*taken, out)):
-                free.setdefault((values[o[1]].shape, values[o[1]].dtype), []).append(values[o[1]])
+            scratch.release(out)
+        for kind, v in set(operands):
+            if kind == "tmp" and last[kind, v] == i:
+                scratch.release(values[v])
         final = i == len(steps) - 1 and out.dtype == np_dtype(dtype)
-        target = out if final else take(np.broadcast_shapes(*(np.shape(a) for a in args)), np_dtype(dtype))
+        target = out if final else scratch.take(np.broadcast_shapes(*(np.shape(a) for a in args)), np_dtype(dtype))
         values.append(target)
         calls.append(_bind_step(fn, args, target))
-        if i == len(steps) - 1 and not final:
-            calls.append(_copy_into(out, target))
-    for t in taken:
-        have = pool.setdefault((t.shape, t.dtype), [])
-        if not any(t is h for h in have):
-            have.append(t)
+    if values[-1] is not out:
+        calls.append(_copy_into(out, values[-1]))
+    scratch.keep_in(pool)
     return calls
+
+
+class _Scratch:
+    """The free arrays of one block, by shape and dtype: those of a pool, those that the block allocates, and its output."""
+
+    def __init__(self, pool: _Pool, out: np.ndarray, allocate: Callable[..., np.ndarray]):
+        self.free = {key: list(arrays) for key, arrays in pool.items()}
+        self.taken: list[np.ndarray] = []
+        self.out, self.allocate = out, allocate
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        ready = self.free.get((shape, dtype))
+        a = ready.pop() if ready else self.allocate(shape, dtype)
+        if a is not self.out and not _among(a, self.taken):
+            self.taken.append(a)
+        return a
+
+    def release(self, a: np.ndarray) -> None:
+        """Make an array free again, if it is scratch."""
+        if a is self.out or _among(a, self.taken):
+            self.free.setdefault((a.shape, a.dtype), []).append(a)
+
+    def keep_in(self, pool: _Pool) -> None:
+        """Add the arrays of the block to the pool."""
+        for a in self.taken:
+            have = pool.setdefault((a.shape, a.dtype), [])
+            if not _among(a, have):
+                have.append(a)
+
+
+def _among(a: np.ndarray, arrays: Sequence[np.ndarray]) -> bool:
+    return any(a is b for b in arrays)
 
 
 def _bind_step(fn: str, args: list[Any], out: Any) -> Callable[[], Any]:
     if fn == "_copy" or fn == "_mask":
         return _copy_into(out, args[0])
-    if fn == "_bits":  # False, True -> 0, -1: the condition as a mask of bits
+    if fn == "_bits":  # False, True -> 0, -1: the condition as a bit mask
         return partial(np.negative, args[0].view(np.int8), out)
     kind = out.dtype if fn in ("_xor", "_and") else next((a.dtype for a in args if isinstance(a, np.ndarray)), out.dtype)
     args = [a if isinstance(a, np.ndarray) else _constant(a, kind) for a in args]
@@ -299,7 +321,7 @@ def _bind_step(fn: str, args: list[Any], out: Any) -> Callable[[], Any]:
 
 
 def _constant(value: Any, kind: np.dtype) -> Any:
-    """A constant as a 0-d array of its neighbour's dtype: a Python number would be converted at every call."""
+    """A constant as a 0-d array of the other operand's dtype: a Python number would be converted in every call."""
     if kind.kind == "b" and value in (0, 1):
         return np.array(bool(value))
     if kind.kind == "b" or (kind.kind in "iu" and (value != value or value in (math.inf, -math.inf) or value != int(value))):

@@ -1,1 +1,1 @@
-"""Losses, and what measures a prediction."""
+"""Losses and metrics."""

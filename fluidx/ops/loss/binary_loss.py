@@ -1,4 +1,4 @@
-"""Losses of labels that say yes or no, element by element, with their gradients: logistic losses and margins."""
+"""Elementwise losses for yes/no labels, with their gradients: logistic losses and margins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _sigmoid(xp: Any, x: Any) -> Any:
 class SigmoidCrossEntropyWithLogits(OpDef):
     """-label * log(sigmoid(x)) - (1 - label) * log(1 - sigmoid(x)), element by element and without overflow.
 
-    An element whose label is `ignore_index` has loss 0; `normalize` divides by the number of the others. Source: fluid 1.8.
+    An element with the label `ignore_index` has loss 0; `normalize` divides by the number of the other elements. Source: fluid 1.8.
     """
 
     name = "sigmoid_cross_entropy_with_logits"
@@ -118,7 +118,7 @@ class LogLossGrad(EachGrad):
 
 
 class BceLoss(OpDef):
-    """-label * log(x) - (1 - label) * log(1 - x), element by element, logarithms held at -100 or more. Source: fluid 1.8 `bce_loss`."""
+    """-label * log(x) - (1 - label) * log(1 - x), element by element; logarithms are at least -100. Source: fluid 1.8 `bce_loss`."""
 
     name = "bce_loss"
     inputs = ("X", "Label")
@@ -141,7 +141,9 @@ class BceLoss(OpDef):
     def samples():
         yield Sample.of(between(4, 3), bits(4, 3, seed=1), grad=("X",), why="Label is a constant")
         edges = np.array([[0.0, 1.0, 0.5, 0.0]], "float32")
-        yield Sample.of(edges, np.array([[0.0, 1.0, 1.0, 1.0]], "float32"), grad=(), why="the slope at 0 and 1 is held finite")
+        yield Sample.of(
+            edges, np.array([[0.0, 1.0, 1.0, 1.0]], "float32"), grad=(), why="the slope at 0 and 1 is limited to a finite value"
+        )
 
 
 class BceLossGrad(EachGrad):
@@ -202,7 +204,7 @@ class HingeLossGrad(EachGrad):
 
 
 class MarginRankLoss(OpDef):
-    """max(0, margin - label * (x1 - x2)) for labels 1 (x1 is to rank higher) and -1.
+    """max(0, margin - label * (x1 - x2)) for the labels 1 (x1 should rank higher) and -1.
 
     Activated is 1 where the loss is positive. Source: fluid 1.8.
     """

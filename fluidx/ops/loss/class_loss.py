@@ -1,6 +1,6 @@
-"""Losses over a distribution of classes, with their gradients: cross entropy from probabilities, and divergence.
+"""Losses on a distribution over classes, with their gradients: cross entropy of probabilities, and divergence.
 
-label_smooth, which softens the labels for them, stands here too.
+This module also has label_smooth, which smooths the labels of such losses.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def _tiny(x: Any) -> float:
 
 
 def _surprise(xp: Any, x: Any, label: Any) -> Any:
-    """-log of the probability that each row, along the last axis, gives its label."""
+    """-log of the probability of the label, for each row along the last axis."""
     picked = xp.take_along_axis(x, label.astype("int64", copy=False), axis=-1)
-    return xp.where(picked <= 0, 1e20, -xp.log(xp.maximum(picked, _tiny(x))))  # of NaN, NaN
+    return xp.where(picked <= 0, 1e20, -xp.log(xp.maximum(picked, _tiny(x))))  # NaN stays NaN
 
 
 class CrossEntropy(OpDef):
-    """-log of the probability that each row gives its label: X holds probabilities along the last axis.
+    """-log of the probability of each row's label; X holds probabilities along the last axis.
 
-    Label is integer [..., 1], or with `soft_label` a distribution like X, and then Y = -sum(Label * log(X)). An example whose label is
-    `ignore_index` has loss 0. log(0) counts as -1e20, as in fluid. Y is [..., 1]. Raises ExecutionError for a label out of range
-    (a GPU gives NaN). Source: fluid 1.8 `cross_entropy`.
+    Label is an integer [..., 1], or with `soft_label` a distribution like X, and then Y = -sum(Label * log(X)). An example with the label
+    `ignore_index` has loss 0. log(0) counts as -1e20, as in fluid. Y is [..., 1]. Raises ExecutionError for a label out of range (on a GPU
+    the loss is NaN). Source: fluid 1.8 `cross_entropy`.
     """
 
     name = "cross_entropy"
@@ -86,7 +86,7 @@ class CrossEntropy(OpDef):
 
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None):
-        """Of integer labels."""
+        """Only for integer labels."""
         (x, label), ignore = ins, attrs["ignore_index"]
         text = "" if dry else wrong_label_text("cross_entropy", "#", seat(x.shape[-1], part)[1], ignore)
         return None if attrs["soft_label"] else row_calls("pick", [x], -1, outs[0], label, ignore, text, part, dry)
@@ -100,7 +100,7 @@ class CrossEntropy(OpDef):
 
 
 class CrossEntropyGrad(OpDef):
-    """Gradient of cross_entropy: -g / x at the label (times Label where it is soft), 0 elsewhere and for ignored examples."""
+    """Gradient of cross_entropy: -g / x at the label (times Label if it is soft), 0 elsewhere and for ignored examples."""
 
     name = "cross_entropy_grad"
     inputs, outputs = ("X", "Label", "Y@GRAD"), ("X@GRAD",)
@@ -129,7 +129,7 @@ class CrossEntropyGrad(OpDef):
 
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None):
-        """Of integer labels."""
+        """Only for integer labels."""
         x, label, g = ins
         ignore = attrs["ignore_index"]
         return None if attrs["soft_label"] else row_calls("pick_grad", [x, outs[0]], -1, g, label, ignore, part=part, dry=dry)
@@ -146,7 +146,7 @@ class CrossEntropyGrad(OpDef):
 
 
 def _reduction_share(reduction: str, shape: tuple[int, ...], part: Part | None) -> float:
-    """What a reduction multiplies the sum with: 1 / elements or rows of the whole."""
+    """The factor by which a reduction multiplies the sum: 1 / number of elements or rows of the whole value."""
     if reduction not in ("mean", "batchmean"):
         return 1.0
     count = part.count if part is not None else shape[0] if reduction == "batchmean" else prod(shape)
@@ -154,7 +154,7 @@ def _reduction_share(reduction: str, shape: tuple[int, ...], part: Part | None) 
 
 
 def _reduction_words(reduction: str) -> tuple[str, str, str]:
-    """The axes of X and of the loss, and what the reduction does with them."""
+    """The axis words of X and of the loss, and the word for the reduced axes."""
     return {
         "none": ("*", "*", ""), "sum": ("*", ".", "*:+"), "mean": ("*", ".", "*:+ #*"), "batchmean": ("n *", ".", "n:+ *:+ #n"),
     }[reduction]  # fmt: skip
@@ -163,7 +163,8 @@ def _reduction_words(reduction: str) -> tuple[str, str, str]:
 class KldivLoss(OpDef):
     """Target * (log(Target) - X), 0 where Target is not positive: the divergence of the log-probabilities X from Target.
 
-    `reduction` none gives each element; mean, batchmean (the sum over the number of rows) and sum give [1]. Source: fluid 1.8 `kldiv_loss`.
+    `reduction` "none" returns each element; "mean", "batchmean" (the sum divided by the number of rows) and "sum" return [1]. Source: fluid
+    1.8 `kldiv_loss`.
     """
 
     name = "kldiv_loss"
@@ -202,7 +203,7 @@ class KldivLoss(OpDef):
 
 
 class KldivLossGrad(OpDef):
-    """Gradient of kldiv_loss: -Target * g where Target is positive, times the share of the reduction."""
+    """Gradient of kldiv_loss: -Target * g where Target is positive, times the factor of the reduction."""
 
     name = "kldiv_loss_grad"
     inputs, outputs = ("X", "Target", "Loss@GRAD"), ("X@GRAD",)
@@ -230,7 +231,7 @@ class KldivLossGrad(OpDef):
 
 
 class LabelSmooth(OpDef):
-    """(1 - epsilon) * X + epsilon * prior, where the prior is PriorDist [1, classes], or 1 / classes. Source: fluid 1.8 `label_smooth`."""
+    """(1 - epsilon) * X + epsilon * prior, where the prior is PriorDist [1, classes] or 1 / classes. Source: fluid 1.8 `label_smooth`."""
 
     name = "label_smooth"
     inputs = ("X", "PriorDist?")

@@ -1,4 +1,4 @@
-"""Integer labels: which of them may stand, which are ignored, and what each row makes of its own."""
+"""Integer labels of losses: valid and ignored labels, and the losses of rows by label."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ def wrong_label_text(op: str, label: Any, classes: int, ignore_index: int) -> st
 
 
 def ignored_of(op: str, label: np.ndarray, classes: int, ignore_index: int) -> Any:
-    """The mask of the ignored examples, None where there are none. Raises ExecutionError for a label out of range; a GPU does not wait
-    for the answer: there `losses` shows it."""
+    """The mask of the ignored examples, None if there are none. Raises ExecutionError for a label out of range. On a GPU this is not
+    checked, to avoid a wait: there `losses` returns NaN.
+    """
     if not label.size:
         return None
     may_hide = 0 <= ignore_index < classes  # then the range of the labels does not tell whether some are ignored
@@ -61,13 +62,14 @@ def ignored_of(op: str, label: np.ndarray, classes: int, ignore_index: int) -> A
 
 
 def seat(columns: int, part: Part | None) -> tuple[int, int]:
-    """(the class of the first column, the number of classes), where the columns are a part of the classes."""
+    """(the class of the first column, the number of classes), for columns that may be a part of the classes."""
     return (0, columns) if part is None else (part.start, part.size)
 
 
 def losses(xp: Any, label: Any, columns: int, ignore_index: int, loss_of: Callable[[Any], Any], part: Part | None = None) -> Any:
-    """`loss_of` the columns of the labels, which are safe to index with: 0 for an ignored example and for a label whose column is in
-    another part, NaN for a label out of range."""
+    """The losses of rows: `loss_of` gets valid column indices. The loss is 0 for an ignored example and for a label with a column in
+    another part, NaN for a label out of range.
+    """
     first, classes = seat(columns, part)
     ignored, column = label == ignore_index, label.astype("int64", copy=False) - first
     known = (label >= 0) & (label < classes) & ~ignored

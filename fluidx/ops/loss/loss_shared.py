@@ -1,4 +1,4 @@
-"""What the losses share: the type and the placement of operands that are alike, and the base of their gradients."""
+"""Helpers for losses: the type rule for operands of equal shape, and the base class of their gradients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..shared.types import meet, need_float, same_dtype
 
 
 def alike(op: str, **types: TensorType) -> TensorType:
-    """The common type of operands of one shape and dtype; an open size takes the other's."""
+    """The common type of operands of one shape and dtype; an open size takes the size of the other operand."""
     same_dtype(op, **types)
     (first, x), *rest = types.items()
     need_float(op, first, x)
@@ -19,9 +19,9 @@ def alike(op: str, **types: TensorType) -> TensorType:
 
 
 class EachGrad(OpDef):
-    """Base of the gradients by the first of some operands that are alike, element by element."""
+    """Base of elementwise gradients with respect to the first of several operands of equal shape."""
 
-    groups = ""  # linear ones beside the incoming gradient, which comes last
+    groups = ""  # groups of operands in which the gradient is linear, besides the incoming gradient, which is the last operand
 
     @classmethod
     def pattern(cls, ins, outs, attrs):

@@ -1,4 +1,4 @@
-"""Measures of a model that training reports but does not follow: accuracy."""
+"""Metrics, which training reports but does not differentiate: accuracy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..shared.types import merge_size, need_ids, need_ndim
 
 
 class AccuracyOp(OpDef):
-    """The share of rows whose Label is among the row's top-k Indices, and the counts it comes from.
+    """The fraction of rows whose Label is among the row's top-k Indices, and the two counts.
 
-    Out and Indices are top_k's results [n, k], Label is [n, 1] or [n]. Accuracy [1] is float32, Correct and Total [1] are int32;
-    of no rows the accuracy is 0.
+    Out and Indices are the results of top_k [n, k], Label is [n, 1] or [n]. Accuracy [1] is float32, Correct and Total [1] are int32;
+    without rows the accuracy is 0.
     """
 
     name = "accuracy"

@@ -1,4 +1,4 @@
-"""Losses of a number against a number, with their gradients: squared, Huber and smooth L1."""
+"""Losses of a number against a target number, with their gradients: squared error, Huber and smooth L1."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from math import prod
 from typing import Any
 
 from ...ir import OpDef, ProgramError, Sample
+from ..expr.native import expression_calls
 from ..expr.nodes import sym
-from ..shared.native import expression
 from ..shared.samples import between, f32
 from .loss_shared import EachGrad, alike
 
@@ -40,7 +40,7 @@ class SquareErrorCost(OpDef):
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
-        return expression(_DISTANCE * _DISTANCE, dict(zip("xy", ins, strict=True)), outs[0], dry)
+        return expression_calls(_DISTANCE * _DISTANCE, dict(zip("xy", ins, strict=True)), outs[0], dry)
 
     @staticmethod
     def samples():
@@ -66,7 +66,7 @@ class SquareErrorCostGrad(EachGrad):
     @staticmethod
     def native(ins, outs, attrs, dry=False):
         e = _DISTANCE * sym("g")
-        return expression(e + e, dict(zip("xyg", ins, strict=True)), outs[0], dry)
+        return expression_calls(e + e, dict(zip("xyg", ins, strict=True)), outs[0], dry)
 
     @staticmethod
     def samples():
@@ -112,7 +112,7 @@ class HuberLoss(OpDef):
 
 
 class HuberLossGrad(EachGrad):
-    """Gradient of huber_loss with respect to Y: the residual, held between -delta and delta, times g."""
+    """Gradient of huber_loss with respect to Y: the residual clipped to [-delta, delta], times g."""
 
     name = "huber_loss_grad"
     inputs, outputs = ("Residual", "Out@GRAD"), ("Y@GRAD",)
@@ -134,7 +134,7 @@ def _row_sums(xp: Any, a: Any, like: Any) -> Any:
 
 
 class SmoothL1Loss(OpDef):
-    """Per example, the sum of a loss that is square near 0 and linear beyond 1 / sigma squared.
+    """Per example, the sum of a loss that is quadratic near 0 and linear beyond 1 / sigma squared.
 
     With d = (X - Y) * InsideWeight and s = sigma squared: s * d squared / 2 where |d| < 1 / s, |d| - 1 / (2 s) elsewhere, all times
     OutsideWeight. Diff is d; Out is [N, 1]. Source: Girshick 2015; fluid 1.8 `smooth_l1_loss`.
@@ -184,7 +184,7 @@ class SmoothL1Loss(OpDef):
 
 
 class SmoothL1LossGrad(OpDef):
-    """Gradient of smooth_l1_loss with respect to X: sigma squared * d, held between -1 and 1, times the weights and g."""
+    """Gradient of smooth_l1_loss with respect to X: sigma squared * d, clipped to [-1, 1], times the weights and g."""
 
     name = "smooth_l1_loss_grad"
     inputs, outputs = ("Diff", "InsideWeight?", "OutsideWeight?", "Out@GRAD"), ("X@GRAD",)

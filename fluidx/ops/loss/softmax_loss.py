@@ -1,4 +1,4 @@
-"""softmax and the cross entropy of labels under it as one operator, its gradient, and both in parts for classes that are cut."""
+"""softmax with cross entropy as one operator, its gradient, and both expanded into parts for sharded classes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SWCE_ATTRS = {"soft_label": False, "ignore_index": -100, "axis": -1}
 
 
 def _loss(xp: Any, shifted: Any, logs: Any, label: Any, soft_label: bool, ignore_index: int, part: Part | None = None) -> Any:
-    """The losses of logits less their largest, [before, classes, after], given the logarithm of the sum of their exponentials."""
+    """The losses from logits minus their maximum, [before, classes, after], and the logarithm of the sum of their exponentials."""
     if soft_label:
         return xp.where(label != 0, label * (logs - shifted), 0).sum(axis=1, keepdims=True)
 
@@ -34,7 +34,7 @@ def _loss(xp: Any, shifted: Any, logs: Any, label: Any, soft_label: bool, ignore
 
 
 def _native_xent(op: str, kernel: str, x: Any, made: Any, label: Any, single: Any, attrs: Any, dry: bool, part: Part | None = None) -> Any:
-    """Calls of softmax_with_cross_entropy or its gradient: `made` is what lies like `x`, `single` what has one element for each label."""
+    """Calls of softmax_with_cross_entropy or its gradient: `made` has the shape of `x`, `single` one element for each label."""
     if attrs["soft_label"]:
         return row_calls(kernel, [x, made, label], attrs["axis"], single, dry=dry)
     ignore = attrs["ignore_index"]
@@ -42,11 +42,11 @@ def _native_xent(op: str, kernel: str, x: Any, made: Any, label: Any, single: An
     return row_calls(kernel, [x, made], attrs["axis"], single, label, ignore, text, part, dry)
 
 
-# -- in parts -----------------------------------------------------------------------------------------------------------------------
+# -- expanded into parts ------------------------------------------------------------------------------------------------------------
 
 
 def _expand(op: Operator, fresh: Callable[[str], str]) -> list[Operator]:
-    """The largest logit and the sum of exponentials of each row, which ranks can reduce, and what follows from them for each class."""
+    """The largest logit and the sum of exponentials of each row, which ranks can reduce, and the results for each class from them."""
     p, (x,), (label,), a = Parts(op, fresh), op.inputs["Logits"], op.inputs["Label"], op.attrs
     shifted, total = expand_softmax(p, x, a["axis"], op.outputs["Softmax"][0])
     kept = {k: a[k] for k in _SWCE_ATTRS}
@@ -55,7 +55,7 @@ def _expand(op: Operator, fresh: Callable[[str], str]) -> list[Operator]:
 
 
 def _expand_grad(op: Operator, fresh: Callable[[str], str]) -> list[Operator] | None:
-    """Of soft labels: (softmax * the sum of each row's labels - labels) * g."""
+    """The gradient for soft labels: (softmax * the sum of each row's labels - labels) * g."""
     if not op.attrs["soft_label"]:
         return None
     p, (soft,), (label,), (g,) = Parts(op, fresh), *op.inputs.values()
@@ -65,10 +65,10 @@ def _expand_grad(op: Operator, fresh: Callable[[str], str]) -> list[Operator] | 
 
 
 class LabelLoss(OpDef):
-    """The loss of softmax_with_cross_entropy from Shifted, logits less the largest of each row, and Total, the sum of their exponentials.
+    """The loss of softmax_with_cross_entropy from Shifted, logits minus the maximum of each row, and Total, the sum of their exponentials.
 
-    log(Total) - Shifted at the label, or with `soft_label` the sum of that over all classes, weighted by Label. Of a part of the classes
-    it is a term of the loss: whoever has the label's class makes all of it.
+    It is log(Total) - Shifted at the label, or with `soft_label` the sum of that over all classes, weighted by Label. For a part of the
+    classes it is a partial sum of the loss: the rank with the class of the label computes all of it.
     """
 
     name = "label_loss"
@@ -114,15 +114,15 @@ class LabelLoss(OpDef):
         yield Sample.of(-positive(4, 5), positive(4, 1, seed=2), probabilities(4, 5, seed=1), soft_label=True, grad=(), why=why)
 
 
-# -- as one -------------------------------------------------------------------------------------------------------------------------
+# -- as one operator ----------------------------------------------------------------------------------------------------------------
 
 
 class SoftmaxWithCrossEntropy(OpDef):
-    """softmax of the logits along `axis`, and the cross entropy of the labels under it, without the overflow of doing both in turn.
+    """softmax of the logits along `axis`, and the cross entropy of the labels, without the overflow of two separate steps.
 
-    Label is integer with size 1 along `axis`, or with `soft_label` a distribution like Logits. Softmax is like Logits, Loss has size 1
-    along `axis`; an example whose label is `ignore_index` has loss 0. The largest logit is always subtracted first, so
-    `numeric_stable_mode` changes nothing. Raises ExecutionError for a label out of range (a GPU gives NaN). Source: fluid 1.8.
+    Label is an integer with size 1 along `axis`, or with `soft_label` a distribution like Logits. Softmax has the shape of Logits, Loss has
+    size 1 along `axis`; an example with the label `ignore_index` has loss 0. The largest logit is always subtracted first, so
+    `numeric_stable_mode` changes nothing. Raises ExecutionError for a label out of range (on a GPU the loss is NaN). Source: fluid 1.8.
     """
 
     name = "softmax_with_cross_entropy"
@@ -220,7 +220,9 @@ class SoftmaxWithCrossEntropy(OpDef):
 
 
 def _label_index(op: str, label: np.ndarray, classes: int, ignore: int, index: np.ndarray) -> tuple[Callable[[], None], list[np.ndarray]]:
-    """A call that checks the labels and puts their logits' flat positions into `index`; the list then holds the mask of ignored ones."""
+    """A call that checks the labels and writes the flat positions of their logits into `index`, and a list in which the call puts the
+    mask of ignored examples, if there are any.
+    """
     starts = np.arange(0, len(label) * classes, classes, dtype=np.int64)
     ignored: list[np.ndarray] = []
 

@@ -41,7 +41,7 @@ class Det(OpDef):
 
 
 class DetGrad(OpDef):
-    """The gradient of det: Out@GRAD times the cofactors of each matrix, singular ones too."""
+    """The gradient of det: Out@GRAD times the cofactors of each matrix; it is also correct for singular matrices."""
 
     name = "det_grad"
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
@@ -55,7 +55,7 @@ class DetGrad(OpDef):
     @staticmethod
     def kernel(xp, x, g, *, out):
         u, s, v = xp.linalg.svd(x)
-        others = xp.ones_like(s)  # of each singular value, the product of all others
+        others = xp.ones_like(s)  # for each singular value, the product of all others
         for k in range(s.shape[-1]):
             for j in range(s.shape[-1]):
                 if j != k:

@@ -1,4 +1,4 @@
-"""einsum: products of any values, summed over the axes that the result lacks."""
+"""einsum: products of any number of operands, summed over the axes that the result lacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..shared.types import merge_size, same_dtype
 
 
 def _terms(equation: str) -> tuple[list[str], str]:
-    """(the letters of each operand, those of the result). Raises ProgramError for what is no such equation."""
+    """The letters of each operand, and those of the result. Raises ProgramError for an invalid equation."""
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
     good = arrow and all(t.isalpha() and t.isascii() or not t for t in (*terms, result))
@@ -80,7 +80,7 @@ class Einsum(OpDef):
 
 
 def _grad_of(b: Any, k: int, xs: Any, terms: list[str], result: str, g: Any) -> Any:
-    """The gradient of operand k: g times all others; along an axis that it alone has, and the result lacks, it stays the same."""
+    """The gradient of operand k: g times all other operands, broadcast along axes that only operand k has."""
     others = [j for j in range(len(terms)) if j != k]
     given = [result, *(terms[j] for j in others)]
     known = "".join(c for c in terms[k] if c in set("".join(given)))

@@ -1,4 +1,4 @@
-"""Fourier transforms of complex numbers, which stand as pairs of floats."""
+"""Fourier transforms of complex numbers, which are stored as pairs of floats."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..shared.types import need_float, need_ndim, norm_axis
 
 
 class Fft(OpDef):
-    """The discrete Fourier transform along `axis` of numbers whose real and imaginary parts lie along the last axis, 1 where they are real.
+    """The discrete Fourier transform along `axis`. The last axis of X holds real and imaginary parts (size 2) or real numbers (size 1).
 
-    Element k of the result, which is complex, is the sum of x[j] exp(-2 pi i j k / n); with `inverse`, that of x[j] exp(2 pi i j k / n),
-    divided by n, which transforms back.
+    Element k of the result, which is complex, is the sum of x[j] exp(-2 pi i j k / n); with `inverse`, the sum of x[j] exp(2 pi i j k / n),
+    divided by n, which inverts the transform.
     """
 
     name = "fft"
@@ -38,7 +38,7 @@ class Fft(OpDef):
         if at == x.ndim - 1 or x.shape[-1] not in (1, 2):
             raise ProgramError(f"op fft: expected 1 or 2 along the last axis of X, and an `axis` before it; found {x}, {axis=}")
         if x.shape[at] < 1:
-            raise ProgramError(f"op fft: axis {at} of {x} is to be transformed; it cannot be open, nor empty")
+            raise ProgramError(f"op fft: axis {at} of {x} cannot be transformed: it is open or empty")
         return x.with_shape((*x.shape[:-1], 2))
 
     @staticmethod

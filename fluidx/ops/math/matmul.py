@@ -1,6 +1,6 @@
-"""Matrix products: mul (flattened 2-D product, fluid's fc), matmul (batched, broadcasting), bmm, and their gradients.
+"""Matrix products and their gradients: mul (a flattened 2-D product, fluid's fc), matmul (batched, broadcasting), bmm.
 
-On NumPy `bind` hands 2-D products to np.dot with everything bound, transposed operands as `.T` views, which BLAS reads in place.
+With NumPy, `bind` passes 2-D products directly to np.dot, transposed operands as `.T` views, which BLAS reads in place.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from ..shared.types import meet, mul_sizes, same_dtype
 
 
 def bind_product(a: Any, b: Any, out: Any) -> Any:
-    """A call without arguments for out = a @ b over the last two axes, batch axes broadcast, on these NumPy arrays: one GEMM with
-    nothing left to look up where that is possible."""
+    """A call without arguments for out = a @ b over the last two axes of NumPy arrays, with broadcast batch axes: one direct GEMM call
+    where that is possible.
+    """
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
         a, out = _flat(a, a.ndim - 1), _flat(out, out.ndim - 1)
     if a.ndim == b.ndim == out.ndim == 2 and out.flags.c_contiguous:
@@ -31,7 +32,7 @@ def bind_product(a: Any, b: Any, out: Any) -> Any:
 
 
 def native_product(a: Any, b: Any, out: Any, alpha: float = 1.0) -> list[native.NativeCall] | None:
-    """Calls of the C kernels for out = alpha * (a @ b), batch axes broadcast: one for all matrices of two batch axes."""
+    """Calls of C kernels for out = alpha * (a @ b) with broadcast batch axes: one call for all matrices of two batch axes."""
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
         a, out = _flat(a, a.ndim - 1), _flat(out, out.ndim - 1)
     if out.ndim > 4:
@@ -42,7 +43,7 @@ def native_product(a: Any, b: Any, out: Any, alpha: float = 1.0) -> list[native.
 
 
 def _item(x: Any, k: int, ndim: int) -> Any:
-    """Item k of the first of `ndim` axes, of an array that may lack that axis or have one item for all."""
+    """Item k of the first of `ndim` axes, for an array that may lack this axis or have size 1 there."""
     return x if x.ndim < ndim else x[k if x.shape[0] > 1 else 0]
 
 
@@ -59,12 +60,12 @@ def _then_scale(run: Any, out: Any, alpha: float) -> Any:
 
 
 class Product(OpDef):
-    """What the ops that are one matrix product share: `matrices` says of which arrays."""
+    """Base of ops that are one matrix product; `matrices` gives its arrays."""
 
     precision = "half"
-    # (ins, out, **attrs) -> (a, b, out), views of the operands with out = a @ b over the last two axes; None where one would be copied
+    # (ins, out, **attrs) -> (a, b, out), views of the operands with out = a @ b over the last two axes; None if a view would need a copy
     matrices: ClassVar[Callable[..., Any]]
-    # on a GPU the BLAS takes two matrices of 16-bit floats, and adds up in float32
+    # on a GPU, BLAS multiplies two matrices of 16-bit floats and adds in float32
     takes_16_bit: ClassVar[Any] = staticmethod(lambda device, outs: device == "cuda" and outs[0].ndim == 2)
 
     @classmethod
@@ -88,12 +89,12 @@ class Product(OpDef):
 
 
 def _linear(x: TensorType, *operands: int) -> str:
-    """Each of the operands as a linear group of its own; a product of bools is none."""
+    """The linear groups of a product: each operand is one of its own; a product of bools has none."""
     return "" if x.dtype == "bool" else " ".join(f"L({k})" for k in operands)
 
 
 def _summed(x: TensorType, *factors: str) -> str:
-    """What a product does with the factors that its result lacks: it adds up, and bools are or-ed."""
+    """How a product reduces the axes that its result lacks: numbers are added, bools are or-ed."""
     return " ".join(f"{f}:{'max' if x.dtype == 'bool' else '+'}" for f in factors)
 
 
@@ -145,7 +146,7 @@ class Mul(Product):
     @staticmethod
     def grad(b, op, g):
         x, y, nx, ny = op["X"], op["Y"], op.attrs["x_num_col_dims"], op.attrs["y_num_col_dims"]
-        # that of the weight first: it is wanted by other ranks, and the other one by the operator that comes next
+        # the gradient of the weight first: other ranks wait for it, while only the next operator needs the other one
         if x.ndim == 2 and y.ndim == 2:
             dy = b.matmul(x, g, transpose_x=True)
         else:
@@ -218,7 +219,7 @@ class MulGradX(Product):
 class MulGradY(Product):
     """Gradient of mul with respect to Y, in Y's shape: the transpose of the flattened X times the flattened gradient.
 
-    matmul uses it too where an X of several leading axes meets one weight matrix: the sum over all rows is one product.
+    matmul also uses it for an X with several leading axes and one weight matrix: the sum over all rows is one product.
     """
 
     name = "mul_grad_y"
@@ -269,7 +270,7 @@ class MulGradY(Product):
 
 
 def _as_matrices(x: Any, y: Any, transpose_x: bool, transpose_y: bool) -> tuple[Any, Any]:
-    """Both operands as stacks of matrices ready to be multiplied; a vector is a row of X or a column of Y (the other way transposed)."""
+    """Both operands as stacks of matrices; a vector is a row of X or a column of Y (the reverse if transposed)."""
     if x.ndim == 1:
         x = x[:, None] if transpose_x else x[None, :]
     elif transpose_x:
@@ -305,7 +306,7 @@ def _matmul_type(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: b
 
 
 def _matmul_words(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: bool) -> tuple[str, str, str]:
-    """The axes of X, Y and the product. A vector is a row of X or a column of Y, and the other way when it is transposed."""
+    """The axis words of X, Y and the product. A vector is a row of X or a column of Y; the reverse if it is transposed."""
     column, row = x.ndim == 1 and transpose_x, y.ndim == 1 and transpose_y
     inner = "." if column or row else "k"  # a column has one column, a row one row: nothing is summed
     left = ("i" if column else inner) if x.ndim == 1 else f"* {inner} i" if transpose_x else f"* i {inner}"
@@ -316,11 +317,11 @@ def _matmul_words(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: 
 
 
 class MatMul(Product):
-    """Matrix product over the last two axes, leading axes broadcast, times `alpha`.
+    """Matrix product over the last two axes, times `alpha`; leading axes broadcast.
 
-    A 1-D X is one row and a 1-D Y one column, and the axis added for that is dropped again; two vectors give their dot product with
-    shape [1]. Transposed, a 1-D X is a column and a 1-D Y a row: `matmul(x, y, transpose_x=True, transpose_y=True)` is the outer
-    product. Integers and bool are multiplied as NumPy does; 16-bit floats are summed in float32. Source: fluid 1.8 `matmul`.
+    A 1-D X is one row and a 1-D Y one column, and the result lacks the added axis; two vectors give their dot product with shape [1].
+    Transposed, a 1-D X is a column and a 1-D Y a row: `matmul(x, y, transpose_x=True, transpose_y=True)` is the outer product. Integers and
+    bool are multiplied as NumPy does; 16-bit floats are summed in float32. Source: fluid 1.8 `matmul`.
     """
 
     name = "matmul"
@@ -346,7 +347,7 @@ class MatMul(Product):
         if x.ndim == 1 or y.ndim == 1:
             return b.matmul_vector_grad(x, y, g, **op.attrs)
         if y.ndim == 2 and x.ndim > 2 and not tx:
-            # one weight for all rows: its gradient is one product over all of them; first, as in mul
+            # one weight for all rows: its gradient is one product over all of them; computed first, as in mul
             dy = b.mul_grad_y(g, x, y, x_num_col_dims=x.ndim - 1) if ty else b.mul_grad_y(x, g, y, x_num_col_dims=x.ndim - 1)
             dy = dy if alpha == 1.0 else b.scale(dy, scale=alpha)
             return b.matmul(g, y, transpose_y=not ty, alpha=alpha), dy
@@ -367,7 +368,7 @@ class MatMul(Product):
         a, b = _as_matrices(x, y, transpose_x, transpose_y)
         batch = a.shape[:-2] if a.shape[:-2] == b.shape[:-2] else np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         shape = (*batch, a.shape[-2], b.shape[-1])
-        # the axis of a vector comes back as a view: inserting a size-1 axis never copies
+        # the axis of a vector is restored as a view: inserting an axis of size 1 never copies
         return a, b, out if out.shape == shape else out.reshape(shape)
 
     @staticmethod
@@ -391,7 +392,7 @@ class MatMul(Product):
         yield Sample.of(ints(3, 4, low=-9, high=9, seed=20), ints(4, 2, low=-9, high=9, seed=21), grad=(), why="integers")
         yield Sample.of(bits(3, 4, seed=22) > 0, bits(4, 2, seed=23) > 0, grad=(), why="bool")
         half = ints(2, 3, 4, low=-4, high=5, seed=24).astype("float16")
-        yield Sample.of(half, half, transpose_y=True, grad=(), why="central differences drown in float16")
+        yield Sample.of(half, half, transpose_y=True, grad=(), why="central differences are not accurate in float16")
 
 
 class MatMulVectorGrad(OpDef):

@@ -1,4 +1,4 @@
-"""Columns made orthonormal."""
+"""Orthonormalization of the columns of a matrix."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from ..shared.samples import f32
 
 
 class Orthonormalize(OpDef):
-    """An orthonormal basis [a, r] of a space that holds the columns of X, one by one from the left: what a column adds, at length 1.
+    """An orthonormal basis [a, r] of a space that contains the columns of X. Each column contributes its component orthogonal to those
+    before it.
 
-    The first column keeps its direction, the second what is left of it beside the first, and so on (modified Gram-Schmidt, twice, so that
-    float32 columns are orthogonal to the last digits). A column that adds nothing but rounding, because it depends on those before or is
-    shorter than the longest by a factor of sqrt(eps), has no direction that two computations of X agree on; the first axis takes its place
-    of which enough is left. The result has r orthonormal columns whatever X is, zeros included.
+    The first column keeps its direction, the second keeps its component orthogonal to the first, and so on (modified Gram-Schmidt, applied
+    twice, so that float32 columns are orthogonal to the last digits). A column may contribute only rounding errors, because it depends on
+    those before it or is shorter than the longest by a factor of sqrt(eps). Two computations of X would then disagree on the direction. The
+    first axis with a large enough orthogonal component replaces such a column. The result has r orthonormal columns for every X, even for
+    zeros.
     """
 
     name = "orthonormalize"
@@ -30,7 +32,7 @@ class Orthonormalize(OpDef):
         if x.ndim != 2 or not x.is_float:
             raise ProgramError(f"op orthonormalize: X must be a matrix of floats, found {x}")
         if 0 <= x.shape[0] < x.shape[1]:
-            raise ProgramError(f"op orthonormalize: X is {x}; {x.shape[0]} rows have no {x.shape[1]} orthonormal columns")
+            raise ProgramError(f"op orthonormalize: X is {x}; there are no {x.shape[1]} orthonormal columns of {x.shape[0]} rows")
         return x
 
     @staticmethod
@@ -43,9 +45,9 @@ class Orthonormalize(OpDef):
             known = noise * longest < length < np.inf
             if known:
                 v = _beside(xp, v / length, before)
-            if not known or float(xp.linalg.norm(v)) <= noise:  # the rest of a column that lies among those before is rounding
-                # what is left of each axis: together rows - k, so 0.7 of the mean is there somewhere; an irrational share, which the rest
-                # beside columns of small integers cannot equal but for rounding
+            if not known or float(xp.linalg.norm(v)) <= noise:  # the rest of a column that depends on those before it is rounding error
+                # the squared length of the orthogonal component of each axis. Their sum is rows - k, so some axis has 0.7 of the mean. The
+                # factor is irrational, so that columns of small integers never reach exactly this value.
                 left = 1.0 - (before * before).sum(axis=1)
                 v = xp.zeros(rows, x.dtype)
                 v[int(xp.argmax(left >= 0.5**0.5 * (rows - k) / rows))] = 1.0
@@ -63,7 +65,7 @@ class Orthonormalize(OpDef):
 
 
 def _beside(xp: Any, v: Any, columns: Any) -> Any:
-    """What is left of a vector beside orthonormal columns."""
+    """The component of a vector orthogonal to orthonormal columns."""
     for k in range(columns.shape[1]):
         v = v - xp.dot(columns[:, k], v) * columns[:, k]
     return v

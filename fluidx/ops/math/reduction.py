@@ -1,7 +1,7 @@
 """Reductions over axes, and the squared norm.
 
-A reduction over every axis gives shape [1], as in fluid, which knows no 0-d tensors. Sums of contiguous floats run as products with
-a vector of ones: BLAS adds up 2 to 7 times as fast as np.add.reduce over short axes, and is as exact on small whole numbers.
+A reduction over all axes gives shape [1], as in fluid, which has no 0-d tensors. Sums of contiguous floats are computed as products with a
+vector of ones: BLAS is 2 to 7 times as fast as np.add.reduce over short axes, and equally exact for small integers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def reduced_axes(op, dim, ndim):
 
 
 def kept_shape(shape, axes):
-    """The shape with reduced axes as 1."""
+    """The shape with size 1 for the reduced axes."""
     return tuple(1 if k in axes else d for k, d in enumerate(shape))
 
 
@@ -36,12 +36,12 @@ def _result(x, axes, keep_dim):
 
 
 def reduction_words(x, dim, keep_dim):
-    """The words of an operand and of what is reduced from it over the axes `dim`, and the factors that go.
+    """The axis words of an operand and of its reduction over the axes `dim`, and the words of the reduced axes.
 
     >>> reduction_words(TensorType("float32", (2, 3, 4)), (1,), False)
     ('e0 e1 e2', 'e0 e2', ['e1'])
     """
-    if not dim:  # names no axis: flat ranges will do
+    if not dim:  # no reduced axis is named: flat ranges are allowed
         return "*", "*" if keep_dim else ".", ["*"]
     axes, e = reduced_axes("", dim, x.ndim), letters(x.ndim, "e").split()
     kept = ["." if k in axes else f for k, f in enumerate(e) if keep_dim or k not in axes]
@@ -49,7 +49,7 @@ def reduction_words(x, dim, keep_dim):
 
 
 def _as_numpy_result(out, x, axes):
-    """`out` in the shape that NumPy's reduction without keepdims has: a view."""
+    """A view of `out` in the shape of NumPy's reduction without keepdims."""
     return out.reshape(tuple(d for k, d in enumerate(x.shape) if k not in axes))
 
 
@@ -57,15 +57,15 @@ def _as_numpy_result(out, x, axes):
 
 
 def bind_sum(x: np.ndarray, axes: tuple[int, ...], out: np.ndarray) -> list[Callable[[], object]]:
-    """Calls that put the sum of `x` over `axes` into `out`, whose shape is that of the sum with or without the reduced axes."""
+    """Calls that write the sum of `x` over `axes` into `out`, which may keep the reduced axes or not."""
     if not axes:
         return [partial(np.copyto, out, x.reshape(out.shape))]
     whole = dtype_name(x.dtype) not in ("float32", "float64") or not (x.flags.c_contiguous and out.flags.c_contiguous)
     if whole or x.size == 0 or len(axes) == x.ndim:
-        # over everything NumPy adds pairwise, which is the more accurate order
+        # over all axes NumPy adds pairwise, which is the more accurate order
         line = x.reshape(-1) if len(axes) == x.ndim and x.flags.c_contiguous else x
         return [partial(np.add.reduce, line, 0 if line is not x else axes, x.dtype, _as_numpy_result(out, x, axes))]
-    # runs of neighbouring axes that are reduced, or kept
+    # runs of neighbouring axes that are all reduced or all kept
     runs: list[list[int]] = []
     for k, d in enumerate(x.shape):
         if runs and runs[-1][0] == (k in axes):
@@ -94,10 +94,10 @@ class _Reduction(OpDef):
     inputs = ("X",)
     attrs = {"dim": (), "keep_dim": False}
     dtypes: tuple[str, ...] = NUMBERS
-    method = ""  # of the array module
-    said: tuple[str, ...] = ("{}!",)  # of each factor that is reduced, in the access pattern
-    groups = ""  # linear and monotone ones
-    how = ""  # of shared.native.reduce_calls
+    method = ""  # name of the function of the array module
+    said: tuple[str, ...] = ("{}!",)  # words of the access pattern for each reduced axis
+    groups = ""  # groups of the access pattern: linear and monotone ones
+    how = ""  # `how` of shared.native.reduce_calls
     native_any_size = True
 
     @classmethod
@@ -118,12 +118,12 @@ class _Reduction(OpDef):
 
     @staticmethod
     def calls(x, axes, out):
-        """Calls that put the result of a NumPy array into `out`."""
+        """Calls that write the result for a NumPy array into `out`."""
         raise NotImplementedError
 
     @classmethod
     def over(cls, xp, x, axes):
-        """The result by any array module."""
+        """The result, for any array module."""
         return getattr(xp, cls.method)(x, axis=axes)
 
 
@@ -183,7 +183,7 @@ def _samples(dtype="float32", low=-3.0, high=3.0):
 
 
 class ReduceSum(_Reduction):
-    """The sum over the axes `dim` (all of them when it is empty), which vanish unless `keep_dim`."""
+    """The sum over the axes `dim` (all axes if it is empty); the reduced axes are removed unless `keep_dim`."""
 
     name = "reduce_sum"
     method = how = "sum"
@@ -197,12 +197,12 @@ class ReduceSum(_Reduction):
 
 
 def count_of(x, axes, part: Part | None):
-    """The number of elements that each result is a mean of: of the whole, where `x` is a part of it."""
+    """The number of elements that each result is the mean of: in the whole value, if `x` is a part of it."""
     return prod(x.shape[k] for k in axes) if part is None else part.count
 
 
 class _Mean(_Reduction):
-    """Base of the means: a sum, divided by the number of elements of the whole."""
+    """Base of the means: a sum, divided by the number of elements of the whole value."""
 
     dtypes = FLOATS
     said, groups = ("{}:+", "#{}"), "L(0)"
@@ -226,7 +226,7 @@ class _Mean(_Reduction):
 
 
 class ReduceMean(_Mean):
-    """The mean over the axes `dim` (all of them when it is empty), which vanish unless `keep_dim`."""
+    """The mean over the axes `dim` (all axes if it is empty); the reduced axes are removed unless `keep_dim`."""
 
     name = "reduce_mean"
 
@@ -257,7 +257,9 @@ class Mean(_Mean):
 
 
 class ReduceMax(_Reduction):
-    """The largest element over the axes `dim` (all when it is empty), which vanish unless `keep_dim`. Equal ones all take the gradient."""
+    """The largest element over the axes `dim` (all if it is empty); reduced axes are removed unless `keep_dim`. Equal ones all get the
+    gradient.
+    """
 
     name = "reduce_max"
     method = how = "max"
@@ -271,7 +273,9 @@ class ReduceMax(_Reduction):
 
 
 class ReduceMin(_Reduction):
-    """The smallest element over the axes `dim` (all when it is empty), which vanish unless `keep_dim`. Equal ones all take the gradient."""
+    """The smallest element over the axes `dim` (all if it is empty); reduced axes are removed unless `keep_dim`. Equal ones all get the
+    gradient.
+    """
 
     name = "reduce_min"
     method = how = "min"
@@ -285,7 +289,7 @@ class ReduceMin(_Reduction):
 
 
 class ReduceProd(_Reduction):
-    """The product over the axes `dim` (all of them when it is empty), which vanish unless `keep_dim`."""
+    """The product over the axes `dim` (all axes if it is empty); the reduced axes are removed unless `keep_dim`."""
 
     name = "reduce_prod"
     method = how = "prod"
@@ -302,7 +306,7 @@ class ReduceProd(_Reduction):
 
 
 class ReduceAll(_Reduction):
-    """True where all elements over the axes `dim` (all axes when it is empty) are."""
+    """True where all elements over the axes `dim` (all axes if it is empty) are true."""
 
     name = "reduce_all"
     method, how = "all", "min"
@@ -313,7 +317,7 @@ class ReduceAll(_Reduction):
 
 
 class ReduceAny(_Reduction):
-    """True where at least one element over the axes `dim` (all axes when it is empty) is."""
+    """True where at least one element over the axes `dim` (all axes if it is empty) is true."""
 
     name = "reduce_any"
     method, how = "any", "max"
@@ -348,7 +352,7 @@ def _log(x):
 
 
 class LogSumExp(_Reduction):
-    """log(sum(exp(X))) over the axes `dim` (all of them when it is empty), without overflow."""
+    """log(sum(exp(X))) over the axes `dim` (all axes if it is empty), without overflow."""
 
     name = "logsumexp"
     dtypes = ReduceMean.dtypes
@@ -362,7 +366,7 @@ class LogSumExp(_Reduction):
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
-        """Over the last axes, which are the rows of a matrix."""
+        """Only over the last axes, which are the rows of a matrix."""
         x, out = ins[0], outs[0]
         axes = reduced_axes("logsumexp", attrs["dim"], x.ndim)
         if axes != tuple(range(x.ndim - len(axes), x.ndim)) or not x.flags.c_contiguous or not x.size:
@@ -372,7 +376,9 @@ class LogSumExp(_Reduction):
     @staticmethod
     def samples():
         yield from ReduceMean.samples()
-        yield Sample.of(np.array([[1000, 1000], [-1000, -1001]], "float32"), dim=(1,), grad=(), why="differences of 1000 are too coarse")
+        yield Sample.of(
+            np.array([[1000, 1000], [-1000, -1001]], "float32"), dim=(1,), grad=(), why="differences of 1000 are not accurate enough"
+        )
         yield Sample.of(np.array([[-np.inf, -np.inf], [np.inf, 0], [-np.inf, 0]], "float32"), dim=(1,), grad=(), why="infinite")
 
     @staticmethod
@@ -384,7 +390,7 @@ class LogSumExp(_Reduction):
 
 
 class SquaredL2Norm(OpDef):
-    """The sum of the squares of all elements, of shape [1]; float32 for half precision, else of X's dtype."""
+    """The sum of the squares of all elements, of shape [1]; float32 for 16-bit floats, otherwise the dtype of X."""
 
     name = "squared_l2_norm"
     flops = 2

@@ -1,4 +1,4 @@
-"""The gradients of the reductions, and the sum of a gradient down to an operand that was broadcast."""
+"""Gradients of the reductions, and the sum of a gradient over the axes along which an operand was broadcast."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import numpy as np
 
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType, np_dtype
 from ...ir.axis_letters import letters
+from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
 from ..shared.blocked import in_order
 from ..shared.broadcast import aligned
-from ..shared.native import copy_calls, expression, reduce_calls
+from ..shared.native import copy_calls, reduce_calls
 from ..shared.samples import points
 from .reduction import (
     LogSumExp,
@@ -28,7 +29,7 @@ from .reduction import (
 
 
 def _like_samples(op, with_out):
-    """The samples of a gradient op, from those of its forward op."""
+    """The samples of a gradient op, made from those of its forward op."""
     for s in op.samples():
         t = op.infer(TensorType(s.args[0].dtype.name, s.args[0].shape), **s.attrs)
         if not t.is_float:
@@ -46,7 +47,7 @@ def _grad_infer(x, *rest, **attrs):
 
 
 def _grad_pattern(line, *said):
-    """The pattern of a gradient op: {x} are the axes of X, {y} those of Out; `said` of each factor that was reduced."""
+    """The pattern of a gradient op, from a line with {x} for the axes of X and {y} for those of Out; `said` describes each reduced axis."""
 
     def pattern(ins, outs, attrs):
         x, y, gone = reduction_words(ins[0], attrs["dim"], attrs["keep_dim"])
@@ -56,7 +57,7 @@ def _grad_pattern(line, *said):
 
 
 class ReduceSumGrad(OpDef):
-    """The gradient of reduce_sum: Out@GRAD spread over the shape of X; only X's shape is read."""
+    """The gradient of reduce_sum: Out@GRAD broadcast to the shape of X; only X's shape is read."""
 
     name = "reduce_sum_grad"
     flops = 0
@@ -84,7 +85,7 @@ class ReduceSumGrad(OpDef):
 
 
 class ReduceMeanGrad(OpDef):
-    """The gradient of reduce_mean and mean: Out@GRAD over the number of elements, in the shape of X; only X's shape is read."""
+    """The gradient of reduce_mean and mean: Out@GRAD divided by the number of elements, in the shape of X; only X's shape is read."""
 
     name = "reduce_mean_grad"
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
@@ -117,7 +118,7 @@ class ReduceMeanGrad(OpDef):
         axes = reduced_axes("reduce_mean_grad", attrs["dim"], x.ndim)
         count = count_of(x, axes, part)
         e = make_node("div", sym("g"), const(float(count)))
-        return expression(e, {"g": g.reshape(kept_shape(x.shape, axes))}, outs[0], dry) if count else None
+        return expression_calls(e, {"g": g.reshape(kept_shape(x.shape, axes))}, outs[0], dry) if count else None
 
 
 class ReduceMaxGrad(OpDef):
@@ -147,11 +148,11 @@ class ReduceMaxGrad(OpDef):
         x, y, g = ins
         kept = kept_shape(x.shape, reduced_axes("reduce_max_grad", attrs["dim"], x.ndim))
         e = make_node("mul", sym("g"), make_node("eq", sym("x"), sym("y")))
-        return expression(e, {"x": x, "y": y.reshape(kept), "g": g.reshape(kept)}, outs[0], dry)
+        return expression_calls(e, {"x": x, "y": y.reshape(kept), "g": g.reshape(kept)}, outs[0], dry)
 
 
 class ReduceProdGrad(OpDef):
-    """The gradient of reduce_prod: Out@GRAD times the product of the other elements, which zeros among them do not spoil."""
+    """The gradient of reduce_prod: Out@GRAD times the product of the other elements, exact with zeros among them."""
 
     name = "reduce_prod_grad"
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
@@ -167,7 +168,7 @@ class ReduceProdGrad(OpDef):
         zeros = zero.sum(axis=axes, keepdims=True)
         filled = xp.where(zero, xp.ones_like(x), x)
         rest = xp.prod(filled, axis=axes, keepdims=True)
-        # without a zero every other element is in the product; with one, only that element's own gradient is left
+        # without a zero, every other element is in the product; with one zero, only the gradient of that element is not 0
         share = xp.where(zeros == 0, rest / filled, xp.where(zero & (zeros == 1), rest, xp.zeros_like(rest)))
         xp.multiply(g.reshape(rest.shape), share, out)
 
@@ -194,15 +195,15 @@ class LogSumExpGrad(OpDef):
         x, y, g = ins
         kept = kept_shape(x.shape, reduced_axes("logsumexp_grad", attrs["dim"], x.ndim))
         e = make_node("mul", make_node("exp", make_node("sub", sym("x"), sym("y"))), sym("g"))
-        return expression(e, {"x": x, "y": y.reshape(kept), "g": g.reshape(kept)}, outs[0], dry)
+        return expression_calls(e, {"x": x, "y": y.reshape(kept), "g": g.reshape(kept)}, outs[0], dry)
 
 
-# -- down to an operand -----------------------------------------------------------------------------------------------------------
+# -- sum over broadcast axes -----------------------------------------------------------------------------------------------------
 
 
 def _down(x, like, axis):
-    """The axes of X that `like` does not have, or has with size 1, and `like` as it meets X."""
-    if all(d == 1 for d in like):  # also beside a flat part of X, which has one axis
+    """The axes of X that `like` lacks or has with size 1, and the shape of `like` aligned with X."""
+    if all(d == 1 for d in like):  # `like` may also be beside a flat part of X, which has one axis
         meets = (1,) * len(x)
     else:
         meets = aligned("reduce_to", x, like, axis)
@@ -211,9 +212,9 @@ def _down(x, like, axis):
 
 
 class ReduceTo(OpDef):
-    """X summed down to the shape of Like, which X was broadcast from; `axis` says where Like meets X, as in elementwise_add.
+    """X summed to the shape of Like, from which X was broadcast; `axis` aligns Like with X, as in elementwise_add.
 
-    The gradient of an operand that was broadcast. Only Like's shape is read.
+    This is the gradient of an operand that was broadcast. Only Like's shape is read.
     """
 
     name = "reduce_to"
@@ -227,7 +228,9 @@ class ReduceTo(OpDef):
         _, meets = _down(x.shape, like.shape, axis)
         for a, b in zip(x.shape, meets, strict=True):
             if a != b and b != 1 and ANY not in (a, b):
-                raise ProgramError(f"op reduce_to: X of shape {list(x.shape)} is no broadcast of Like, {list(like.shape)}: {a} against {b}")
+                raise ProgramError(
+                    f"op reduce_to: Like of shape {list(like.shape)} does not broadcast to X of shape {list(x.shape)}: {b} against {a}"
+                )
         return x.with_shape(like.shape)
 
     @staticmethod
@@ -269,4 +272,4 @@ class ReduceTo(OpDef):
         )  # fmt: skip
         for k, (x, like, axis) in enumerate(shapes):
             yield Sample.of(points(x, seed=k), points(like), axis=axis, grad=(), why="only gradients are reduced this way")
-        yield Sample.of(np.arange(12).reshape(3, 4), np.zeros(4, "int64"), grad=(), why="whole numbers")
+        yield Sample.of(np.arange(12).reshape(3, 4), np.zeros(4, "int64"), grad=(), why="integers")

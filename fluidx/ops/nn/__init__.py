@@ -1,1 +1,1 @@
-"""What neural networks are built of: convolution, pooling, normalization, dropout, embedding and softmax."""
+"""Operators of neural networks: convolution, pooling, normalization, dropout, embedding, softmax, attention, experts and image sampling."""

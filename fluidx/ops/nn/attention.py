@@ -1,7 +1,7 @@
-"""Attention: the values, weighted by the softmax of the products of queries and keys, and its gradient.
+"""Attention and its gradient: the values, weighted by the softmax of the products of queries and keys.
 
-The C kernels hold no more scores than a block of rows against some hundred keys; the gradient computes the weights again, from the
-logarithm of each row's sum. The bodies for NumPy hold them all.
+The C kernels hold only the scores of a block of rows and some hundred keys at a time; the gradient recomputes the weights from the
+logarithm of each row's sum. The NumPy kernels hold all scores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ NAME = "scaled_dot_product_attention"
 
 
 def _heads(q: TensorType, k: TensorType) -> tuple[int, int]:
-    """The heads of Q and those of K and V, each of which serves as many neighbours among the former. An open number is the other one."""
+    """The number of heads of Q, and that of K and V. Neighbouring heads of Q share one of K and V. An open number counts as equal to the
+    other one.
+    """
     if q.ndim < 3:
         return 1, 1
     many, few = q.shape[-3], k.shape[-3]
@@ -45,26 +47,26 @@ def _scores(q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None
     for slot, t in (("Q", q), ("K", k), ("V", v)):
         need_float(NAME, slot, t)
         if t.ndim != q.ndim or t.ndim < 2:
-            raise ProgramError(f"op {NAME} needs Q, K and V of one number of axes, 2 or more, got {q}, {k} and {v}")
+            raise ProgramError(f"op {NAME} needs Q, K and V with the same number of axes, 2 or more, got {q}, {k} and {v}")
     same_dtype(NAME, Q=q, K=k, V=v)
     lead = [merge_size(NAME, f"axis {i} of Q, K and V", q.shape[i], max(k.shape[i], v.shape[i])) for i in range(q.ndim - 3)]
     heads = [_heads(q, k)[0]] if q.ndim > 2 else []
     if not meet(q.shape[-1], k.shape[-1]):
-        raise ProgramError(f"op {NAME}: Q {q} and K {k} must have one width, found {q.shape[-1]} and {k.shape[-1]}")
+        raise ProgramError(f"op {NAME}: Q {q} and K {k} must have the same last axis, found {q.shape[-1]} and {k.shape[-1]}")
     if not all(map(meet, k.shape[:-1], v.shape[:-1])):
-        raise ProgramError(f"op {NAME}: K {k} and V {v} must agree in every axis but the last")
+        raise ProgramError(f"op {NAME}: K {k} and V {v} must be equal in all axes but the last")
     scores = q.with_shape((*lead, *heads, q.shape[-2], max(k.shape[-2], v.shape[-2])))
     if mask is not None:
         if mask.dtype not in ("bool", q.dtype):
             raise ProgramError(f"op {NAME}: Mask must be bool or have the dtype of Q, {q.dtype}, found {mask.dtype}")
         fits = zip(reversed(mask.shape), reversed(scores.shape), strict=False)
         if mask.ndim > scores.ndim or not all(a == 1 or meet(a, b) for a, b in fits):
-            raise ProgramError(f"op {NAME}: Mask {mask} does not broadcast to the scores, of shape {list(scores.shape)}")
+            raise ProgramError(f"op {NAME}: Mask {mask} does not broadcast to the scores of shape {list(scores.shape)}")
     return scores
 
 
 def _words(q: TensorType, k: TensorType, mask: TensorType | None) -> tuple[str, str, str, dict[str, int]]:
-    """The words for the axes before the rows, of Q and of K, those for Mask, and sizes. A head of Q is (head of K, which of its group)."""
+    """The words for the leading axes of Q and of K, the words for Mask, and sizes. A head of Q is (head of K, index in its group)."""
     lead = letters(max(q.ndim - 3, 0), "b")
     many, few = _heads(q, k)
     sizes: dict[str, int] = {}
@@ -77,7 +79,7 @@ def _words(q: TensorType, k: TensorType, mask: TensorType | None) -> tuple[str, 
 
 
 def _flops(products: int):
-    """Of so many products over the scores; `causal` needs half of them."""
+    """The operations of `products` matrix products with the scores; `causal` needs half of them."""
 
     def flops(ins, outs, attrs):
         q, k, v = ins[:3]
@@ -87,25 +89,25 @@ def _flops(products: int):
     return staticmethod(flops)
 
 
-# -- the bodies over an array module ---------------------------------------------------------------------------------------------------
+# -- kernels for any array module ---------------------------------------------------------------------------------------------------------
 
 
 def _for_heads(xp: Any, x: Any, q: Any) -> Any:
-    """K or V with its heads repeated for those of Q."""
+    """K or V with its heads repeated to match those of Q."""
     if q.ndim < 3 or x.shape[-3] == q.shape[-3]:
         return x
     return xp.repeat(x, q.shape[-3] // max(x.shape[-3], 1), axis=-3)
 
 
 def _of_heads(g: Any, x: Any) -> Any:
-    """The gradient of what `_for_heads` makes as that of `x`."""
+    """The gradient of `x` from the gradient of the result of `_for_heads`."""
     if g.shape == x.shape:
         return g
     return g.reshape(*x.shape[:-2], -1, *x.shape[-2:]).sum(axis=-3)
 
 
 def _seen_scores(xp: Any, q: Any, k: Any, mask: Any, causal: bool, scale: float, part: Part | None) -> Any:
-    """The scores, -infinity where a row may not look."""
+    """The scores, -infinity where the mask hides a position."""
     scores = xp.matmul(q, k.swapaxes(-1, -2))
     scores *= scores.dtype.type(scale)
     if mask is not None:
@@ -118,7 +120,7 @@ def _seen_scores(xp: Any, q: Any, k: Any, mask: Any, causal: bool, scale: float,
 
 
 def _shift(xp: Any, top: Any) -> Any:
-    """What to subtract before exp: 0 where a row sees nothing, so that its weights are 0."""
+    """The number to subtract before exp: 0 where everything is hidden from a row, so that its weights are 0."""
     return xp.where(top == -np.inf, top.dtype.type(0), top)
 
 
@@ -126,7 +128,7 @@ def _shift(xp: Any, top: Any) -> Any:
 
 
 def _steps(x: Any) -> tuple[int, ...] | None:
-    """The distances, in elements, of neighbours in the batch, of heads, rows and columns; None where the batch has no one distance."""
+    """The strides, in elements, of batch, heads, rows and columns; None if the batch axes have no common stride."""
     strides = [s // x.itemsize for s in x.strides]
     if any(s % x.itemsize for s in x.strides):
         return None
@@ -138,7 +140,7 @@ def _steps(x: Any) -> tuple[int, ...] | None:
 
 
 def _distances(x: Any) -> tuple[int, int, int] | None:
-    """Distances in the batch, of heads and of rows of matrices whose rows lie in memory, else None."""
+    """The strides of batch, heads and rows, for matrices with contiguous rows; otherwise None."""
     steps = _steps(x)
     if steps is None or steps[3] != 1 and x.shape[-1] > 1 or steps[2] < x.shape[-1] and x.shape[-2] > 1:
         return None
@@ -146,7 +148,7 @@ def _distances(x: Any) -> tuple[int, int, int] | None:
 
 
 def _matrices(x: Any) -> list[int] | None:
-    """(address, distances) of such matrices; of None 0s."""
+    """(address, strides) of such matrices; zeros for None."""
     if x is None:
         return [0] * 4
     distances = _distances(x)
@@ -158,7 +160,7 @@ def _strided(slot: str, x: Any) -> bool:
 
 
 def _mask_words(mask: Any, scores: tuple[int, ...]) -> list[int] | None:
-    """(address, 0 for none, 1 for numbers or 2 for bool, distances in the batch, of heads, rows and columns)."""
+    """(address, 0 for no mask, 1 for numbers or 2 for bool, strides of batch, heads, rows and columns)."""
     if mask is None:
         return [0] * 6
     steps = _steps(np.broadcast_to(mask, scores))
@@ -168,7 +170,7 @@ def _mask_words(mask: Any, scores: tuple[int, ...]) -> list[int] | None:
 
 
 def _calls(name: str, ins: Sequence[Any], more: Sequence[Any], flat: Sequence[Any], attrs: Any, part: Part | None, dry: bool) -> Any:
-    """A call of attention.h on Q, K, V, Mask; `more` matrices with rows that lie in memory, and `flat` arrays, which are contiguous."""
+    """Calls of attention.h on Q, K, V, Mask; `more` are matrices with contiguous rows, `flat` are contiguous arrays."""
     (q, k, v, mask), kind = ins, FLOATS.get(ins[0].dtype.name)
     arrays = [a for a in (*ins, *more, *flat) if a is not None]
     if kind is None or not native.has_products() or any(a.dtype not in (q.dtype, bool) or not a.size for a in arrays):
@@ -190,12 +192,13 @@ def _calls(name: str, ins: Sequence[Any], more: Sequence[Any], flat: Sequence[An
 
 
 class ScaledDotProductAttention(OpDef):
-    """softmax(Q @ K' * scale + Mask) @ V: each row of Q gives the values in V, weighted by how well the rows of K match it.
+    """softmax(Q @ K' * scale + Mask) @ V: for each row of Q the mean of the values in V, weighted by how well the rows of K match it.
 
-    Q is [..., heads, s, d], K [..., heads, t, d] and V [..., heads, t, e]; all axes before s may be absent. Q may have a multiple of the
-    heads of K and V: neighbours share one. Mask broadcasts to the scores [..., heads, s, t]; it is added if it is of numbers, and where
-    one of bools is false the row does not look. With `causal` row i looks at the first i + 1 rows of K, whatever s and t are. A row that
-    may look nowhere gives zeros, as in PyTorch; softmax written out gives NaN. Lse is the logarithm of each row's sum of exponentials.
+    Q is [..., heads, s, d], K [..., heads, t, d] and V [..., heads, t, e]; all axes before s may be absent. The number of heads of Q may be
+    a multiple of that of K and V: neighbouring heads of Q share one. Mask broadcasts to the scores [..., heads, s, t]. A float mask is
+    added to the scores; False in a bool mask hides the position. With `causal`, row i sees the first i + 1 rows of K, for any s and t. A
+    row that sees no position gives zeros, as in PyTorch; softmax in separate operators gives NaN. Lse is the logarithm of each row's sum of
+    exponentials.
 
     Source: Vaswani et al. 2017, Dao et al. 2022 (blocks of scores); PyTorch's function of this name.
     """
@@ -222,7 +225,7 @@ class ScaledDotProductAttention(OpDef):
         if g[1] is not None:
             raise ProgramError(f"op {NAME} has a gradient through its first output only; Lse cannot be differentiated")
         if op["Lse"] is None:
-            raise ProgramError(f"op {NAME}: its gradient needs output 'Lse', which was left away")
+            raise ProgramError(f"op {NAME}: its gradient needs output 'Lse', which is absent")
         skip = {f"{slot}@GRAD": None for slot in ("Q", "K", "V") if not op.needs(slot)}
         if not op.needs("Mask"):
             skip["Scores@GRAD"] = None
@@ -234,7 +237,7 @@ class ScaledDotProductAttention(OpDef):
     def kernel(xp, q, k, v, mask, *, out, scale, causal, part=None):
         to, lse = out
         scores = _seen_scores(xp, q, _for_heads(xp, k, q), mask, causal, scale, part)
-        if not scores.size:  # of which there is no largest
+        if not scores.size:  # empty scores have no maximum
             to[...] = 0
             put(lse, -np.inf)
             return
@@ -263,14 +266,14 @@ class ScaledDotProductAttention(OpDef):
         yield Sample.of(f32(3, 7, 2), f32(1, 5, 2, seed=1), f32(1, 5, 3, seed=2), f32(3, 1, 5, seed=3), scale=0.6, causal=True)
         yield Sample.of(f32(2, 3, 2, 5, 4), f32(2, 3, 2, 6, 4, seed=1), f32(2, 3, 2, 6, 3, seed=2), f32(3, 1, 5, 1, seed=3), scale=0.5)
         yield Sample.of(f32(2, 1, 3), f32(2, 1, 3, seed=1), f32(2, 1, 2, seed=2), None, scale=0.5)
-        # the first row looks nowhere
+        # the first row sees no position
         yield Sample.of(f32(3, 4), f32(5, 4, seed=1), f32(5, 2, seed=2), np.arange(15).reshape(3, 5) % 5 < [[0], [3], [4]], scale=0.5)
 
 
 class ScaledDotProductAttentionGrad(OpDef):
-    """Gradients of scaled_dot_product_attention with respect to Q, K, V and, unless left away, the masked scores.
+    """Gradients of scaled_dot_product_attention with respect to Q, K, V and the masked scores; the last may be absent.
 
-    The gradient of a Mask of numbers is that of the scores, summed down to its shape.
+    The gradient of a float Mask is that of the scores, summed to its shape.
     """
 
     name = f"{NAME}_grad"
@@ -287,7 +290,7 @@ class ScaledDotProductAttentionGrad(OpDef):
     def pattern(ins, outs, attrs):
         q, k, mask, sizes = _words(ins[0], ins[1], ins[3])
         values, result = f"{k} t e", f"{q} s e"
-        # the weights follow from Lse, so that all that is left are sums of products
+        # the weights follow from Lse, so only sums of products remain
         said = f"d! s:+ e:+ m?:+ L(6) {'s@ t!' if attrs['causal'] else 't:+'}"
         return f"{q} s d, {k} t d, {values}, {mask}, {result}, {q} s, {result} -> {q} s d, {k} t d, {values}, {q} s t | {said}", sizes
 

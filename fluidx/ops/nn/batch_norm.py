@@ -20,7 +20,7 @@ _BATCH_ATTRS = {"momentum": 0.9, "epsilon": 1e-5, "is_test": False, "data_layout
 
 
 def by_channel(x: Any, layout: str) -> Any:
-    """The array seen as [N, C, everything else], or None where that would take a copy."""
+    """The array as a view [N, C, everything else]; None if that would need a copy."""
     if x.ndim == 2:
         return x[:, :, None]
     if layout == "NHWC":
@@ -34,12 +34,12 @@ def by_channel(x: Any, layout: str) -> Any:
 
 
 def channel_words(x: TensorType | None, attrs: Mapping[str, Any]) -> str:
-    """X in the access pattern of an op that works by channel."""
+    """The axis words of X in the access pattern of an op that works by channel."""
     return "n * c" if attrs["data_layout"] == "NHWC" and x is not None and x.ndim > 2 else "n c *"
 
 
 def _expand(op: Operator, fresh: Callable[[str], str]) -> list[Operator] | None:
-    """In training: mean and variance as sums over the batch, and what follows from them. Outputs keep their names."""
+    """In training: operators that compute mean and variance as sums over the batch, and then the outputs, under their names."""
     a, (y,) = op.attrs, op.outputs["Y"]
     if a["is_test"] or a["use_global_stats"]:
         return None
@@ -54,7 +54,7 @@ def _expand(op: Operator, fresh: Callable[[str], str]) -> list[Operator] | None:
 
 
 def _expand_grad(op: Operator, fresh: Callable[[str], str]) -> list[Operator] | None:
-    """In training: the sums over the batch, which are the gradients of Bias and Scale, and the gradient of X from them."""
+    """In training: operators for the sums over the batch (the gradients of Bias and Scale) and for the gradient of X from them."""
     if op.attrs["use_global_stats"]:
         return None
     layout = {"data_layout": op.attrs["data_layout"]}
@@ -68,10 +68,10 @@ def _expand_grad(op: Operator, fresh: Callable[[str], str]) -> list[Operator] | 
 class BatchNorm(OpDef):
     """(x - mean) / sqrt(variance + epsilon) * scale + bias with the mean and variance of each channel over the batch.
 
-    In training the batch's own statistics are used, and MeanOut = momentum * Mean + (1 - momentum) * batch mean, VarianceOut likewise (the
-    biased variance); they are written over Mean and Variance when given their names. With `is_test` or `use_global_stats` Mean and Variance
-    are used and pass through unchanged. SavedMean and SavedVariance hold the mean and 1 / sqrt(variance + epsilon) that were used, for the
-    gradient. Source: Ioffe and Szegedy 2015; fluid 1.8 `batch_norm`.
+    Training uses the batch's own statistics, and MeanOut = momentum * Mean + (1 - momentum) * batch mean, VarianceOut likewise (the biased
+    variance); they overwrite Mean and Variance if they have the same names. With `is_test` or `use_global_stats`, Mean and Variance are
+    used and returned unchanged. SavedMean and SavedVariance hold the used mean and 1 / sqrt(variance + epsilon), for the gradient. Source:
+    Ioffe and Szegedy 2015; fluid 1.8 `batch_norm`.
     """
 
     name = "batch_norm"
@@ -118,7 +118,7 @@ class BatchNorm(OpDef):
     def run(xp, statistics, attrs, ins, outs):
         (x, scale, bias, mean, variance), (y, *stat_outs) = ins, outs
         x3, y3 = by_channel(x, attrs["data_layout"]), by_channel(y, attrs["data_layout"])
-        if x3 is None or y3 is None:  # a view of some other array whose axes cannot be joined
+        if x3 is None or y3 is None:  # a view of another array whose axes cannot be merged
             return partial(by_copy, xp, partial(BatchNorm.run, xp, statistics, attrs), ins, outs, (0,), (0,))
         eps, keep = attrs["epsilon"], attrs["momentum"]
         if attrs["is_test"] or attrs["use_global_stats"]:
@@ -171,7 +171,7 @@ def channel_blocks(x3: Any) -> list[slice]:
 
 
 def is_rows(*arrays: Any) -> bool:
-    """True for contiguous [N, C, 1] and NHWC arrays: matrices whose columns are the channels."""
+    """True for contiguous [N, C, 1] and NHWC arrays: they are matrices with the channels as columns."""
     return all(a.transpose(0, 2, 1).flags.c_contiguous for a in arrays)
 
 
@@ -180,7 +180,7 @@ def as_rows(a: Any) -> Any:
 
 
 def statistics_in_cache(x3, scale, bias, y3, used, eps) -> Callable[[], None]:
-    """A call that normalizes `x3` with its own statistics into `y3` and leaves them in `used`, rows or channels at a time."""
+    """A call that normalizes `x3` with its own statistics into `y3` and writes these into `used`, some rows or channels at a time."""
     (mean, var), count = used, x3.shape[0] * x3.shape[2]
     if not is_rows(x3, y3):
         return batch_statistics(np, x3, scale, bias, y3, used, eps, channel_blocks(x3))
@@ -301,7 +301,7 @@ def batch_gradient(xp, x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed, bloc
 
 
 def gradient_in_cache(x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed) -> Callable[[], None]:
-    """A call for the gradients of batch_norm in terms of arrays seen by channel, rows or channels at a time."""
+    """A call for the gradients of batch_norm, on arrays with a channel axis, some rows or channels at a time."""
     if not is_rows(x3, g3, dx3):
         return batch_gradient(np, x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed, channel_blocks(x3))
     x2, g2, dx2 = as_rows(x3), as_rows(g3), as_rows(dx3)

@@ -1,4 +1,4 @@
-"""batch_norm and its gradient by C kernels (native/src/batch_norm.h): how an array is read, the scratch, and the calls."""
+"""C kernels of batch_norm and its gradient (native/src/batch_norm.h): the layout of an array, the scratch memory, and the calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SUFFIX = {"float32": "f32", "float64": "f64"}
 
 
 def _sizes(x: Any, layout: str) -> tuple[int, int, int]:
-    """(images, channels, pixels), or (rows, channels, 0) where the channels are last."""
+    """(images, channels, pixels), or (rows, channels, 0) if the channels are the last axis."""
     if x.ndim == 2 or layout == "NHWC":
         return prod(x.shape[:-1]), x.shape[-1], 0
     n, c, *rest = x.shape
@@ -23,7 +23,7 @@ def _sizes(x: Any, layout: str) -> tuple[int, int, int]:
 
 
 def scratch_types(ins: Sequence[Any], outs: Sequence[Any], attrs: Mapping[str, Any]) -> list[TensorType]:
-    """Three doubles a channel for each of 16 parts of the rows, as in the header, and two for the whole."""
+    """Three doubles for each channel and each of 16 parts of the rows, as in the header, and two for the whole."""
     rows, c, pixels = _sizes(ins[0], attrs["data_layout"])
     return [] if pixels or ins[0].dtype not in _SUFFIX else [TensorType("float64", ((3 * 16 + 2) * c,))]
 
@@ -38,7 +38,7 @@ def _covers(whole: Sequence[Any], vectors: Sequence[Any]) -> bool:
 
 
 def _end(x: Any, attrs: Mapping[str, Any], scratch: Sequence[Any], dry: bool) -> tuple[tuple[int, int, int], Any]:
-    """The sizes, and the scratch where there is any."""
+    """The last arguments of a call: the sizes, and the scratch memory if there is any."""
     sizes = _sizes(x, attrs["data_layout"])
     if dry or sizes[2]:
         return sizes, None

@@ -1,7 +1,7 @@
-"""batch_norm in training in parts, for values that are cut: sums over the batch, and what is done with them element by element.
+"""The operators into which batch_norm in training is expanded when the batch is sharded: sums over the batch, and elementwise results.
 
-Each of these can be cut by rows: the sums become terms of a sum, the rest needs the finished sums only. Variances are sums of squared
-deviations from the finished mean, which keeps the digits that a difference of E[x^2] and E[x]^2 loses.
+Each operator can be sharded by rows: the sums become partial sums, and the other operators need only the complete sums. Variances are sums
+of squared deviations from the complete mean: a difference of E[x^2] and E[x]^2 would lose digits.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample, TensorType
 from ...ir.parts import Part
+from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
 from ..shared.blocked import column_sum, row_blocks
-from ..shared.native import all_of, expression, reduce_calls
+from ..shared.native import all_of, reduce_calls
 from ..shared.samples import f32, positive
 from .batch_norm import EVERY, as_rows, by_channel, channel_blocks, channel_words, is_rows
 from .norm_shared import channel_count, check_weight, put, stat_dtype
 
 
 def _channels(xp: Any, x: Any, layout: str) -> Any:
-    """[N, C, everything else]: a view where that takes no copy."""
+    """[N, C, everything else]: a view if possible, otherwise a copy."""
     seen = by_channel(x, layout)
     return by_channel(xp.ascontiguousarray(x), layout) if seen is None else seen
 
 
 def _put_channels(y: Any, y3: Any, layout: str) -> None:
-    """Where `_channels` took a copy of an output, put back what was written there."""
+    """Copy the result back to an output that `_channels` had to copy."""
     if by_channel(y, layout) is None:
         turned = y.transpose(0, y.ndim - 1, *range(1, y.ndim - 1)) if layout == "NHWC" else y
         turned[...] = y3.reshape(turned.shape)
 
 
 def _count(x3: Any, part: Part | None) -> int:
-    """The elements of a channel of the whole batch."""
+    """The number of elements of a channel in the whole batch."""
     count = x3.shape[0] * x3.shape[2] if part is None else part.count
     if not count:
         raise ProgramError("op batch_norm cannot take statistics over an empty batch")
@@ -45,7 +46,7 @@ def _count(x3: Any, part: Part | None) -> int:
 
 
 class _AtLarge:
-    """How the bodies go over arrays seen by channel: all at once."""
+    """Kernels for any array module: they process whole arrays at once."""
 
     def __init__(self, xp: Any):
         self.xp = xp
@@ -54,23 +55,23 @@ class _AtLarge:
         return ((EVERY, EVERY),)
 
     def blocks(self, *arrays: Any) -> Iterator[tuple[slice, slice, list[Any]]]:
-        """(rows, channels, the arrays there) for every block."""
+        """(rows, channels, the arrays there) for each block."""
         for rows, c in self.cuts(*arrays):
             yield rows, c, [a[rows, c] for a in arrays]
 
     def add_products(self, a: Any, b: Any, total: Any) -> None:
-        """`total` [channels] += the sum over all but the channels of a * b."""
+        """`total` [channels] += the sum of a * b over all axes but the channels."""
         total += self.xp.einsum("nck,nck->c", a, b)
 
     def sum(self, x3: Any, out: Any) -> None:
-        """`out` [channels] = the sum over all but the channels."""
+        """`out` [channels] = the sum over all axes but the channels."""
         out.fill(0)
         for _, c, (a,) in self.blocks(x3):
             out[c] += a.sum(axis=(0, 2))
 
 
 class _InCache(_AtLarge):
-    """On NumPy: in blocks that stay in the cache."""
+    """Kernels for NumPy: they process blocks that stay in the cache."""
 
     def cuts(self, *arrays: Any) -> Iterable[tuple[slice, slice]]:
         x3 = arrays[0]
@@ -92,7 +93,9 @@ class _InCache(_AtLarge):
 
 
 class _Part(OpDef):
-    """Base of the parts: `run(way, *ins, out, **attrs)` goes over memory in a way that suits the array module, `way.xp`."""
+    """Base of the operators: `run(way, *ins, out, **attrs)` uses the loops of `way`, one of the classes above; `way.xp` is the array
+    module.
+    """
 
     run: ClassVar[Callable[..., None]]
 
@@ -106,7 +109,7 @@ class _Part(OpDef):
 
 
 class _OfBatch(_Part):
-    """A part that is told of the size of the whole batch."""
+    """Base of the operators that need the size of the whole batch."""
 
     @classmethod
     def kernel(cls, xp, *ins, out, part=None, **attrs):
@@ -122,12 +125,12 @@ def _by_rows(a: Any) -> Any:
 
 
 def _rest(x: Any, layout: str) -> tuple[int, ...]:
-    """The axes that are not the channels."""
+    """The axes other than the channels."""
     return tuple(k for k in range(x.ndim) if k != (1 if layout == "NCHW" else x.ndim - 1))
 
 
 def _along_channels(values: dict[str, Any], x: Any, layout: str) -> dict[str, Any]:
-    """What has one element a channel, so that it broadcasts against X."""
+    """Arrays of one element per channel, reshaped so that they broadcast against X."""
     shape = [1] * x.ndim
     shape[1 if layout == "NCHW" else -1] = -1
     return {name: a.reshape(shape) for name, a in values.items()}
@@ -182,7 +185,7 @@ class BnMean(_OfBatch):
 
 
 class BnVariance(_OfBatch):
-    """The mean of the squared distance from Mean of each channel over the whole batch."""
+    """The mean of the squared deviation from Mean, for each channel over the whole batch."""
 
     name = "bn_variance"
     inputs, outputs = ("X", "Mean"), ("Variance",)
@@ -217,7 +220,7 @@ class BnVariance(_OfBatch):
         count = prod(x.shape[k] for k in axes) if part is None else part.count
         squares = x if dry else scratch[0] if scratch else np.empty_like(x, order="C")
         values = {"a": x, **_along_channels({"m": mean}, x, layout)}
-        made = expression(_SHIFTED * _SHIFTED, values, squares, dry) if count and x.dtype == mean.dtype else None
+        made = expression_calls(_SHIFTED * _SHIFTED, values, squares, dry) if count and x.dtype == mean.dtype else None
         return all_of([made, reduce_calls("sum", squares, axes, outs[0], count, dry)])
 
     @staticmethod
@@ -227,7 +230,7 @@ class BnVariance(_OfBatch):
 
 
 class BnApply(_Part):
-    """batch_norm in training, given the mean and the variance of the whole batch: the same outputs with the same values."""
+    """The outputs of batch_norm in training, from the mean and the variance of the whole batch; the values are the same."""
 
     name = "bn_apply"
     inputs = ("X", "Scale", "Bias", "Mean", "Variance", "BatchMean", "BatchVariance")
@@ -276,7 +279,7 @@ class BnApply(_Part):
             (y, {"a": x, **_along_channels(channels, x, attrs["data_layout"])}), (moving, {"x": mean, "y": batch_mean}),
             (moving, {"x": variance, "y": batch_variance}), (_M, {"m": batch_mean}), (_inverse(epsilon), {"v": batch_variance}),
         ]  # fmt: skip
-        return all_of([expression(e, values, out, dry) for (e, values), out in zip(made, outs, strict=True) if out is not None])
+        return all_of([expression_calls(e, values, out, dry) for (e, values), out in zip(made, outs, strict=True) if out is not None])
 
     @staticmethod
     def samples():
@@ -288,7 +291,7 @@ class BnApply(_Part):
 class BnGradSums(_Part):
     """The gradients of batch_norm's Bias and Scale, sums over the batch; the gradient of X needs them too.
 
-    Of Scale only the type is read.
+    Only the type of Scale is read.
     """
 
     name = "bn_grad_sums"
@@ -325,7 +328,7 @@ class BnGradSums(_Part):
             return None
         products = x if dry else scratch[0] if scratch else np.empty_like(x, order="C")
         return all_of([
-            expression(_D * (_SHIFTED * _I), {"a": x, "d": g, **_along_channels({"m": mean, "i": inv}, x, layout)}, products, dry),
+            expression_calls(_D * (_SHIFTED * _I), {"a": x, "d": g, **_along_channels({"m": mean, "i": inv}, x, layout)}, products, dry),
             reduce_calls("sum", products, _rest(x, layout), outs[1], dry=dry),
             reduce_calls("sum", g, _rest(x, layout), outs[0], dry=dry),
         ])  # fmt: skip
@@ -338,7 +341,7 @@ class BnGradSums(_Part):
 
 
 class BnGradApply(_OfBatch):
-    """The gradient of batch_norm's X in training, given those of Bias and Scale over the whole batch."""
+    """The gradient of batch_norm's X in training, from the gradients of Bias and Scale over the whole batch."""
 
     name = "bn_grad_apply"
     inputs, outputs = ("X", "Scale", "SavedMean", "SavedVariance", "Y@GRAD", "Bias@GRAD", "Scale@GRAD"), ("X@GRAD",)
@@ -376,7 +379,7 @@ class BnGradApply(_OfBatch):
         n = const(float(count))
         e = (_D - _SHIFTED * (sym("ds") * _I / n) - sym("db") / n) * (_SCALE * _I)
         channels = _along_channels({"s": scale, "m": mean, "i": inv, "db": dbias, "ds": dscale}, x, layout)
-        return expression(e, {"a": x, "d": g, **channels}, outs[0], dry)
+        return expression_calls(e, {"a": x, "d": g, **channels}, outs[0], dry)
 
     @staticmethod
     def samples():

@@ -1,4 +1,4 @@
-"""conv2d, depthwise_conv2d and conv2d_transpose, with their gradients: types, placement, and which product of im2col each one is."""
+"""conv2d, depthwise_conv2d and conv2d_transpose, with their gradients: types, access patterns, and the product of im2col for each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _infer_conv(op: str, x: TensorType, w: TensorType, attrs: dict[str, Any]) ->
 
 
 def _words(w: TensorType, attrs: dict[str, Any], transposed: bool = False) -> tuple[str, str, str, dict[str, int]]:
-    """The access pattern's words for input, filter and output, and the sizes of its factors; a channel of g groups is (group, within)."""
+    """The axis words for input, filter and output, and the sizes of its axes; a channel of g groups is (group, index in the group)."""
     fmt, groups = attrs["data_format"], attrs["groups"]
     if groups == 1:
         return image_words("c", fmt), "c o . ." if transposed else "o c . .", image_words("o", fmt), {}
@@ -71,7 +71,9 @@ def _grad_pattern(transposed: bool) -> Any:
 
 
 def _flops(transposed: bool) -> Any:
-    """Every pixel of the result, or of the input of a transposed convolution, meets the filters of its group; a gradient as often."""
+    """Every pixel of the result, or of the input of a transposed convolution, is multiplied with the filters of its group; in a gradient
+    too.
+    """
 
     def flops(ins, outs, attrs):
         pixels = ins[0] if transposed else (*ins, *outs)[2]
@@ -81,7 +83,9 @@ def _flops(transposed: bool) -> Any:
 
 
 def _local_groups(in_groups_of: int) -> Any:
-    """A cut that keeps groups whole leaves fewer of them; the filter's axis 1 lies within one group of the value at `in_groups_of`."""
+    """Attributes of a shard of whole groups, which has fewer groups; axis 1 of the filter is inside one group of the value at
+    `in_groups_of`.
+    """
 
     def local_attrs(attrs, ins, outs):
         if attrs["groups"] == 1:
@@ -93,7 +97,7 @@ def _local_groups(in_groups_of: int) -> Any:
 
 
 def _asked(run: Any, ins: list[TensorType], outs: list[TensorType | None], attrs: Any) -> list[TensorType]:
-    """The scratch that a NumPy body asks for: binding it, to arrays that nothing is written to, tells."""
+    """The scratch types that a NumPy kernel needs: found by binding it to arrays that are not written."""
     dtype = ins[0].dtype
     room = Room(np, dtype, IN_CACHE)
     run(np, empties(ins), [None if t is None else empties([t])[0] for t in outs], attrs, room)
@@ -106,10 +110,10 @@ class _Conv(OpDef):
     precision = "half"
     inputs, outputs = ("Input", "Filter"), ("Output",)
     layout = ("data_format", ("Input", "Output"))
-    product: ClassVar[Callable[..., Any]]  # (xp, x, w, out, windows, groups, room) -> the call that fills `out`; images are seen as NCHW
+    product: ClassVar[Callable[..., Any]]  # (xp, x, w, out, windows, groups, room) -> the call that fills `out`; images are views in NCHW
     windows: ClassVar[Callable[..., Windows]]  # (op, x, w, attrs)
     gradient: ClassVar[str]
-    transposed: ClassVar[bool] = False  # what the windows lie over is the result
+    transposed: ClassVar[bool] = False  # the windows are placed over the result
 
     @classmethod
     def grad(cls, b, op, g):
@@ -183,11 +187,11 @@ class Conv2d(_Conv):
         yield Sample.of(f32(4, 3, 3, 5), f32(5, 3, 2, 2, seed=1), paddings=(0, 1))
         yield Sample.of(f32(4, 3, 4, 6), f32(9, 2, 2, 2, seed=1), groups=3, data_format="NHWC")
         half = ints(1, 2, 4, 4, low=-3, high=4, seed=16).astype("float16")
-        yield Sample.of(half, half[:, :, :3, :3], grad=(), why="central differences drown in float16")
+        yield Sample.of(half, half[:, :, :3, :3], grad=(), why="central differences are not accurate in float16")
 
 
 class _ConvGrad(OpDef):
-    """Base of the gradients with respect to the input and the filter, either of which may be left away."""
+    """Base of the gradients with respect to the input and the filter, of which one may be absent."""
 
     inputs, outputs = ("Input", "Filter", "Output@GRAD"), ("Input@GRAD?", "Filter@GRAD?")
     layout = ("data_format", ("Input", "Output@GRAD", "Input@GRAD"))
@@ -199,7 +203,7 @@ class _ConvGrad(OpDef):
 
     @staticmethod
     def products(xp: Any, x: Any, w: Any, g: Any, dx: Any, dw: Any, win: Windows, groups: int, room: Room) -> list[Callable[[], None]]:
-        """The calls that fill `dw` and `dx`, where they are not None, from images seen as NCHW."""
+        """The calls that fill `dw` and `dx`, if they are not None, from images as NCHW views."""
         raise NotImplementedError
 
     @staticmethod
@@ -230,7 +234,7 @@ class _ConvGrad(OpDef):
         (x, w, g), (dx, dw) = ins, outs
         image, y = (g, x) if cls.transposed else (x, g)
         products = [] if dw is None else [(FILTER, image, dw, y)]
-        if dx is not None:  # behind the other: what follows it is the tail of the last call
+        if dx is not None:  # last, so that the next kernel can be the tail of this call
             products.append((FORWARD, g, w, dx) if cls.transposed else (BACK, dx, w, g))
         return calls(products, cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
 
@@ -246,7 +250,7 @@ class _ConvGrad(OpDef):
 
 
 class Conv2dGrad(_ConvGrad):
-    """Gradients of conv2d with respect to its input and its filter; either may be left away."""
+    """Gradients of conv2d with respect to its input and its filter; either may be absent."""
 
     name = "conv2d_grad"
     attrs = _ATTRS
@@ -276,7 +280,7 @@ class Conv2dGrad(_ConvGrad):
 
 
 class DepthwiseConv2d(_Conv):
-    """conv2d in which every channel has filters of its own: groups equals the number of channels. Source: fluid 1.8."""
+    """conv2d with separate filters for each channel: groups equals the number of channels. Source: fluid 1.8."""
 
     name, gradient = "depthwise_conv2d", "conv2d_grad"
     attrs = _ATTRS
@@ -304,7 +308,7 @@ _TRANSPOSE_ATTRS = {**_ATTRS, "output_size": ()}
 
 
 def _transposed_windows(op: str, x: Any, w: Any, attrs: dict[str, Any]) -> Windows:
-    """The windows of the convolution whose gradient conv2d_transpose is: its image is our result."""
+    """The windows of the convolution whose gradient is conv2d_transpose: its image is the result here."""
     stride, dilation = pair(op, "strides", attrs["strides"], 1), pair(op, "dilations", attrs["dilations"], 1)
     algorithm = attrs["padding_algorithm"]
     if algorithm not in ("EXPLICIT", "SAME", "VALID"):
@@ -325,7 +329,7 @@ def _transposed_windows(op: str, x: Any, w: Any, attrs: dict[str, Any]) -> Windo
         if algorithm == "SAME" and not asked:
             least = size[a] * stride[a]
         if asked and not least <= asked[a] < least + stride[a]:
-            raise ProgramError(f"op {op}: output_size {list(asked)} is out of reach; axis {a} can be {least} to {least + stride[a] - 1}")
+            raise ProgramError(f"op {op}: output_size {list(asked)} is not possible; axis {a} can be {least} to {least + stride[a] - 1}")
         if least < 1:
             raise ProgramError(f"op {op}: padding {pads[2 * a]} and {pads[2 * a + 1]} leaves nothing of a result of {full} along axis {a}")
         result.append(asked[a] if asked else least)
@@ -333,7 +337,7 @@ def _transposed_windows(op: str, x: Any, w: Any, attrs: dict[str, Any]) -> Windo
 
 
 class Conv2dTranspose(_Conv):
-    """Transposed convolution: each input pixel adds a filter, scaled by it, to the result.
+    """Transposed convolution: the filter, scaled by each input pixel, is added to the result at the position of the pixel.
 
     Input is [N, C, H, W], Filter [C, O / groups, kh, kw]; the result has (H - 1) * stride - padding + dilation * (kh - 1) + 1 rows, or
     `output_size`, which may be up to stride - 1 larger. It is the gradient of conv2d with respect to its input. Source: fluid 1.8.
@@ -374,7 +378,7 @@ class Conv2dTranspose(_Conv):
 
 
 class Conv2dTransposeGrad(_ConvGrad):
-    """Gradients of conv2d_transpose with respect to its input and its filter; either may be left away."""
+    """Gradients of conv2d_transpose with respect to its input and its filter; either may be absent."""
 
     name, transposed = "conv2d_transpose_grad", True
     attrs = _TRANSPOSE_ATTRS

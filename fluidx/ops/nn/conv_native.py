@@ -1,4 +1,4 @@
-"""Convolutions by C kernels: which of the ways of native/src/conv.h computes a product, its scratch, and the call."""
+"""C kernels of convolutions: the choice between the algorithms of native/src/conv.h, their scratch memory, and the calls."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .windows import Windows
 
 WINOGRAD, WINOGRAD_4, SHIFTED, PIXEL, COLUMNS, DIRECT, FEW = range(7)
 MOST_TAPS, MOST_GRIDS, SPREAD, LEAST_CHANNELS, LANES = 128, 16, 80, 16, 16
-LEAST_TILES = 128  # of 4x4 outputs in a batch: with fewer, transforming the filters takes longer than smaller tiles lose
-PASSING = {WINOGRAD: (2, 128), WINOGRAD_4: (4, 64)}  # a tile's side; up to so many in a batch nothing keeps transformed filters
+LEAST_TILES = 128  # least number of 4x4 output tiles in a batch: for fewer, transforming the filters costs more than smaller tiles
+PASSING = {WINOGRAD: (2, 128), WINOGRAD_4: (4, 64)}  # the side of a tile; for up to so many in a batch the transformed filters are not kept
 FORWARD, BACK, FILTER = "conv", "conv_back", "conv_filter"
 
 
 def way(win: Windows, channels: int, outputs: int, groups: int, fmt: str) -> int:
-    """How the products of a convolution are computed, by its shape, and by FLUIDX_WINOGRAD."""
+    """The algorithms for the products of a convolution, chosen by its shape and FLUIDX_WINOGRAD."""
     if groups > 1 and groups == channels:
         return DIRECT if fmt == "NCHW" else COLUMNS
     if win.kernel == (1, 1) and not any(win.pad):
@@ -35,7 +35,7 @@ def way(win: Windows, channels: int, outputs: int, groups: int, fmt: str) -> int
 
 
 def _parts(batch: int, nbytes: int) -> int:
-    """As conv_parts in native/src/conv.h: into how many parts the batch is cut, each with a gradient of the filter of its own."""
+    """The number of parts of the batch with a separate filter gradient each, as conv_parts in native/src/conv.h computes it."""
     return min(2 if nbytes > 8 << 20 else 4 if nbytes > 2 << 20 else 8, max(batch, 1))
 
 
@@ -49,8 +49,10 @@ def _tiles(batch: int, size: Sequence[int], side: int) -> int:
 
 
 def _winograd_pays(product: str, batch: int, win: Windows, filters: int) -> bool:
-    """Do fewer products outweigh the transforms, with filters of so many bytes? Forward hardly with less than four tiles. The gradient of
-    filters takes sums 16/9 as long, for each part of the batch: the fewer pixels a part has, the smaller must these be. Measured."""
+    """Does Winograd save more products than its transforms cost, for filters of so many bytes? In the forward pass this needs about four
+    tiles. The filter gradient reads sums 16/9 as long, for each part of the batch: the fewer pixels a part has, the smaller the filters
+    must be. The limits are measured.
+    """
     if product != FILTER:
         return product == BACK or _tiles(batch, win.out, 2) >= 4
     sums = filters * 16 // 9
@@ -60,8 +62,9 @@ def _winograd_pays(product: str, batch: int, win: Windows, filters: int) -> bool
 
 
 def _way(product: str, batch: int, channels: int, w: Any, win: Windows, groups: int, fmt: str) -> int:
-    """How one of the products is computed. Forward, columns win against shifted images that had to be turned first; and against going
-    without them, where there are few channels, if a column is long and meets outputs enough to be worth its making. Measured."""
+    """The algorithm of one of the products. In the forward pass, im2col is faster than shifted images that need a transpose. With few
+    channels it is faster than direct convolution if a column is long and is used for many outputs. The limits are measured.
+    """
     how, depth = way(win, channels, w.shape[0], groups, fmt), channels * win.kernel[0] * win.kernel[1]
     if how == WINOGRAD:
         if product != FILTER and config.winograd() == 4 and _tiles(batch, _made(product, win), 4) >= LEAST_TILES:
@@ -78,7 +81,7 @@ def _way(product: str, batch: int, channels: int, w: Any, win: Windows, groups: 
 
 
 def scratch_size(product: str, batch: int, w: Any, itemsize: int, win: Windows, how: int) -> int:
-    """Elements of scratch that one product of a convolution with the filter `w` needs beside what its threads have of their own."""
+    """Number of elements of scratch memory for one product of a convolution with the filter `w`, besides the memory of the threads."""
     o, c, kh, kw = w.shape
     if how == FEW:
         return -(-o // LANES) * LANES * c * kh * kw
@@ -94,7 +97,7 @@ def scratch_size(product: str, batch: int, w: Any, itemsize: int, win: Windows, 
 def scratch_types(
     products: Sequence[str], batch: int, channels: int, w: TensorType, win: Windows, groups: int, fmt: str
 ) -> list[TensorType]:
-    """The scratch of products that are computed one after the other: one array, which they share."""
+    """The scratch memory of products that run one after the other: one shared array."""
     if w.dtype not in ("float32", "float64"):
         return []
     itemsize = np.dtype(w.dtype).itemsize
@@ -103,15 +106,16 @@ def scratch_types(
 
 
 def any_size(attrs: Mapping[str, Any]) -> bool:
-    """Are convolutions of all sizes covered alike? At level base without a BLAS that hangs on the way."""
+    """Do the kernels support convolutions of every size? Without AVX and BLAS the answer depends on the algorithm."""
     return native.has_products()
 
 
 def calls(
     products: Sequence[tuple[str, Any, Any, Any]], win: Windows, groups: int, fmt: str, scratch: Sequence[Any], dry: bool
 ) -> list[native.NativeCall] | None:
-    """The calls of products (which, image, filter, outputs) of one convolution, or None where they are not covered. Images and outputs
-    are in the layout `fmt`."""
+    """The calls of products (which, image, filter, outputs) of one convolution, or None if they are not supported. Images and outputs have
+    the layout `fmt`.
+    """
     found = []
     for product, x, w, y in products:
         arrays, dtype = (x, w, y), dtype_name(x.dtype)

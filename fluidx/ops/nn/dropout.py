@@ -1,4 +1,4 @@
-"""Dropout: elements set to 0 at random, by counter-based numbers, so that ranks draw the slices of what one device draws."""
+"""Dropout: elements set to 0 by counter-based random numbers, so that the shards of all ranks equal the result of one device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ..data.random import Drawing, Source, draw_part, flat_start, float_dtype, lanes
+from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
 from ..shared.blocked import in_order
-from ..shared.native import FLOATS, expression
+from ..shared.native import FLOATS
 from ..shared.samples import bits, f32
 
-_CHUNK = 1 << 17  # elements of a gradient that NumPy works on at a time: mask and values stay in the cache
+_CHUNK = 1 << 17  # number of elements of a gradient that NumPy processes at a time: mask and values stay in the cache
 
 
 def _check(p: float, implementation: str) -> None:
@@ -28,7 +29,7 @@ def _check(p: float, implementation: str) -> None:
 
 
 def _kept_scale(p: float, implementation: str) -> float:
-    """What a kept element is multiplied by in training."""
+    """The factor of a kept element in training."""
     return 1.0 / (1.0 - p) if implementation == "upscale_in_train" and p < 1.0 else 1.0
 
 
@@ -45,11 +46,12 @@ def _signed(seed: int) -> int:
 
 
 class Dropout(Drawing):
-    """X with each element set to 0 with probability `dropout_prob`, anew in every run and round; Mask (uint8) is 1 where one is kept.
+    """X with each element set to 0 with probability `dropout_prob`, newly drawn in each run and iteration; Mask (uint8) is 1 for kept
+    elements.
 
-    Kept elements stay as they are and inference multiplies by 1 - dropout_prob (`downgrade_in_infer`), or they are divided by
-    1 - dropout_prob and inference changes nothing (`upscale_in_train`). The probability is rounded to a multiple of 1/65536:
-    element i is dropped when 16-bit lane i of the stream of (seed, step) lies below it.
+    With `downgrade_in_infer`, kept elements stay unchanged and inference multiplies by 1 - dropout_prob. With `upscale_in_train`, kept
+    elements are divided by 1 - dropout_prob and inference changes nothing. The probability is rounded to a multiple of 1/65536: element i
+    is dropped if the 16-bit lane i of the stream of (seed, step) is below it.
     """
 
     name = "dropout"
@@ -76,7 +78,7 @@ class Dropout(Drawing):
         if a["is_test"]:
             return g if a["dropout_implementation"] == "upscale_in_train" else b.scale(g, scale=1.0 - a["dropout_prob"])
         if op["Mask"] is None:
-            raise ProgramError("op dropout: its gradient needs output 'Mask', which was left away")
+            raise ProgramError("op dropout: its gradient needs output 'Mask', which is absent")
         return b.dropout_grad(op["Mask"], g, dropout_prob=a["dropout_prob"], dropout_implementation=a["dropout_implementation"])
 
     @staticmethod
@@ -103,7 +105,7 @@ class Dropout(Drawing):
         if start is None:
             draw_part(source, mask.view(bool), part, 0, draw)
         line, target, kept = x.reshape(-1), y.reshape(-1), mask.reshape(-1).view(bool)
-        size = source.chunk // 2  # the values come on top of words and mask
+        size = source.chunk // 2  # the values need memory besides the words and the mask
         for k in range(0, x.size, size):
             chunk = kept[k : k + size]
             if start is not None:
@@ -112,7 +114,7 @@ class Dropout(Drawing):
 
     @staticmethod
     def native(ins, outs, attrs, ctx, dry=False, part=None):
-        """The same draws; where the part of a value is no run of elements, NumPy draws."""
+        """The same random numbers; NumPy draws them if the part of the value is not contiguous."""
         (x,), (y, mask), p = ins, outs, attrs["dropout_prob"]
         kind, start = FLOATS.get(dtype_name(x.dtype)), flat_start(part) if part is not None else 0
         dense = all(a is None or a.flags.c_contiguous for a in (x, y, mask))
@@ -137,7 +139,7 @@ class Dropout(Drawing):
 
 
 class DropoutGrad(OpDef):
-    """The gradient where Mask kept an element, scaled as the element was; 0 elsewhere."""
+    """The gradient where Mask kept an element, with the same factor; 0 elsewhere."""
 
     name = "dropout_grad"
     inputs, outputs = ("Mask", "Out@GRAD"), ("X@GRAD",)
@@ -169,7 +171,7 @@ class DropoutGrad(OpDef):
         scale = float(g.dtype.type(_kept_scale(attrs["dropout_prob"], attrs["dropout_implementation"])))
         e = make_node("mul", sym("g"), sym("kept"))
         e = e if scale == 1.0 else make_node("mul", e, const(scale))
-        return expression(e, {"g": g, "kept": mask.view(bool)}, outs[0], dry)
+        return expression_calls(e, {"g": g, "kept": mask.view(bool)}, outs[0], dry)
 
     @staticmethod
     def samples():

@@ -1,4 +1,4 @@
-"""Embedding tables: rows of a matrix looked up by id, and the gradient that adds rows back."""
+"""Embedding tables: rows of a matrix selected by id, and the gradient, which adds rows to a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _check(op: str, w: TensorType, ids: TensorType, padding_idx: int) -> None:
 
 
 class _Lookup(OpDef):
-    """Base of the two look-ups, which differ in the axes of Ids."""
+    """Base of the two look-up ops, which differ in the axes of Ids."""
 
     inputs = ("W", "Ids")
     attrs = {"padding_idx": -1}
@@ -46,9 +46,9 @@ class _Lookup(OpDef):
 
 
 class LookupTable(_Lookup):
-    """The rows of the table W [vocabulary, width] that Ids [..., 1] names, as [..., width]; zeros where an id is `padding_idx`.
+    """The rows of the table W [vocabulary, width] for Ids [..., 1], as [..., width]; zeros for the id `padding_idx`.
 
-    Raises ExecutionError naming the id and the size of the vocabulary when an id is out of range.
+    Raises ExecutionError, which names the id and the size of the vocabulary, for an id out of range.
     """
 
     name = "lookup_table"
@@ -72,9 +72,9 @@ class LookupTable(_Lookup):
 
 
 class LookupTableV2(_Lookup):
-    """The rows of the table W [vocabulary, width] that Ids names, along a new last axis; zeros where an id is `padding_idx`.
+    """The rows of the table W [vocabulary, width] for Ids, along a new last axis; zeros for the id `padding_idx`.
 
-    Raises ExecutionError naming the id and the size of the vocabulary when an id is out of range.
+    Raises ExecutionError, which names the id and the size of the vocabulary, for an id out of range.
     """
 
     name = "lookup_table_v2"
@@ -95,9 +95,9 @@ class LookupTableV2(_Lookup):
 
 
 class LookupTableGrad(OpDef):
-    """The gradient of a table: zeros in W's shape, with each row of Out@GRAD added to the row that its id names.
+    """The gradient of a table: zeros in W's shape, with each row of Out@GRAD added to the row of its id.
 
-    Repeated ids are added in order, so the result has the same bits in every run. Of W only the shape is read.
+    Repeated ids are added in order, so the result is bitwise equal in every run. Only the shape of W is read.
     """
 
     name = "lookup_table_grad"

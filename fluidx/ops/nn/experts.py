@@ -1,8 +1,8 @@
-"""Experts that each see some of the tokens: the order of tokens in front of each expert, and tokens to its slots and back.
+"""Mixture of experts: the queue of tokens of each expert, dispatch of tokens to the slots of experts, and combination of the results.
 
-A choice is one of the `k` experts that a token asks for. Every expert has `capacity` slots for each of the leading axes; the choice at
-position p of its queue has slot p, and one that finds no slot left is dropped. Sizes hang on no values.
-Source: Lepikhin et al., "GShard" (2020); Fedus et al., "Switch Transformers" (2021).
+A choice is one of the `k` experts of a token. Each expert has `capacity` slots for each index of the leading axes. The choice at position p
+of the queue gets slot p; a choice without a free slot is dropped. No size depends on values. Source: Lepikhin et al., "GShard" (2020);
+Fedus et al., "Switch Transformers" (2021).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..shared.types import check_range, meet, merge_size, need_float, need_ids, 
 
 
 def _lead(op: str, tokens: TensorType, ids: TensorType, position: TensorType, weight: TensorType | None) -> tuple[int, ...]:
-    """The leading axes of tokens [..., s, d], which those of the choices [..., s, k] are too."""
+    """The leading axes of tokens [..., s, d], which must be those of the choices [..., s, k] too."""
     need_float(op, "X", tokens)
     need_ids(op, "Ids", ids)
     need_ids(op, "Position", position)
@@ -44,11 +44,12 @@ def _slots_of(op: str, y: TensorType, ids: TensorType) -> None:
         raise ProgramError(f"op {op}: Y must be [experts, ..., capacity, d] for Ids {ids}, found {y}")
 
 
-# -- where choices go ------------------------------------------------------------------------------------------------------------------
+# -- slots of choices
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def _rows(xp: Any, op: str, ids: Any, position: Any, experts: int, capacity: int, part: Part | None) -> tuple[Any, Any]:
-    """For choices, as [leading, s, k]: the row of [experts here * leading * capacity] that is their slot, and whether it is one."""
+    """For choices, as [leading, s, k]: the row of its slot in [experts here * leading * capacity], and whether it has one here."""
     start, size = (0, experts) if part is None else (part.start, part.size)
     check_range(xp, op, xp.ascontiguousarray(ids), size, "the experts")
     lead = prod(ids.shape[:-2])
@@ -59,14 +60,14 @@ def _rows(xp: Any, op: str, ids: Any, position: Any, experts: int, capacity: int
 
 
 def _picked(xp: Any, rows: Any, row: Any, here: Any) -> Any:
-    """The row that each choice names, [choices, d], zeros for one that names none."""
+    """The row of each choice, [choices, d], zeros for a choice without a row."""
     out = xp.zeros((row.size, rows.shape[-1]), rows.dtype)
     out[here.reshape(-1)] = rows[row[here]]
     return out
 
 
 def _samples() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(tokens, ids, positions): several leading axes or none, choices without a slot."""
+    """(tokens, ids, positions): with several leading axes or none, and with choices without a slot."""
     for lead, s, k in (((3,), 5, 2), ((), 7, 1), ((2, 3), 4, 2)):
         ids = ints(*lead, s, k, high=4, seed=1)
         position = np.empty_like(ids)
@@ -78,9 +79,9 @@ def _samples() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
 
 
 class ExpertQueue(OpDef):
-    """The position of each choice among those of the same expert: Ids [..., s, k] are experts, with queues for each leading index.
+    """The position of each choice in the queue of its expert: Ids [..., s, k] are experts, with separate queues for each leading index.
 
-    All first choices stand before all second ones, and each in the order of its tokens.
+    All first choices precede all second choices; each of the two groups is in the order of the tokens.
     """
 
     name = "expert_queue"
@@ -116,10 +117,10 @@ class ExpertQueue(OpDef):
 
 
 class ExpertDispatch(OpDef):
-    """Tokens X [..., s, d] in the slots of the experts they chose, [experts, ..., capacity, d]; zeros in a slot that nobody has.
+    """Tokens X [..., s, d] in the slots of their experts, [experts, ..., capacity, d]; zeros in an unused slot.
 
-    Ids and Position [..., s, k] say which; with Weight each is multiplied by its own. The experts are the first axis of Like, of which only
-    the shape is read. The gradient is expert_combine.
+    Ids and Position [..., s, k] give the slots; with Weight, each token is multiplied by the weight of its choice. The experts are the
+    first axis of Like, of which only the shape is read. The gradient is expert_combine.
     """
 
     name = "expert_dispatch"
@@ -167,9 +168,9 @@ class ExpertDispatch(OpDef):
 
 
 class ExpertCombine(OpDef):
-    """For each token the sum of what its experts have for it, times Weight if given: Y [experts, ..., capacity, d] as [..., s, d].
+    """For each token the sum of its experts' results, times Weight if given: Y [experts, ..., capacity, d] as [..., s, d].
 
-    Ids and Position [..., s, k] say where it lies; a choice without a slot adds nothing. The gradient is expert_dispatch.
+    Ids and Position [..., s, k] give the slots; a choice without a slot adds nothing. The gradient is expert_dispatch.
     """
 
     name = "expert_combine"
@@ -211,7 +212,7 @@ class ExpertCombine(OpDef):
 
 
 class ExpertWeightGrad(OpDef):
-    """The gradient of the weights of choices: X [..., s, d] times what its slot in Y [experts, ..., capacity, d] has, summed over d."""
+    """The gradient of the weights of choices: X [..., s, d] times its slot in Y [experts, ..., capacity, d], summed over d."""
 
     name = "expert_weight_grad"
     precision = "any"

@@ -1,4 +1,4 @@
-"""Ghost batch normalization: batch_norm of each of several runs of rows by itself. Ranks that hold whole runs need not talk."""
+"""Ghost batch normalization: batch_norm with separate statistics for several runs of rows. Ranks with whole runs need no communication."""
 
 from __future__ import annotations
 
@@ -23,28 +23,30 @@ from .batch_norm import (
 )
 from .norm_shared import by_copy, channel_count, check_weight, through_first_only, weight_dtype
 
-_MOST = 1 << 16  # statistics are kept for each run, with rows or without
+_MOST = 1 << 16  # statistics are stored for each run, even for one without rows
 
 
 def _runs(op: str, x: Any, mine: int, sub_batches: int, part: Part | None) -> tuple[list[slice], int]:
-    """The rows of each of the `mine` runs that lie here, and how many runs of the whole batch have any."""
+    """The number of rows on this rank of each of the `mine` runs, and how many runs of the whole batch have rows."""
     first, total = (0, x.shape[0]) if part is None else (part.start, part.count)
     if not total or 0 in x.shape[1:]:
         raise ProgramError(f"op {op} cannot take statistics over an empty batch")
     begins = [k * total // sub_batches - first * total // sub_batches for k in range(first, first + mine + 1)]
-    if begins[-1] != x.shape[0]:  # the parts were not cut between runs: no answer is better than a wrong one
-        raise ProgramError(f"op {op}: {x.shape[0]} rows do not make runs {first} to {first + mine} of the {sub_batches} runs of {total}")
+    if begins[-1] != x.shape[0]:  # the parts do not end between runs: fail instead of returning a wrong result
+        raise ProgramError(
+            f"op {op}: {x.shape[0]} rows do not match runs {first} to {first + mine} of the {sub_batches} runs of {total} rows"
+        )
     return [slice(a, b) for a, b in zip(begins, begins[1:])], min(sub_batches, total)
 
 
 class GhostBatchNorm(OpDef):
-    """batch_norm in training of each of `sub_batches` runs of rows by itself, with one scale and bias for all.
+    """batch_norm in training, separately for each of `sub_batches` runs of rows, with one scale and bias for all.
 
-    Of B rows and g runs, run k has rows k*B//g to (k+1)*B//g, as a rank of g would. SavedMean and SavedVariance [g, c] hold each run's mean
-    and 1 / sqrt(variance + epsilon); BatchStats [2, c] the mean over the runs of their means and of their (biased) variances, each run
-    counted alike. A run without rows, where there are fewer rows than runs, contributes nothing, and its saved values are 0. With
-    `is_test` Mean and Variance are used as in batch_norm, for every run, and `sub_batches` has no effect. Source: Hoffer, Hubara and Soudry
-    2017, "Train longer, generalize better".
+    For B rows and g runs, run k has rows k*B//g to (k+1)*B//g, like rank k of g ranks. SavedMean and SavedVariance [g, c] hold each run's
+    mean and 1 / sqrt(variance + epsilon). BatchStats [2, c] holds the mean of the means and of the (biased) variances over the runs, with
+    equal weights. If there are fewer rows than runs, a run without rows is not counted, and its saved values are 0. With `is_test`, Mean
+    and Variance are used as in batch_norm, for every run, and `sub_batches` has no effect. Source: Hoffer, Hubara and Soudry 2017, "Train
+    longer, generalize better".
     """
 
     name = "ghost_batch_norm"
@@ -99,7 +101,7 @@ class GhostBatchNorm(OpDef):
     def _run(xp, statistics, attrs, part, ins, outs):
         (x, scale, bias, mean, variance), (y, saved_mean, saved_inv, stats) = ins, outs
         x3, y3 = by_channel(x, attrs["data_layout"]), by_channel(y, attrs["data_layout"])
-        if x3 is None or y3 is None:  # a view of some other array whose axes cannot be joined
+        if x3 is None or y3 is None:  # a view of another array whose axes cannot be merged
             return partial(by_copy, xp, partial(GhostBatchNorm._run, xp, statistics, attrs, part), ins, outs, (0,), (0,))
         eps = attrs["epsilon"]
         if attrs["is_test"]:
@@ -132,7 +134,7 @@ class GhostBatchNorm(OpDef):
 
 
 class GhostBatchNormGrad(OpDef):
-    """Gradients of ghost_batch_norm with respect to X, Scale and Bias: X's run by run, the others' summed over all runs."""
+    """Gradients of ghost_batch_norm with respect to X, Scale and Bias: separate by run for X, summed over all runs for Scale and Bias."""
 
     name = "ghost_batch_norm_grad"
     flops = 11
@@ -186,10 +188,10 @@ class GhostBatchNormGrad(OpDef):
 
 
 class BnRunning(OpDef):
-    """The running mean and variance after a step: momentum * old + (1 - momentum) * Batch, whose two rows are the step's.
+    """The running mean and variance after a step: momentum * old + (1 - momentum) * Batch, whose two rows are the statistics of the step.
 
-    With `is_test` they pass through unchanged. They are written over Mean and Variance when given their names. The pattern says nothing of
-    linearity: so terms of Batch are added up once, and not those of both results.
+    With `is_test` they are returned unchanged. They overwrite Mean and Variance if they have the same names. The pattern declares no
+    linearity, so that partial sums of Batch are added once, not those of both results.
     """
 
     name = "bn_running"

@@ -1,6 +1,6 @@
-"""Values of an image at points that another value names: grid_sample and its gradient.
+"""Sampling of an image at given points: grid_sample and its gradient.
 
-Along each axis a point has taps: places of elements and their weights. All combinations of them are read in turn, each for all points.
+Along each axis a point has taps: element positions with weights. Each combination of taps is read in turn, for all points at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ATTRS = {"mode": "linear", "padding_mode": "zeros", "align_corners": False}
 
 
 class _Tap(NamedTuple):
-    """One tap of all points [N, points] along one axis: place, weight, and how the weight changes with the point."""
+    """One tap of all points [N, points] along one axis: position, weight, and the derivative of the weight by the coordinate."""
 
     place: Any
     weight: Any
@@ -34,7 +34,7 @@ class _Tap(NamedTuple):
 
 
 def _taps(xp: Any, x: Any, d: int, attrs: Mapping[str, Any]) -> list[_Tap]:
-    """The taps along an axis of size d of points at x in [-1, 1]."""
+    """The taps along an axis of size d, for points with coordinates x in [-1, 1]."""
     mode, padding = attrs["mode"], attrs["padding_mode"]
     low, high = (0.0, d - 1.0) if attrs["align_corners"] else (-0.5, d - 0.5)
     slope = (high - low) / 2
@@ -42,7 +42,7 @@ def _taps(xp: Any, x: Any, d: int, attrs: Mapping[str, Any]) -> list[_Tap]:
     if mode == "nearest":
         x = xp.rint(x)
     turned = xp.ones_like(x)
-    # where all taps lie outside it does not matter how far, and floats that are not too large hold fractions
+    # far outside, where all taps are outside, the distance does not matter, and floats that are not too large keep their fractions
     if padding == "reflection":
         x, turned = _reflected(xp, x, low, high)
     else:
@@ -58,13 +58,13 @@ def _taps(xp: Any, x: Any, d: int, attrs: Mapping[str, Any]) -> list[_Tap]:
         if padding == "zeros":
             there = at == inside
             weight, rise = weight * there, rise * there
-        place = xp.where(xp.isnan(inside), 0, inside).astype(xp.int64)  # a NaN has NaN as its weight, but for the nearest
+        place = xp.where(xp.isnan(inside), 0, inside).astype(xp.int64)  # a NaN gets NaN as its weight, except with mode nearest
         found.append(_Tap(place, weight, rise * turned * x.dtype.type(slope)))
     return found
 
 
 def _reflected(xp: Any, x: Any, low: float, high: float) -> tuple[Any, Any]:
-    """x thrown back at `low` and `high` until it lies between them, a wave of triangles, and the slope of that."""
+    """x reflected at `low` and `high` until it is between them (a triangle wave), and the slope of that."""
     span = high - low
     if span <= 0:
         return xp.full_like(x, low), xp.zeros_like(x)
@@ -74,14 +74,14 @@ def _reflected(xp: Any, x: Any, low: float, high: float) -> tuple[Any, Any]:
 
 
 def _weigh(xp: Any, t: Any, mode: str, c: float = -0.75) -> tuple[Any, Any]:
-    """The weight of an element at signed distance t from a point, and how it changes as the point moves on.
+    """The weight of an element at signed distance t from a point, and its derivative as the point moves.
 
     Cubic weights: Keys' kernel (https://ieeexplore.ieee.org/document/1163711, equation 4).
     """
     s, t = xp.sign(t), xp.abs(t)
     if mode == "nearest":
         return xp.ones_like(t), xp.zeros_like(t)
-    if mode == "linear":  # a point on an element leaves it for the next one
+    if mode == "linear":  # at an element, the slope is that towards the next one
         return 1 - t, xp.where(s > 0, s, xp.full_like(s, -1))
     near, far = ((c + 2) * t - (c + 3)) * t * t + 1, ((t - 5) * t + 8) * t * c - 4 * c
     near_slope, far_slope = (3 * (c + 2) * t - 2 * (c + 3)) * t, ((3 * t - 10) * t + 8) * c
@@ -89,7 +89,7 @@ def _weigh(xp: Any, t: Any, mode: str, c: float = -0.75) -> tuple[Any, Any]:
 
 
 def _combined(xp: Any, grid: Any, size: tuple[int, ...], attrs: Mapping[str, Any]) -> Iterator[tuple[Any, list[_Tap]]]:
-    """For each combination of taps: the places among all elements of an image [N, points], and the tap of each axis."""
+    """For each combination of taps: the positions among all elements of an image [N, points], and the tap of each axis."""
     axes = [_taps(xp, grid[..., len(size) - 1 - k].reshape(len(grid), -1), d, attrs) for k, d in enumerate(size)]
     for taps in product(*axes):
         place = taps[0].place
@@ -109,7 +109,7 @@ def _axes_words(ndim: int) -> tuple[str, str, str]:
 
 
 def _product(taps: list[_Tap], but: int = -1) -> Any:
-    """The weight of a combination; with `but`, its slope along that axis."""
+    """The weight of a combination; with `but`, its derivative along that axis."""
     weight: Any = 1
     for k, tap in enumerate(taps):
         weight = weight * (tap.slope if k == but else tap.weight)
@@ -117,11 +117,12 @@ def _product(taps: list[_Tap], but: int = -1) -> Any:
 
 
 class GridSample(OpDef):
-    """X [N, C, ...] at the points that Grid [N, ..., D] names, D the number of axes behind C: [N, C, ...] with the axes of the points.
+    """X [N, C, ...] sampled at the points of Grid [N, ..., D]; D is the number of axes after C. The result is [N, C, ...] with the axes of
+    the points.
 
-    A point's numbers name the last axis first, and go from -1 to 1 over an image: from center to center of its border elements with
-    `align_corners`, else from edge to edge. `mode` is nearest, linear or cubic; outside of an image are zeros, its border, or what is
-    reflected there (`padding_mode`). Source: ONNX's GridSample, fluid's grid_sampler.
+    The coordinates of a point start with the last axis. They go from -1 to 1 over an image: between the centers of its border elements with
+    `align_corners`, otherwise between its edges. `mode` is nearest, linear or cubic. Outside of the image `padding_mode` gives zeros, the
+    border or a reflection. Source: ONNX's GridSample, fluid's grid_sampler.
     """
 
     name = "grid_sample"
@@ -164,7 +165,7 @@ class GridSample(OpDef):
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
-        """For images of one to three axes."""
+        """Only for images with one to three axes."""
         (x, grid), (out,), size = ins, outs, ins[0].shape[2:]
         kind = FLOATS.get(dtype_name(x.dtype))
         if kind is None or not x.size or not out.size or len(size) > 3 or not all(a.flags.c_contiguous for a in (x, grid, out)):
@@ -179,15 +180,15 @@ class GridSample(OpDef):
     @staticmethod
     def samples():
         grid = points((2, 3, 4, 2), -0.9, 0.9, seed=1)
-        yield Sample.of(f32(2, 3, 5, 6), grid, tolerance=2e-2, why="weights bend at elements")
+        yield Sample.of(f32(2, 3, 5, 6), grid, tolerance=2e-2, why="the slope of weights jumps at elements")
         yield Sample.of(f32(2, 3, 5, 6), grid, mode="cubic", align_corners=True, padding_mode="border")
-        yield Sample.of(f32(2, 3, 5, 6), 2 * grid, mode="nearest", padding_mode="reflection", grad=("X",), why="the nearest jumps")
+        yield Sample.of(f32(2, 3, 5, 6), 2 * grid, mode="nearest", padding_mode="reflection", grad=("X",), why="the nearest element jumps")
         yield Sample.of(f32(2, 5, 3, 4, 6), points((2, 2, 3, 4, 3), -1.7, 1.7, seed=2), padding_mode="reflection", align_corners=True,
-                        grad=("X",), why="reflection bends")  # fmt: skip
+                        grad=("X",), why="the slope of the reflection jumps")  # fmt: skip
 
 
 class GridSampleGrad(OpDef):
-    """The gradients of grid_sample: to elements by the weights they were read with, to points by what lies around them."""
+    """The gradients of grid_sample: for elements by the weights with which they were read, for points from the neighbouring elements."""
 
     name = "grid_sample_grad"
     inputs, outputs = ("X", "Grid", "Out@GRAD"), ("X@GRAD", "Grid@GRAD")

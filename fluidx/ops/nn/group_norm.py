@@ -1,4 +1,4 @@
-"""group_norm and instance_norm, with their gradients: each image's channels normalized by themselves, as rows of layer_norm are."""
+"""group_norm and instance_norm, with their gradients: the channel groups of each image are normalized like rows of layer_norm."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
 from ...ir.axis_letters import fold
 from ...ir.parts import Part
+from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
 from ..shared.blocked import later
-from ..shared.native import all_of, expression, reduce_calls
+from ..shared.native import all_of, reduce_calls
 from ..shared.samples import f32, positive
 from ..shared.types import mul_sizes
 from .layer_norm import norm_calls, normalize_rows, rows_normalized
@@ -37,11 +38,11 @@ def _grouped_channels(op: str, x: TensorType, groups: int, layout: str) -> int:
 
 
 class _Grouped:
-    """group_norm and instance_norm as row normalization: rows are (image, group), the channel weights come on afterwards."""
+    """group_norm and instance_norm as row normalization: rows are (image, group), and the channel weights are applied afterwards."""
 
     @staticmethod
     def forward(xp, rows, x, scale, bias, y, mean, var, groups, eps):
-        """x and y seen as [N, C, pixels] and contiguous; mean and var are [N * groups] (var the biased variance)."""
+        """x and y are views [N, C, pixels] and contiguous; mean and var are [N * groups] (var the biased variance)."""
         shape = _rows_of(x, groups)
         rows(x.reshape(shape), y.reshape(shape), None, None, mean, var, eps)()
         if scale is not None:
@@ -64,20 +65,20 @@ class _Grouped:
 
 
 def _rows_of(x: Any, groups: int) -> tuple[int, int]:
-    """The shape of [N, C, pixels] with a row for each image and group, of which there may be none."""
+    """The shape of [N, C, pixels] with one row for each image and group; there may be no rows."""
     n, c, pixels = x.shape
     return n * groups, c // groups * pixels
 
 
 def _channels_view(xp: Any, a: Any, layout: str) -> Any:
-    """[N, C, pixels], contiguous: a view for an NCHW array, a copy otherwise."""
+    """[N, C, pixels], contiguous: a view for an NCHW array, otherwise a copy."""
     if layout == "NHWC" and a.ndim > 2:
         a = a.transpose(0, a.ndim - 1, *range(1, a.ndim - 1))
     return xp.ascontiguousarray(a).reshape(a.shape[0], a.shape[1], prod(a.shape[2:]))
 
 
 def _lie_in_rows(x: Any, layout: str, *arrays: Any) -> bool:
-    """Whether a group's channels are neighbours in memory, and all arrays contiguous and of one type."""
+    """Are the channels of a group adjacent in memory, and all arrays contiguous and of one type?"""
     here = x.size and (layout == "NCHW" or x.ndim == 2)
     return bool(here) and all(a is None or a.dtype == x.dtype and a.flags.c_contiguous for a in arrays)
 
@@ -88,7 +89,7 @@ def _by_pixel(a: Any) -> Any:
 
 
 def _local_groups(x: Any, groups: int, part: Part | None) -> int:
-    """How many groups there are in this part of the channels; `part` counts the channels of one."""
+    """The number of groups in this part of the channels; `part` is in units of channels."""
     return groups if part is None else x.shape[1] // part.count
 
 
@@ -99,7 +100,7 @@ def _put_channels(a: Any, value: Any, layout: str) -> None:
 
 
 def _words(x: TensorType, groups: int, layout: str) -> tuple[str, str, str, dict[str, int]]:
-    """The access pattern's words for X, its channels and its groups, and sizes. A channel is (group, within); the pixels are whole."""
+    """The axis words for X, its channels and its groups, and sizes. A channel is (group, index in the group); the pixels are whole."""
     pixels = " ." * (x.ndim - 2)
     c = x.shape[-1 if layout == "NHWC" else 1]
     channel, group = ("(g c)", "g") if groups > 1 else ("c", ".")
@@ -108,7 +109,7 @@ def _words(x: TensorType, groups: int, layout: str) -> tuple[str, str, str, dict
 
 
 class GroupNorm(OpDef):
-    """Each image's channels, in `groups` groups, shifted and scaled to mean 0 and variance 1 per group; then Scale and Bias by channel.
+    """Each image's channels in `groups` groups, shifted and scaled to mean 0 and variance 1 per group; then Scale and Bias per channel.
 
     Mean and Variance (biased) are [N, groups]. Source: Wu and He 2018; fluid 1.8 `group_norm`.
     """
@@ -158,7 +159,7 @@ class GroupNorm(OpDef):
 
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None):
-        """Where the rows, channels of a group, lie in memory: the rows normalized, then the weights of the channels."""
+        """If the channels of a group are adjacent in memory: the rows normalized, then the weights of the channels."""
         (x, scale, bias), y = ins, outs[0]
         if not _lie_in_rows(x, attrs["data_layout"], *ins, *outs):
             return None
@@ -167,7 +168,7 @@ class GroupNorm(OpDef):
         values = {"y": _by_pixel(y), **{k: w[:, None] for k, w in (("s", scale), ("b", bias)) if w is not None}}
         e = e if scale is None else e * sym("s")
         e = e if bias is None else e + sym("b")
-        return calls if len(values) == 1 else all_of([calls, expression(e, values, values["y"], dry)])
+        return calls if len(values) == 1 else all_of([calls, expression_calls(e, values, values["y"], dry)])
 
     @staticmethod
     def samples():
@@ -180,7 +181,7 @@ class GroupNorm(OpDef):
 
 
 class GroupNormGrad(OpDef):
-    """Gradients of group_norm with respect to X, Scale and Bias; each may be left away."""
+    """Gradients of group_norm with respect to X, Scale and Bias; each may be absent."""
 
     name = "group_norm_grad"
     flops = 11
@@ -223,11 +224,11 @@ class GroupNormGrad(OpDef):
         if dscale is not None:
             rows = {"x": x.reshape(n, groups, -1), "g": g.reshape(n, groups, -1), "m": mean[:, :, None], "v": var[:, :, None]}
             e = sym("g") * ((sym("x") - sym("m")) * (const(1.0) / make_node("sqrt", sym("v") + epsilon)))
-            calls.append(expression(e, rows, work.reshape(n, groups, -1), dry))
+            calls.append(expression_calls(e, rows, work.reshape(n, groups, -1), dry))
             calls.append(reduce_calls("sum", work, (0, 2), dscale, dry=dry))
         if dx is not None:
             if scale is not None:
-                calls.append(expression(sym("g") * sym("s"), {"g": _by_pixel(g), "s": scale[:, None]}, work, dry))
+                calls.append(expression_calls(sym("g") * sym("s"), {"g": _by_pixel(g), "s": scale[:, None]}, work, dry))
             g = g if scale is None else work
             calls.append(norm_calls("layer_norm_grad", (x, None, mean, var, g, dx, None, None), n * groups, epsilon, dry))
         return all_of(calls)
@@ -245,7 +246,7 @@ class GroupNormGrad(OpDef):
 
 
 class InstanceNorm(OpDef):
-    """Each channel of each image shifted and scaled to mean 0 and variance 1, then Scale and Bias by channel.
+    """Each channel of each image shifted and scaled to mean 0 and variance 1, then Scale and Bias per channel.
 
     SavedMean and SavedVariance are [N * C]: the mean and 1 / sqrt(variance + epsilon). Source: Ulyanov et al. 2016; fluid 1.8.
     """
@@ -301,7 +302,7 @@ class InstanceNorm(OpDef):
 
 
 class InstanceNormGrad(OpDef):
-    """Gradients of instance_norm with respect to X, Scale and Bias; each may be left away."""
+    """Gradients of instance_norm with respect to X, Scale and Bias; each may be absent."""
 
     name = "instance_norm_grad"
     flops = 11

@@ -1,12 +1,12 @@
-"""The three products of a convolution: forward, back to its input, back to its filter.
+"""The three matrix products of a convolution: forward, for the gradient of its input, for the gradient of its filter.
 
-All of them are products with the columns of an image (im2col), made for a block of images at a time in scratch (`Room`).
-Two layouts of a block are in use, chosen by what copies and multiplies fastest on a CPU (elsewhere it is by channel):
+All of them are products with the columns of an image (im2col), which are made for a block of images at a time in scratch memory (`Room`).
+There are two layouts of a block; the faster one for copies and products on a CPU is used (on other devices always by channel):
 
-- by channel, [n, C, kh, kw, OH, OW]: one product per image and group writes an NCHW result in place. Few channels, any groups.
-- by pixel, [n, OH, OW, kh, kw, C]: the copied runs are kw * C long and one product serves the whole block. Many channels, no groups.
+- by channel, [n, C, kh, kw, OH, OW]: one product per image and group writes an NCHW result in place. For few channels, any groups. - by
+pixel, [n, OH, OW, kh, kw, C]: the copied runs are kw * C long, and one product computes the whole block. For many channels, no groups.
 
-The gradient with respect to the input is, at stride 1, a convolution with the flipped filter; otherwise columns added back (col2im).
+The gradient with respect to the input is, at stride 1, a convolution with the flipped filter; otherwise columns are added back (col2im).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .windows import Windows
 
 
 class Blocks(NamedTuple):
-    """How many bytes of columns are made at a time in either layout; 0: the layout is not in use."""
+    """The number of bytes of columns that are made at a time, for each layout; 0: the layout is not used."""
 
     by_channel: int
     by_pixel: int
@@ -31,9 +31,9 @@ IN_CACHE, AT_LARGE = Blocks(1 << 20, 2 << 20), Blocks(256 << 20, 0)
 
 
 class Room:
-    """Scratch of the products of one operator: pieces of one array that a plan made room for, else arrays of their own.
+    """Scratch memory for the products of one operator: parts of one array from a plan, otherwise new arrays.
 
-    `used` is how much the pieces have taken, in elements of `dtype`. Products that run one after the other begin at the same `mark`.
+    `used` is the size of the parts in use, in elements of `dtype`. Products that run one after the other start at the same `mark`.
     """
 
     def __init__(self, xp: Any, dtype: Any, blocks: Blocks, scratch: Sequence[Any] = ()):
@@ -51,9 +51,10 @@ class Room:
 
 
 def copies(xp: Any, to: Any, source: Any) -> list[Callable[[], Any]]:
-    """Calls that copy between images whose channels are last and ones that lie in NCHW, both seen with their channels last.
+    """Calls that copy between images with the channels last and NCHW images, both as views with the channels last.
 
-    NumPy walks such a copy along one side, at strides that hit the same few cache lines; a few channels at a time keep them there.
+    NumPy makes such a copy along one axis, with strides that use the same few cache lines; copying a few channels at a time keeps them in
+    cache.
     """
     n, h, w, c = to.shape
     tile = max(8, 8192 // max(1, h * w))
@@ -69,8 +70,8 @@ def _nhwc(x: Any) -> Any:
 class _Columns:
     """The columns of an image batch in one of the two layouts, block by block.
 
-    `blocks` lists (start, stop, calls that fill it, columns): columns are [n, groups, C / groups * taps, pixels] by channel,
-    [n * pixels, taps * C] by pixel.
+    `blocks` lists (start, stop, calls that fill it, columns): columns are [n, groups, C / groups * taps, pixels] by channel, [n * pixels,
+    taps * C] by pixel.
     """
 
     def __init__(self, xp: Any, x: Any, win: Windows, groups: int, by_pixel: bool, room: Room):
@@ -125,7 +126,7 @@ def _edges(padded: Any, win: Windows, by_pixel: bool) -> list[Any]:
 
 
 def _by_pixel(room: Room, x: Any, win: Windows, groups: int) -> bool:
-    """Whether the by-pixel layout is the faster one for columns of this NCHW-seen array."""
+    """Is the by-pixel layout faster for the columns of this array, a view as NCHW?"""
     if groups > 1 or not room.blocks.by_pixel:
         return False
     if win.is_pixel:
@@ -134,7 +135,7 @@ def _by_pixel(room: Room, x: Any, win: Windows, groups: int) -> bool:
 
 
 def _still(xp: Any, a: Any, calls: list[Callable[[], Any]], room: Room) -> Any:
-    """The array itself when contiguous, else scratch that `calls` refresh from it."""
+    """The array itself if it is contiguous, otherwise a scratch array that `calls` refresh from it."""
     if a.flags.c_contiguous:
         return a
     copy = room.empty(a.shape)
@@ -151,7 +152,7 @@ def _pixel_filter(xp: Any, w: Any, calls: list[Callable[[], Any]], room: Room) -
 
 
 def turned(xp: Any, x: Any, g: Any, win: Windows, groups: int, room: Room, calls: list[Callable[[], Any]]) -> Any:
-    """The output gradient for both gradients, seen as NCHW: where both go pixel by pixel, `calls` lay it out so once."""
+    """The output gradient as an NCHW view, for both gradients. If both use the by-pixel layout, `calls` convert it once."""
     (n, o), out = g.shape[:2], win.out
     small = min(o, x.shape[1]) < 16 or win.kernel == (1, 1)
     if small or groups > 1 or not room.blocks.by_pixel or not g.flags.c_contiguous:
@@ -162,7 +163,7 @@ def turned(xp: Any, x: Any, g: Any, win: Windows, groups: int, room: Room, calls
 
 
 def convolve(xp: Any, x: Any, w: Any, out: Any, win: Windows, groups: int, room: Room) -> Callable[[], None]:
-    """A call that puts the convolution of `x` with the OIHW filter `w` into `out`; `x` and `out` are seen as NCHW.
+    """A call that writes the convolution of `x` with the OIHW filter `w` into `out`; `x` and `out` are NCHW views.
 
     Source: Chellapilla, Puri and Simard, "High performance convolutional neural networks for document processing", 2006.
     """
@@ -195,7 +196,7 @@ def convolve(xp: Any, x: Any, w: Any, out: Any, win: Windows, groups: int, room:
 
 
 def convolve_back(xp: Any, g: Any, w: Any, dx: Any, win: Windows, groups: int, room: Room) -> Callable[[], None]:
-    """A call that puts into `dx` what `convolve`'s output gradient `g` gives for its input; all seen as NCHW."""
+    """A call that writes the gradient of `convolve`'s input, from its output gradient `g`, into `dx`; all are NCHW views."""
     if not dx.size or not g.size:
         return partial(dx.fill, 0)
     o, cg, kh, kw = w.shape
@@ -248,7 +249,7 @@ def convolve_back(xp: Any, g: Any, w: Any, dx: Any, win: Windows, groups: int, r
 
 
 def convolve_filter(xp: Any, x: Any, g: Any, dw: Any, win: Windows, groups: int, room: Room) -> Callable[[], None]:
-    """A call that puts into `dw` (OIHW) what `convolve`'s output gradient `g` gives for its filter; `x` and `g` are seen as NCHW."""
+    """A call that writes the filter gradient of `convolve`, from the output gradient, into `dw` (OIHW); `x` and `g` are NCHW views."""
     if not g.size or not x.size:
         return partial(dw.fill, 0)
     o, cg, kh, kw = dw.shape

@@ -44,7 +44,7 @@ def normalize_rows(xp: Any, x2: Any, y2: Any, scale: Any, bias: Any, mean: Any, 
 
 
 def rows_normalized(x2: Any, y2: Any, scale: Any, bias: Any, mean: Any, var: Any, eps: float) -> Callable[[], None]:
-    """A call that does `normalize_rows` of NumPy arrays, rows at a time."""
+    """A call of `normalize_rows` for NumPy arrays, some rows at a time."""
     rows, columns = x2.shape
     if not x2.size:
         return partial(normalize_rows, np, x2, y2, scale, bias, mean, var, eps)
@@ -77,7 +77,7 @@ def normalize_rows_grad(xp: Any, x2: Any, scale: Any, mean: Any, var: Any, g2: A
 def rows_normalized_grad(
     x2: Any, scale: Any, mean: Any, var: Any, g2: Any, dx2: Any, dscale: Any, dbias: Any, eps: float
 ) -> Callable[[], None]:
-    """A call that does `normalize_rows_grad` of NumPy arrays, rows at a time."""
+    """A call of `normalize_rows_grad` for NumPy arrays, some rows at a time."""
     rows, columns = x2.shape
     if not x2.size:
         return partial(normalize_rows_grad, np, x2, scale, mean, var, g2, dx2, dscale, dbias, eps)
@@ -119,8 +119,8 @@ def dense(*arrays: Any) -> bool:
 def norm_calls(
     kernel: str, arrays: tuple[Any, ...], rows: int, epsilon: float, dry: bool, centered: bool = True
 ) -> list[native.NativeCall] | None:
-    """The call of a kernel of rows of X, the first of `arrays` (None for an absent one); all are contiguous and of X's float type.
-    Rows that are not `centered` have their squares for deviations.
+    """The call of a kernel for rows of X, the first of `arrays` (None for an absent one); all are contiguous and of X's float type. If rows
+    are not `centered`, the deviations are the values themselves.
     """
     x = arrays[0]
     kind = FLOATS.get(dtype_name(x.dtype))
@@ -133,7 +133,7 @@ def norm_calls(
 
 
 def words_of(x: TensorType, axis: int) -> tuple[str, str, str]:
-    """The access pattern's words for X, for a value per row and for a value per column."""
+    """The axis words for X, for a value per row and for a value per column."""
     rows, columns = letters(axis, "b"), letters(x.ndim - axis, "c")
     return f"{rows} {columns}", rows, fold(columns, x.shape[axis:])
 
@@ -141,8 +141,8 @@ def words_of(x: TensorType, axis: int) -> tuple[str, str, str]:
 class LayerNorm(OpDef):
     """Each row, the axes from `begin_norm_axis` on, shifted and scaled to mean 0 and variance 1, times Scale plus Bias.
 
-    Mean and Variance (biased) have the leading axes, which fluid flattens: so ranks may cut any of them. Scale and Bias are [product of the
-    normalized sizes], or absent. Source: Ba, Kiros and Hinton 2016; fluid 1.8 `layer_norm`.
+    Mean and Variance (biased) have the leading axes, so each of these can be sharded; fluid flattens them. Scale and Bias are [product of
+    the normalized sizes], or absent. Source: Ba, Kiros and Hinton 2016; fluid 1.8 `layer_norm`.
     """
 
     name = "layer_norm"
@@ -207,11 +207,13 @@ class LayerNorm(OpDef):
         yield Sample.of(f32(3, 2, 3, seed=6), None, None, tolerance=1e-2, why=y_only)
         yield Sample.of(f32(5, 2, 3, seed=6), positive(6, seed=1), f32(6, seed=2), tolerance=1e-2, why=y_only)
         yield Sample.of(f32(3, 5, seed=6), None, f32(5, seed=7), tolerance=1e-2, why=y_only)
-        yield Sample.of(f32(3, 4, seed=8).astype("float16"), positive(4, seed=9), None, grad=(), why="central differences drown in float16")
+        yield Sample.of(
+            f32(3, 4, seed=8).astype("float16"), positive(4, seed=9), None, grad=(), why="central differences are not accurate in float16"
+        )
 
 
 class LayerNormGrad(OpDef):
-    """Gradients of layer_norm with respect to X, Scale and Bias; each may be left away."""
+    """Gradients of layer_norm with respect to X, Scale and Bias; each may be absent."""
 
     name = "layer_norm_grad"
     flops = 11

@@ -1,4 +1,4 @@
-"""norm, which l2_normalize writes, and lrn, with their gradients."""
+"""norm, which the layer l2_normalize uses, and lrn, with their gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..shared.types import need_float, norm_axis
 class Norm(OpDef):
     """X divided by its length along `axis`, sqrt(sum of squares + epsilon), and that length (`axis` kept with size 1).
 
-    Source: fluid 1.8 `norm`, which l2_normalize writes.
+    Source: fluid 1.8 `norm`, which l2_normalize uses.
     """
 
     name = "norm"
@@ -96,7 +96,7 @@ def _neighbours(xp: Any, squares: Any, n: int, back: bool = False) -> Any:
 class Lrn(OpDef):
     """Local response normalization over `n` neighbouring channels: x / (k + alpha * sum of squares) ** beta.
 
-    MidOut is the bracket. Source: Krizhevsky, Sutskever and Hinton 2012; fluid 1.8 `lrn`.
+    MidOut is the term in parentheses. Source: Krizhevsky, Sutskever and Hinton 2012; fluid 1.8 `lrn`.
     """
 
     name = "lrn"
@@ -132,7 +132,7 @@ class Lrn(OpDef):
 
 
 class LrnGrad(OpDef):
-    """Gradient of lrn: g * mid**-beta - 2 * alpha * beta * x * (sum over the channels that see x of g * x * mid**(-beta - 1))."""
+    """Gradient of lrn: g * mid**-beta - 2 * alpha * beta * x * (sum of g * x * mid**(-beta - 1) over channels with x in their window)."""
 
     name = "lrn_grad"
     inputs, outputs = ("X", "MidOut", "Out@GRAD"), ("X@GRAD",)

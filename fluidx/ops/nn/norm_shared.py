@@ -1,4 +1,4 @@
-"""What the normalizations share: checks and dtypes of weights and statistics, the gradient with what it leaves away."""
+"""Helpers for the normalizations: checks and dtypes of weights and statistics, and gradients with absent results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_weight(op: str, slot: str, w: TensorType | None, size: int, x: TensorT
 
 
 def stat_dtype(x: TensorType) -> str:
-    """Statistics of 16-bit floats are kept in float32."""
+    """The dtype of statistics: float32 for 16-bit floats."""
     return "float32" if x.dtype in HALVES else x.dtype
 
 
@@ -41,7 +41,7 @@ def put(target: Any, value: Any) -> None:
 
 
 def by_copy(xp: Any, body: Any, ins: Sequence[Any], outs: Sequence[Any], in_at: Sequence[int], out_at: Sequence[int]) -> None:
-    """Run `body(ins, outs)`, which gives a call, on contiguous copies of the inputs and outputs named by position."""
+    """Run `body(ins, outs)`, which returns a call, on contiguous copies of the inputs and outputs at the given positions."""
     ins, dense = list(ins), list(outs)
     for k in in_at:
         ins[k] = xp.ascontiguousarray(ins[k])
@@ -57,9 +57,9 @@ def through_first_only(name: str, op: Any, g: Sequence[Any], stats: Sequence[str
     for slot, part in zip(others, g[1:], strict=True):
         if part is not None:
             (n,) = op.op.output(slot)
-            raise ProgramError(f"op {name} has a gradient through {first} only, none through {slot}, {n!r}: set stop_gradient of that")
+            raise ProgramError(f"op {name} has a gradient through {first} only, not through {slot}, {n!r}: set stop_gradient on it")
     if any(op[s] is None for s in stats):
-        raise ProgramError(f"op {name} needs its output{'s' * (len(stats) > 1)} {' and '.join(stats)} to have a gradient")
+        raise ProgramError(f"op {name} needs its output{'s' * (len(stats) > 1)} {' and '.join(stats)} for its gradient")
 
 
 def emit_norm_grad(b: Any, name: str, op: Any, g: Any, stats: tuple[str, str]) -> Any:
@@ -69,5 +69,5 @@ def emit_norm_grad(b: Any, name: str, op: Any, g: Any, stats: tuple[str, str]) -
 
 
 def linear_in_weights(ins: Sequence[TensorType | None]) -> str:
-    """The linear group of Scale and Bias, operands 1 and 2, into Y: without Scale, Y is not linear in Bias alone."""
+    """The linear group of Scale and Bias, operands 1 and 2: without Scale, Y is not linear in Bias alone."""
     return "" if ins[1] is None else "L(1>0)" if ins[2] is None else "L(1,2>0)"

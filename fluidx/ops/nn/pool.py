@@ -1,4 +1,4 @@
-"""Two-dimensional pooling and its gradient, as whole-image passes over the taps of the window."""
+"""Two-dimensional pooling and its gradient, as passes over whole images, one for each tap of the window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ATTRS = {
 
 
 def _pool_windows(op: str, x: Any, attrs: dict[str, Any]) -> Windows:
-    """The windows of a pooling that are alike all over the image."""
+    """The windows of a pooling whose windows all have the same size."""
     image = split_image(x, attrs["data_format"])[2]
     if attrs["global_pooling"]:
         out = tuple(ANY if s == ANY else 1 for s in image)
@@ -38,17 +38,17 @@ def _pool_windows(op: str, x: Any, attrs: dict[str, Any]) -> Windows:
 
 
 def _uneven(win: Windows, attrs: dict[str, Any]) -> bool:
-    """True for adaptive pooling whose cells differ in size."""
+    """True for adaptive pooling with cells of different sizes."""
     return attrs["adaptive"] and not attrs["global_pooling"] and any(i % o for i, o in zip(win.image, win.out))
 
 
 def _cell(k: int, size: int, out: int) -> slice:
-    """Rows that cell `k` of `out` adaptive cells covers; neighbours may share one."""
+    """The rows of cell `k` of `out` adaptive cells; neighbouring cells may share one."""
     return slice(k * size // out, -(-(k + 1) * size // out))
 
 
 def _seen(win: Windows, i: int, j: int) -> tuple[tuple[slice, slice], tuple[slice, slice]] | None:
-    """For tap (i, j): which windows find it inside the image, and which image rows and columns those read."""
+    """For tap (i, j): the windows for which it is inside the image, and the image rows and columns that they read."""
     of_out, of_image = [], []
     for a, k in ((0, i), (1, j)):
         stride, before = win.stride[a], win.pad[2 * a]
@@ -63,12 +63,12 @@ def _seen(win: Windows, i: int, j: int) -> tuple[tuple[slice, slice], tuple[slic
 
 
 def _tiles(win: Windows) -> bool:
-    """True when the windows cover every pixel exactly once."""
+    """True if the windows cover every pixel exactly once."""
     return win.kernel == win.stride and not any(win.pad) and all(k * o == s for k, o, s in zip(win.kernel, win.out, win.image))
 
 
 def _area(win: Windows, exclusive: bool, dtype: Any) -> np.ndarray | None:
-    """How many pixels each window averages over, [OH, OW]; None where it is the same for all."""
+    """The number of pixels that each window averages, [OH, OW]; None if it is the same for all."""
     if not exclusive:
         return None
     counts = []
@@ -79,7 +79,7 @@ def _area(win: Windows, exclusive: bool, dtype: Any) -> np.ndarray | None:
     return None if (area == win.kernel[0] * win.kernel[1]).all() else area.astype(dtype)
 
 
-Cut = Callable[[Any], Iterable[slice]]  # images into those that are worked on at a time
+Cut = Callable[[Any], Iterable[slice]]  # cuts images into those that are processed at a time
 
 
 def _whole(x: Any) -> Iterable[slice]:
@@ -91,7 +91,7 @@ def _in_cache(x: Any) -> Iterable[slice]:
 
 
 def pool_into(xp: Any, x: Any, out: Any, win: Windows, kind: str, exclusive: bool, cut: Cut) -> Callable[[], None]:
-    """A call that pools `x` into `out`, both seen as NCHW."""
+    """A call that pools `x` into `out`, both NCHW views."""
     if not out.size:
         return in_order([])
     join = xp.maximum if kind == "max" else xp.add
@@ -128,7 +128,7 @@ def _whole_numbers(xp: Any, a: Any) -> Any:
 
 
 def pool_back(xp: Any, x: Any, out: Any, g: Any, dx: Any, win: Windows, kind: str, exclusive: bool, cut: Cut) -> Callable[[], None]:
-    """A call that puts the gradient of `pool_into` into `dx`; of equal largest elements in a window the first in row order gets it."""
+    """A call that writes the gradient of `pool_into` into `dx`; of equal maxima in a window, the first in row order gets it."""
     if not g.size or not dx.size:
         return partial(dx.fill, 0)
     calls: list[Callable[[], Any]] = []
@@ -156,7 +156,7 @@ def pool_back(xp: Any, x: Any, out: Any, g: Any, dx: Any, win: Windows, kind: st
             if kind == "max":
                 hit, odd, before = mask[:m, :, r, s], nan[:m, :, r, s], taken[:m, :, r, s]
                 calls.append(partial(xp.equal, a[:, :, p, q], o[:, :, r, s], hit))
-                calls.append(partial(xp.isnan, a[:, :, p, q], odd))  # the largest of a window that has one
+                calls.append(partial(xp.isnan, a[:, :, p, q], odd))  # NaN is the maximum of a window that contains one
                 calls.append(partial(xp.logical_or, hit, odd, hit))
                 calls.append(partial(xp.greater, hit, before, hit))
                 calls.append(partial(xp.logical_or, before, hit, before))
@@ -206,17 +206,17 @@ def _check_pool(op: str, x: TensorType, attrs: dict[str, Any]) -> None:
 
 
 def _flops(image: Any, windows: Any, attrs: dict[str, Any]) -> int:
-    """One operation for each pixel of each window; where windows do not overlap, that is one for each pixel of the image."""
+    """One operation for each pixel of each window; if windows do not overlap, that is one for each pixel of the image."""
     taps = 1 if attrs["global_pooling"] or attrs["adaptive"] else prod(pair("pool2d", "ksize", attrs["ksize"], 1))
     return windows.numel * taps if taps > 1 else image.numel
 
 
 class Pool2d(OpDef):
-    """The largest element, or the mean, of each window of an image.
+    """The maximum or the mean of each window of an image.
 
-    `ksize`, `strides` and `paddings` are (height, width); paddings may be (top, bottom, left, right). Padding never wins a maximum; with
-    `exclusive` it does not count in a mean either. `global_pooling` takes the whole image as one window; `adaptive` makes `ksize` the size
-    of the result; `ceil_mode` keeps a last window that reaches over the edge. Source: fluid 1.8 `pool2d`.
+    `ksize`, `strides` and `paddings` are (height, width); paddings may be (top, bottom, left, right). Padding is never a maximum; with
+    `exclusive` a mean does not count it either. `global_pooling` uses the whole image as one window; `adaptive` makes `ksize` the size of
+    the result; `ceil_mode` keeps a last window that extends beyond the edge. Source: fluid 1.8 `pool2d`.
     """
 
     name = "pool2d"
@@ -287,7 +287,7 @@ class Pool2d(OpDef):
 
 
 class Pool2dGrad(OpDef):
-    """Gradient of pool2d: a mean hands out equal shares, a maximum gives all to the element it came from, the first of equal ones."""
+    """Gradient of pool2d: a mean gives equal shares to all elements, a maximum gives all to the first element that equals it."""
 
     name = "pool2d_grad"
     flops = staticmethod(lambda ins, outs, attrs: _flops(ins[0], ins[2], attrs))

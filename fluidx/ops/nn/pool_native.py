@@ -1,4 +1,4 @@
-"""Pooling and its gradient by C kernels (native/src/pool2d.h): the calls."""
+"""C kernel calls of pooling and its gradient (native/src/pool2d.h)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SUFFIX = {"float32": "f32", "float64": "f64"}
 
 
 def call(x: Any, y: Any, g: Any, dx: Any, win: Windows, attrs: Mapping[str, Any]) -> list[native.NativeCall] | None:
-    """The call that pools `x` into `y`, or with `g` the one that puts the gradient into `dx`; None where they are not covered."""
+    """The call that pools `x` into `y`, or with `g` the call that writes the gradient into `dx`; None if the operands are not supported."""
     arrays = [a for a in (x, y, g, dx) if a is not None]
     if dtype_name(x.dtype) not in _SUFFIX or any(a.dtype != x.dtype or not a.flags.c_contiguous or not a.size for a in arrays):
         return None

@@ -1,7 +1,7 @@
-"""Pools over regions of images: roi_align and roi_pool with their gradients.
+"""Pooling over regions of images: roi_align and roi_pool with their gradients.
 
-A region is (x1, y1, x2, y2) in the coordinates of an image that is 1 / `spatial_scale` times as large as X, and is cut into equal cells.
-Regions take no gradient.
+A region is (x1, y1, x2, y2) in the coordinates of an image that is 1 / `spatial_scale` times as large as X, and is divided into equal
+cells. Regions have no gradient.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ..shared.arrays import to_host
 from ..shared.samples import apart, f32, i64
 from ..shared.types import check_range, merge_size, need_float, need_ids, need_ndim, need_size, same_dtype
 
-_MOST = 1 << 22  # samples of a cell along one axis: with more a region is no region of an image
+_MOST = 1 << 22  # samples of a cell along one axis: a region with more cannot be a region of an image
 _SIZE = {"pooled_height": 1, "pooled_width": 1, "spatial_scale": 1.0}
 _ALIGN = {**_SIZE, "sampling_ratio": -1, "aligned": False, "mode": "avg"}
-_REGIONS = ". c . ., r ., r"  # of X, Rois and BatchIndices: a region may be of any image
+_REGIONS = ". c . ., r ., r"  # the words of X, Rois and BatchIndices: a region may be of any image
 
 
 def _infer(op: str, x: Any, rois: Any, ids: Any, height: int, width: int) -> Any:
@@ -38,11 +38,11 @@ def _infer(op: str, x: Any, rois: Any, ids: Any, height: int, width: int) -> Any
 
 
 def _walk(xp: Any, op: str, x: Any, rois: Any, ids: Any) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(number of the region, number of its image, its corners as float64) for all regions."""
+    """(index of the region, index of its image, its corners as float64) for all regions."""
     check_range(xp, op, xp.ascontiguousarray(ids), len(x), "X")
     for r, (k, roi) in enumerate(zip(to_host(xp, ids), to_host(xp, rois).astype(np.float64))):
         if not np.isfinite(roi).all():
-            raise ExecutionError(f"op {op}: region {r} is {roi.tolist()}; corners are finite numbers")
+            raise ExecutionError(f"op {op}: region {r} is {roi.tolist()}; its corners must be finite numbers")
         yield r, int(k), roi
 
 
@@ -50,7 +50,9 @@ def _walk(xp: Any, op: str, x: Any, rois: Any, ids: Any) -> Iterator[tuple[int, 
 
 
 class _Samples(NamedTuple):
-    """The samples of all cells along one axis: [cells, samples] each, two pixels and the share of the second; those outside weigh 0."""
+    """The samples of all cells along one axis: [cells, samples] each, two pixels and the share of the second; samples outside have weight
+    0.
+    """
 
     low: np.ndarray
     high: np.ndarray
@@ -91,7 +93,7 @@ def _both(x: Any, roi: np.ndarray, attrs: Mapping[str, Any]) -> tuple[_Samples, 
 
 
 def _largest(xp: Any, image: Any, both: tuple[_Samples, _Samples]) -> tuple[Any, Any, Any, Any]:
-    """Of an image [C, H, W]: the largest weighed pixel of each cell [C, cells], its row, its column and its weight."""
+    """For an image [C, H, W]: the largest weighted pixel of each cell [C, cells], its row, its column and its weight."""
     (py, wy), (px, wx) = (s.taps() for s in both)
     shape = len(py), len(px), py.shape[1], px.shape[1]
     y, x = (np.broadcast_to(p, shape).reshape(shape[0] * shape[1], -1) for p in (py[:, None, :, None], px[None, :, None, :]))
@@ -103,11 +105,12 @@ def _largest(xp: Any, image: Any, both: tuple[_Samples, _Samples]) -> tuple[Any,
 
 
 class RoiAlign(OpDef):
-    """Each region of Rois [R, 4] of the image that BatchIndices [R] names, as [C, pooled_height, pooled_width]: means of samples in cells.
+    """For each region of Rois [R, 4] in the image of BatchIndices [R], [C, pooled_height, pooled_width]: means of samples in cells.
 
-    A sample is read between four pixels; a cell has `sampling_ratio` of them along each axis (below 1: as many as pixels). With `aligned`
-    pixels are seen at their centers, and regions may be smaller than one. `mode` "max" takes the largest weighed pixel of all samples.
-    Raises ExecutionError for a batch index that names no image. Source: ONNX's RoiAlign (`aligned` is its half_pixel), fluid's roi_align.
+    A sample is interpolated between four pixels. A cell has `sampling_ratio` samples along each axis (below 1: as many as pixels). With
+    `aligned`, the coordinates of a pixel are those of its center, and regions may be smaller than one pixel. `mode` "max" takes the largest
+    weighted pixel of all samples. Raises ExecutionError for a batch index without an image. Source: ONNX's RoiAlign (`aligned` is its
+    half_pixel), fluid's roi_align.
     """
 
     name = "roi_align"
@@ -121,7 +124,7 @@ class RoiAlign(OpDef):
     @staticmethod
     def infer(x, rois, ids, *, mode, pooled_height, pooled_width, **attrs):
         if mode not in ("avg", "max"):
-            raise ProgramError(f"op roi_align: mode is avg or max, found {mode!r}")
+            raise ProgramError(f"op roi_align: mode must be avg or max, found {mode!r}")
         return _infer("roi_align", x, rois, ids, pooled_height, pooled_width)
 
     @staticmethod
@@ -141,15 +144,15 @@ class RoiAlign(OpDef):
     @staticmethod
     def samples():
         rois, ids = np.array([[0.3, 0.4, 6.1, 7.3], [2.2, 1.1, 4.7, 3.9], [-3, -2, 1, 12]], "float32"), i64(1, 0, 1)
-        yield Sample.of(f32(2, 4, 6, 7), rois, ids, pooled_height=3, pooled_width=2, grad=("X",), why="regions take no gradient")
+        yield Sample.of(f32(2, 4, 6, 7), rois, ids, pooled_height=3, pooled_width=2, grad=("X",), why="regions have no gradient")
         yield Sample.of(f32(2, 4, 6, 7), rois, ids, pooled_width=5, spatial_scale=0.5, sampling_ratio=2, aligned=True, grad=("X",),
-                        why="regions take no gradient")  # fmt: skip
+                        why="regions have no gradient")  # fmt: skip
         yield Sample.of(apart(2, 4, 5, 6), rois[:2], ids[:2].astype("int32"), pooled_height=2, mode="max", grad=("X",), tolerance=2e-2,
-                        why="regions take no gradient; the largest may change hands")  # fmt: skip
+                        why="regions have no gradient; another pixel may become the largest")  # fmt: skip
 
 
 class RoiAlignGrad(OpDef):
-    """The gradient of roi_align: each cell's, weighed as its samples are, to the pixels; only X's shape is read where they are means."""
+    """The gradient of roi_align: each cell's gradient goes to its pixels by their weights; for means only X's shape is read."""
 
     name = "roi_align_grad"
     inputs, outputs = ("X", "Rois", "BatchIndices", "Out@GRAD"), ("X@GRAD",)
@@ -187,7 +190,7 @@ class RoiAlignGrad(OpDef):
 
 
 def _bins(first: float, last: float, scale: float, cells: int, size: int) -> list[slice]:
-    """The pixels of each cell of a region from `first` to `last`; neighbours may share one."""
+    """The pixels of each cell of a region from `first` to `last`; neighbouring cells may share one."""
     start, end = floor(first * scale + 0.5), floor(last * scale + 0.5)
     step = max(end - start + 1, 1) / cells
     edges = [(floor(k * step) + start, ceil((k + 1) * step) + start) for k in range(cells)]
@@ -195,7 +198,7 @@ def _bins(first: float, last: float, scale: float, cells: int, size: int) -> lis
 
 
 def _cells(x: Any, roi: np.ndarray, attrs: Mapping[str, Any]) -> Iterator[tuple[int, int, slice, slice]]:
-    """(i, j, rows, columns) of all cells that have pixels."""
+    """(i, j, rows, columns) of all cells with pixels."""
     columns = _bins(roi[0], roi[2], attrs["spatial_scale"], attrs["pooled_width"], x.shape[3])
     for i, down in enumerate(_bins(roi[1], roi[3], attrs["spatial_scale"], attrs["pooled_height"], x.shape[2])):
         for j, right in enumerate(columns):
@@ -204,10 +207,10 @@ def _cells(x: Any, roi: np.ndarray, attrs: Mapping[str, Any]) -> Iterator[tuple[
 
 
 class RoiPool(OpDef):
-    """Each region of Rois [R, 4] of the image that BatchIndices [R] names, as [C, pooled_height, pooled_width]: the largest of each cell.
+    """For each region of Rois [R, 4] in the image of BatchIndices [R], [C, pooled_height, pooled_width]: the maximum of each cell.
 
     Corners are rounded to pixels, and both ends belong to the region; a cell outside of the image is 0. Raises ExecutionError for a batch
-    index that names no image. Source: Fast R-CNN; ONNX's MaxRoiPool, fluid's roi_pool.
+    index without an image. Source: Fast R-CNN; ONNX's MaxRoiPool, fluid's roi_pool.
     """
 
     name = "roi_pool"
@@ -239,7 +242,7 @@ class RoiPool(OpDef):
 
 
 class RoiPoolGrad(OpDef):
-    """The gradient of roi_pool: each cell's to its largest pixel, the first of equals."""
+    """The gradient of roi_pool: each cell's gradient goes to its largest pixel, the first of equal ones."""
 
     name = "roi_pool_grad"
     inputs, outputs = ("X", "Rois", "BatchIndices", "Out@GRAD"), ("X@GRAD",)

@@ -1,4 +1,4 @@
-"""Images of another size: resize and its gradient, axis by axis, each a choice of slices or a product with a matrix of weights."""
+"""Resizing of images: resize and its gradient, axis by axis, as a selection of slices or a product with a matrix of weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 class _ResizedAxis(NamedTuple):
-    """How one axis is resized: `out` of `size`; `span` is the region of interest as shares of it."""
+    """How one axis of `size` is resized to `out`; `span` is the region of interest as fractions of the axis."""
 
     axis: int
     size: int
@@ -51,7 +51,7 @@ def _crop(a: _ResizedAxis, at: np.ndarray) -> np.ndarray:
     return first + at * (last - first) / (length - 1) if length != 1 else 0 * at + (first + last) / 2
 
 
-# where in the input the elements of the output lie
+# the position in the input of each element of the output
 COORDINATES: dict[str, Callable[[_ResizedAxis, np.ndarray], np.ndarray]] = {
     "half_pixel": _half_pixel,
     "half_pixel_symmetric": _symmetric,
@@ -70,7 +70,7 @@ _PLAIN: dict[str, Any] = {"scales": (), "spans": ()}
 
 
 def size_scaled(size: int, scale: float) -> int:
-    """How long an axis of `size` is behind a scale, in the precision that scales have in files."""
+    """The size of an axis after a scale, in the precision of scales in files."""
     return ANY if size == ANY else int(np.floor(np.float32(size) * np.float32(scale)))
 
 
@@ -90,7 +90,7 @@ def _at(a: _ResizedAxis, attrs: Mapping[str, Any]) -> np.ndarray:
 
 
 def _outside(a: _ResizedAxis, x: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
-    """Which elements of the output are told by `extrapolation_value`."""
+    """The elements of the output that get `extrapolation_value`."""
     return ((x < 0) | (x > a.size - 1)) if attrs["coordinates"] == "tf_crop_and_resize" else np.zeros(a.out, bool)
 
 
@@ -110,7 +110,7 @@ def _cubic(t: np.ndarray, c: float) -> np.ndarray:
 
 
 def _weights(a: _ResizedAxis, x: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
-    """[out, size]: a filter around each coordinate; what falls outside belongs to the element at the border."""
+    """[out, size]: a filter around each coordinate; the weight of positions outside goes to the element at the border."""
     out = np.zeros((a.out, a.size))
     if attrs["mode"] == "nearest":
         out[np.arange(a.out), _nearest(a, x, attrs)] = 1
@@ -154,7 +154,7 @@ def _check(x: Any, attrs: Mapping[str, Any]) -> None:
         if attrs[name] and len(attrs[name]) != count:
             raise ProgramError(f"op resize: {name} needs {count} entries for axes {list(attrs['axes'])}, found {len(attrs[name])}")
     if any(s < 0 for s in attrs["sizes"]) or any(not 0 < s < np.inf for s in attrs["scales"]):
-        raise ProgramError(f"op resize: sizes are not negative and scales above 0, found {list(attrs['sizes'] or attrs['scales'])}")
+        raise ProgramError(f"op resize: sizes must be 0 or more and scales above 0, found {list(attrs['sizes'] or attrs['scales'])}")
     if attrs["mode"] != "nearest":
         need_float("resize", "X", x)
 
@@ -164,12 +164,12 @@ def _words(ndim: int, attrs: Mapping[str, Any]) -> str:
 
 
 class Resize(OpDef):
-    """X with each of `axes` at another size, `sizes` or `scales` times its own, by what lies nearest or by linear or cubic weights.
+    """X with each of `axes` resized to `sizes` or by `scales`, with the nearest elements or by linear or cubic interpolation.
 
-    `coordinates` says where in X an element of the result lies, `nearest` how that is rounded, as in ONNX's Resize, whose attributes these
-    are; what falls outside of X is told by its border. With "tf_crop_and_resize" `spans` (starts, then ends, as shares of each axis) is
-    taken out of X, and what lies outside is `extrapolation_value`. An axis of open size takes `scales`; no scales and no spans are (). Of
-    both, sizes say how long the result is and scales where its elements lie.
+    `coordinates` defines the position in X of an element of the result, `nearest` its rounding; the attributes are those of ONNX's Resize.
+    Positions outside of X use its border. With "tf_crop_and_resize", `spans` (starts, then ends, as fractions of each axis) is cut out of
+    X, and positions outside of X are `extrapolation_value`. An axis of open size needs `scales`. Absent scales and spans are (). If both
+    sizes and scales are given, sizes define the size of the result and scales the positions of its elements.
     """
 
     name = "resize"
@@ -189,7 +189,7 @@ class Resize(OpDef):
         for k, axis in enumerate(attrs["axes"]):
             shape[axis] = attrs["sizes"][k] if attrs["sizes"] else size_scaled(x.shape[axis], attrs["scales"][k])
             if x.shape[axis] == 0 != shape[axis]:
-                raise ProgramError(f"op resize: axis {axis} of {x} has no elements to make {shape[axis]} of")
+                raise ProgramError(f"op resize: axis {axis} of {x} is empty and cannot be resized to {shape[axis]}")
         return x.with_shape(shape)
 
     @staticmethod
@@ -225,7 +225,9 @@ class Resize(OpDef):
 
 
 class ResizeGrad(OpDef):
-    """The gradient of resize: each element's, weighed as it was, to those that it was made of; only X's shape is read."""
+    """The gradient of resize: each element's gradient goes to the elements of X that it was computed from, by their weights; only X's shape
+    is read.
+    """
 
     name = "resize_grad"
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)

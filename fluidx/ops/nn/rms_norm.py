@@ -1,4 +1,4 @@
-"""rms_norm and its gradient: layer_norm's rows without their means."""
+"""rms_norm and its gradient: row normalization without a mean."""
 
 from __future__ import annotations
 
@@ -93,11 +93,13 @@ class RMSNorm(OpDef):
         yield Sample.of(f32(2, 3, 5, seed=3), positive(5, seed=4), begin_norm_axis=2, epsilon=1e-2, tolerance=1e-2, why=y_only)
         yield Sample.of(f32(3, 2, 3, seed=6), None, tolerance=1e-2, why=y_only)
         yield Sample.of(f32(5, 2, 3, seed=6), positive(6, seed=1), tolerance=1e-2, why=y_only)
-        yield Sample.of(f32(3, 4, seed=8).astype("float16"), positive(4, seed=9), grad=(), why="central differences drown in float16")
+        yield Sample.of(
+            f32(3, 4, seed=8).astype("float16"), positive(4, seed=9), grad=(), why="central differences are not accurate in float16"
+        )
 
 
 class RMSNormGrad(OpDef):
-    """Gradients of rms_norm with respect to X and Scale; each may be left away."""
+    """Gradients of rms_norm with respect to X and Scale; each may be absent."""
 
     name = "rms_norm_grad"
     flops = 8

@@ -1,6 +1,6 @@
 """softmax and log_softmax along one axis, with their gradients.
 
-Along an axis that is cut they are written out: what is reduced over the axis is reduced over the ranks too.
+Along a sharded axis they are expanded into simpler operators, so that a reduction over the axis is also reduced over the ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..shared.types import need_float, norm_axis
 
 
 def _along(words: str, roles: str) -> Any:
-    """The pattern of an op whose operands all lie alike and that works along `axis`."""
+    """The pattern of an op along `axis` whose operands all have one shape."""
 
     def pattern(ins, outs, attrs):
         x = along(attrs["axis"], ins[0].ndim, "c")
@@ -30,11 +30,13 @@ def _along(words: str, roles: str) -> Any:
     return staticmethod(pattern)
 
 
-# -- in parts -----------------------------------------------------------------------------------------------------------------------
+# -- expanded into parts ------------------------------------------------------------------------------------------------------------
 
 
 def expand_softmax(p: Parts, x: str, axis: int, out: str = "") -> tuple[str, str]:
-    """The names of the logits less their largest, and of the sum of their exponentials; the quotients under `out`, if given."""
+    """The names of the logits minus their maximum, and of the sum of their exponentials; with `out` also an operator that writes the
+    quotients there.
+    """
     along: dict[str, Any] = {"dim": (axis,), "keep_dim": True}
     shifted = p("elementwise_sub", x, p("reduce_max", x, word="largest", **along), word="shifted")
     e = p("exp", shifted, word="exp")
@@ -75,11 +77,11 @@ def _expand_log_softmax_grad(op: Operator, fresh: Callable[[str], str]) -> list[
 
 
 class _AlongAxis(OpDef):
-    """Base of the four: operands and result have one shape. Rows that lie in memory are worked on block by block."""
+    """Base of the four ops: operands and result have one shape. Contiguous rows are processed block by block."""
 
     attrs = {"axis": -1}
-    whole: ClassVar[Callable[..., None]]  # (xp, operands and result, axis): all at once, along any axis
-    calls: ClassVar[Callable[..., Iterator[Any]]]  # of blocks of rows, each a list of matrices: the operands and the result
+    whole: ClassVar[Callable[..., None]]  # (xp, operands and result, axis): everything at once, along any axis
+    calls: ClassVar[Callable[..., Iterator[Any]]]  # for each block of rows the calls, from a list of matrices: the operands and the result
 
     @classmethod
     def kernel(cls, xp, *ins, out, axis):
@@ -163,7 +165,7 @@ class Softmax(_Forward):
         yield Sample.of(f32(2, 3, 37, seed=1) * 20)
         yield Sample.of(f32(4, 1, seed=2))
         yield Sample.of(f32(5, seed=3), axis=0)
-        yield Sample.of(f32(3, 4, seed=4).astype("float16"), grad=(), why="central differences drown in float16")
+        yield Sample.of(f32(3, 4, seed=4).astype("float16"), grad=(), why="central differences are not accurate in float16")
 
 
 class SoftmaxGrad(_Gradient):
@@ -189,7 +191,7 @@ class SoftmaxGrad(_Gradient):
 
 
 class LogSoftmax(_Forward):
-    """The logarithm of softmax along `axis`, x - max - log(sum(exp(x - max))), without the loss of precision of doing both in turn."""
+    """The logarithm of softmax along `axis`, x - max - log(sum(exp(x - max))), without the precision loss of two separate steps."""
 
     name = "log_softmax"
     expand = staticmethod(_expand_log_softmax)

@@ -1,4 +1,4 @@
-"""How windows lie over images: the arithmetic that convolution and pooling share."""
+"""Positions of windows over images: the arithmetic for convolution and pooling."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from ...ir import ANY, ProgramError, TensorType
 from ..shared.types import need_float
 
-MOST = 2**31 - 1  # of a stride, a size, a dilation or a padding: products of two are numbers of 64 bits
+MOST = 2**31 - 1  # of a stride, a size, a dilation or a padding: the product of two fits in 64 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """How windows lie over an image: sizes as (height, width), `pad` as (top, bottom, left, right)."""
+    """The positions of windows over an image: sizes as (height, width), `pad` as (top, bottom, left, right)."""
 
     image: tuple[int, ...]
     kernel: tuple[int, ...]
@@ -53,7 +53,7 @@ def pair(op: str, name: str, value: Sequence[int], least: int) -> tuple[int, int
 
 
 def four_pads(op: str, paddings: Sequence[int]) -> tuple[int, ...]:
-    """`paddings` of 1, 2 (height, width) or 4 (top, bottom, left, right) integers as the latter."""
+    """`paddings` of 1, 2 (height, width) or 4 (top, bottom, left, right) integers as 4 integers."""
     if len(paddings) not in (1, 2, 4) or any(not isinstance(p, int) or not 0 <= p <= MOST for p in paddings):
         raise ProgramError(f"op {op}: paddings must be 1, 2 or 4 integers from 0 to {MOST}, got {list(paddings)}")
     if len(paddings) == 4:
@@ -87,13 +87,13 @@ def place_windows(op: str, image: Sequence[int], kernel: Sequence[int], strides:
             side, around = ("height", "width")[a], f"{pads[2 * a]} and {pads[2 * a + 1]}"
             raise ProgramError(f"op {op}: a window of {reach} does not fit {side} {size} with padding {around}")
         count = (room + (stride[a] - 1 if ceil_mode else 0)) // stride[a] + 1
-        # a window that lies in the padding alone has no elements
+        # a window that is in the padding alone has no elements
         out.append(count - 1 if ceil_mode and (count - 1) * stride[a] >= size + pads[2 * a] else count)
     return Windows(tuple(image), tuple(kernel), stride, dilation, tuple(pads), tuple(out))
 
 
 def need_image(op: str, x: TensorType, data_format: str) -> None:
-    """ProgramError unless the type is a float image batch and the layout a known one."""
+    """Raise ProgramError unless the type is a float image batch and the layout is known."""
     if data_format not in ("NCHW", "NHWC"):
         raise ProgramError(f"op {op}: data_format must be NCHW or NHWC, got {data_format!r}")
     if x.ndim != 4:
@@ -112,10 +112,10 @@ def join_image(n: Any, channels: Any, size: Sequence[Any], data_format: str) -> 
 
 
 def image_words(channels: str, data_format: str) -> str:
-    """An image batch in an access pattern: the pixels are whole."""
+    """The axis words of an image batch in an access pattern: the pixels are whole."""
     return " ".join(join_image("n", channels, (".", "."), data_format))
 
 
 def channels_first(x: Any, data_format: str) -> Any:
-    """The array seen as NCHW."""
+    """The array as an NCHW view."""
     return x if data_format == "NCHW" else x.transpose(0, 3, 1, 2)

@@ -1,1 +1,1 @@
-"""What operators of several kinds need: shapes and dtypes, broadcasting, placement rules, blocked NumPy passes, sample arrays."""
+"""Helpers for operators of several kinds: shapes and dtypes, broadcasting, blocked NumPy loops, C kernel calls, sample arrays."""

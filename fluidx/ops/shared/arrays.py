@@ -1,4 +1,4 @@
-"""What array modules spell differently. Only here and in the table of kernels does an op ask which module it was given."""
+"""Array operations that NumPy and CuPy spell differently. Only this module and the table of kernels test which of them it is."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any
 
 import numpy as np
 
-_BLOCK = 65536  # elements whose flat indices add_rows holds at a time: they stay in the cache
+_BLOCK = 65536  # number of elements whose flat indices add_rows holds at a time: they stay in the cache
 
 
 def copy(xp: Any, out: Any, x: Any) -> None:
-    """Fill `out` with `x`, converted to its dtype."""
+    """Copy `x` into `out`, converted to the dtype of `out`."""
     xp.copyto(out, x, casting="unsafe")
 
 
 def to_host(xp: Any, x: Any) -> np.ndarray:
-    """`x` as an array of NumPy: a copy where it lies on a device."""
+    """`x` as a NumPy array: a copy if it is on a device."""
     return x if xp is np else xp.asnumpy(x)
 
 
 def copy_across(xp: Any, out: Any, x: Any) -> None:
-    """Fill `out` with `x`, of which one may lie on the host and the other on a device. It is through when this returns."""
+    """Copy `x` into `out`; one may be on the host and the other on a device. The copy is complete on return."""
     if (type(out) is np.ndarray) is (type(x) is np.ndarray):
         xp.copyto(out, x)
     elif type(out) is np.ndarray:
@@ -30,15 +30,15 @@ def copy_across(xp: Any, out: Any, x: Any) -> None:
 
 
 def take(xp: Any, x: Any, ids: Any, axis: int, out: Any) -> None:
-    """`out` filled with the slices of `x` along `axis` that `ids` names; they were checked before."""
+    """Copy the slices of `x` along `axis` with the indices `ids` into `out`; the caller has checked the indices."""
     if xp is np:
-        x.take(ids, axis=axis, out=out, mode="clip")  # with "raise" NumPy would gather into a buffer of its own first
+        x.take(ids, axis=axis, out=out, mode="clip")  # with "raise" NumPy would gather into a buffer first
     else:
         xp.take(x, ids, axis=axis, out=out)
 
 
 def add_rows(xp: Any, table: Any, ids: Any, rows: Any) -> None:
-    """`table[ids[k]] += rows[k]` for every k in turn; ids may repeat. `table` is contiguous, [n, width]; `rows` is [len(ids), width]."""
+    """`table[ids[k]] += rows[k]` for each k in order; ids may repeat. `table` is contiguous, [n, width]; `rows` is [len(ids), width]."""
     if rows.size == 0:
         return
     if xp is np:
@@ -48,7 +48,7 @@ def add_rows(xp: Any, table: Any, ids: Any, rows: Any) -> None:
 
 
 def _add_rows_flat(table: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> None:
-    """np.add.at has a quick loop for one-dimensional tables only; adding pairs of floats as one complex number halves its work."""
+    """Add rows in a flat view: np.add.at is fast for one-dimensional arrays only. Two floats added as one complex number halve its work."""
     width = table.shape[1]
     pair = {"f": np.complex64, "d": np.complex128}.get(table.dtype.char) if width % 2 == 0 else None
     flat = table.reshape(-1)

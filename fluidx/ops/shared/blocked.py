@@ -1,4 +1,4 @@
-"""Pieces for NumPy bodies that pass over an array block by block, so that all passes but the first find the block in cache."""
+"""Helpers for NumPy kernels that make several passes over an array block by block, so that later passes find the block in cache."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-BLOCK_BYTES = 256 << 10  # a block and its scratch fit a core's second-level cache
+BLOCK_BYTES = 256 << 10  # a block and its scratch fit the L2 cache of a core
 
 
 def row_blocks(rows: int, row_bytes: int, block_bytes: int = BLOCK_BYTES) -> Iterator[slice]:
-    """Slices of at least one row that together cover `rows`, each about `block_bytes` long.
+    """Slices that together cover `rows`, each of at least one row and about `block_bytes` long.
 
     >>> list(row_blocks(5, 100, 200))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
@@ -23,12 +23,12 @@ def row_blocks(rows: int, row_bytes: int, block_bytes: int = BLOCK_BYTES) -> Ite
 
 
 def later(body: Callable[..., Any], *first: Any) -> Callable[..., Callable[[], Any]]:
-    """`body` with its first arguments as a function that gives a call of it, as bodies for NumPy do."""
+    """A function whose calls return `body` bound to the arguments `first` and the given ones."""
     return partial(partial, body, *first)
 
 
 def in_order(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
-    """One call that makes all of `calls`, which are bound beforehand; a single one is that call itself."""
+    """One call that runs all of `calls` in order; a single call is returned as it is."""
     return calls[0] if len(calls) == 1 else partial(_run, tuple(calls))
 
 
@@ -38,11 +38,11 @@ def _run(calls: tuple[Callable[[], Any], ...]) -> None:
 
 
 def row_max(x: np.ndarray, out: np.ndarray) -> list[Callable[[], Any]]:
-    """Calls that put the maximum of each row of the matrix `x` into `out` [rows].
+    """Calls that write the maximum of each row of the matrix `x` into `out` [rows].
 
-    np.maximum.reduce pays some 50 ns a row, which only long rows are worth. For others the width is halved by whole-matrix maxima (an odd
-    middle is taken twice, which a maximum forgives) until it is small; the rest is reduced over the first axis of a transposed copy.
-    NaN stays NaN.
+    np.maximum.reduce costs about 50 ns a row, which pays for long rows only. For shorter rows, maxima of whole matrices halve the width
+    until it is small (an odd middle column is used twice, which does not change a maximum); then the first axis of a transposed copy is
+    reduced. NaN stays NaN.
     """
     calls: list[Callable[[], Any]] = []
     rows, width = x.shape
@@ -60,7 +60,7 @@ def row_max(x: np.ndarray, out: np.ndarray) -> list[Callable[[], Any]]:
 
 
 def row_sum(x: np.ndarray, out: np.ndarray) -> Callable[[], Any]:
-    """A call that puts the sum of each row of the contiguous float matrix `x` into `out` [rows].
+    """A call that writes the sum of each row of the contiguous float matrix `x` into `out` [rows].
 
     A matrix-vector product is several times faster than np.add.reduce for rows of up to a few hundred elements.
     """
@@ -68,5 +68,5 @@ def row_sum(x: np.ndarray, out: np.ndarray) -> Callable[[], Any]:
 
 
 def column_sum(x: np.ndarray, out: np.ndarray) -> Callable[[], Any]:
-    """A call that puts the sum of each column of the contiguous float matrix `x` into `out` [columns]."""
+    """A call that writes the sum of each column of the contiguous float matrix `x` into `out` [columns]."""
     return partial(np.dot, np.ones(x.shape[0], x.dtype), x, out)

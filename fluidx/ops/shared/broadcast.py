@@ -1,4 +1,4 @@
-"""Broadcasting: the shape that operands give together, fluid's `axis`, and the way back in a gradient."""
+"""Broadcasting: the common shape of operands, fluid's `axis`, and the sum over broadcast axes in a gradient."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from ...ir.valuetypes import is_ranked
 
 
 def broadcast_size(p: int, q: int) -> int | None:
-    """The size two axes broadcast to; None when they do not. An open axis beside n > 1 is n, beside 1 or another open axis it is open."""
+    """The size that two axes broadcast to; None if they do not. An open axis and n > 1 give n; an open axis and 1 or an open axis give an
+    open one.
+    """
     if p == q:
-        return common_size(p, q)  # one of two names may be 1
+        return common_size(p, q)  # one of two named axes may be 1
     if q == 1:
         return p
     if p == 1 or p == ANY:
@@ -23,7 +25,7 @@ def broadcast_size(p: int, q: int) -> int | None:
 
 
 def broadcast_sizes(op: str, *shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that right-aligned shapes broadcast to. Raises ProgramError when they do not.
+    """The shape that right-aligned shapes broadcast to. Raises ProgramError if they do not.
 
     >>> broadcast_sizes("add", (-1, 1, 4), (3, 1))
     (-1, 3, 4)
@@ -43,7 +45,7 @@ def broadcast_sizes(op: str, *shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def aligned(op: str, x: Sequence[int], y: Sequence[int], axis: int) -> tuple[int, ...]:
-    """Y's shape as it meets X's: with `axis` k its axis 0 meets X's axis k (fluid), with -1 the last axes meet (NumPy).
+    """The shape of Y, aligned with X: with `axis` k the axis 0 of Y meets axis k of X (fluid), with -1 the last axes meet (NumPy).
 
     >>> aligned("add", (2, 3, 4, 5), (3, 4), 1)
     (3, 4, 1)
@@ -59,9 +61,9 @@ def aligned(op: str, x: Sequence[int], y: Sequence[int], axis: int) -> tuple[int
 
 
 def aligned_shape(shape: Sequence[int], ndim: int, axis: int) -> tuple[int, ...]:
-    """The shape that makes an operand broadcast against `ndim` axes from axis `axis` on.
+    """The shape with which an operand broadcasts against `ndim` axes from axis `axis` on.
 
-    Beside flat parts, which have one axis, a value of one element may have more axes than what it meets.
+    A flat part has one axis; a value of one element beside it may have more axes.
     """
     if len(shape) == ndim or axis == -1 and prod(shape) != 1:
         return tuple(shape)
@@ -69,14 +71,14 @@ def aligned_shape(shape: Sequence[int], ndim: int, axis: int) -> tuple[int, ...]
 
 
 def reduced(b: Any, g: Any, like: Any, out: Any, *others: Any, axis: int = -1, stop: int | None = None) -> Any:
-    """The gradient `g` of a broadcast result `out`, summed down to the operand `like`; `g` itself where nothing was broadcast.
+    """The gradient `g` of a broadcast result `out`, summed to the shape of the operand `like`; `g` itself if nothing was broadcast.
 
-    `others` are the operands that `like` met, `stop` the end of the axes that broadcast.
+    `others` are the other operands, `stop` is the end of the axes that broadcast.
     """
     if not is_ranked(like.desc.type, out.desc.type):
         return b.reduce_to(g, like, axis=axis)
     alike = like.shape[:stop] == out.shape[:stop]
-    # an open axis may have met a larger one
+    # an open axis may have been broadcast to a larger one
     if alike and (ANY not in like.shape or all(ANY not in y.shape for y in others) or b.sizes.equal(like, out, stop)):
         return g
     return b.reduce_to(g, like, axis=axis)

@@ -1,4 +1,4 @@
-"""Sequences as lists: positions, and the sizes of the parts that a tensor is cut into. What the elements are is nobody's concern here."""
+"""Sequences as Python lists: access by position, and the sizes of the parts of a split axis. The elements may be anything."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ...ir.errors import ExecutionError
 
 
 def element(values: Sequence[Any], at: int) -> Any:
-    """The element at a position; one below 0 counts from the back. Raises ExecutionError where there is none."""
+    """The element at a position; a negative position counts from the end. Raises ExecutionError for a position outside of the list."""
     return values[_inside(at, len(values), 0)]
 
 
 def inserted(values: Sequence[Any], value: Any, at: int | None) -> list[Any]:
-    """The elements with one more, before position `at`; behind all where it is None.
+    """The elements with `value` inserted before position `at`; at the end if `at` is None.
 
     >>> inserted([1, 2], 3, -1), inserted([1, 2], 3, None)
     ([1, 3, 2], [1, 2, 3])
@@ -24,7 +24,7 @@ def inserted(values: Sequence[Any], value: Any, at: int | None) -> list[Any]:
 
 
 def erased(values: Sequence[Any], at: int | None) -> list[Any]:
-    """The elements without that at a position; without the last where it is None."""
+    """The elements without the one at position `at`; without the last one if `at` is None."""
     at = _inside(-1 if at is None else at, len(values), 0)
     return [*values[:at], *values[at + 1 :]]
 
@@ -36,7 +36,7 @@ def _inside(at: int, count: int, behind: int) -> int:
 
 
 def part_sizes(size: int, split: int | Sequence[int]) -> list[int]:
-    """The sizes of the parts of an axis: those that `split` lists, or each of so many but the last, which has what is left.
+    """The sizes of the parts of an axis: `split` lists them, or is the size of every part but the last, which has the rest.
 
     >>> part_sizes(7, 3), part_sizes(7, [3, 4])
     ([3, 3, 1], [3, 4])
@@ -46,5 +46,5 @@ def part_sizes(size: int, split: int | Sequence[int]) -> list[int]:
             raise ExecutionError(f"the parts {list(split)} do not add up to the {size} elements along the axis")
         return list(split)
     if split <= 0:
-        raise ExecutionError(f"the size of a part has to be positive, found {split}")
+        raise ExecutionError(f"the size of a part must be positive, found {split}")
     return [min(split, size - k) for k in range(0, size, split)]

@@ -1,20 +1,21 @@
-"""Casts to and from the dtypes that have no arithmetic, as ONNX's tables of Cast say, and the bits of their elements."""
+"""Casts to and from dtypes without arithmetic, by the tables of ONNX's Cast, and the bits of their elements."""
 
 from __future__ import annotations
 
 import numpy as np
 
-BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}  # ml_dtypes keeps each in a byte of its own
+BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}  # ml_dtypes stores each element in one byte
 ROUND_MODES = ("up", "down", "nearest")
 
 
 def converted(x: np.ndarray, to: np.dtype, saturate: bool = True, round_mode: str = "up") -> np.ndarray:
-    """Numbers in another type. What an 8-bit float cannot hold becomes its largest number, or, without `saturate`, infinity or NaN;
-    `round_mode` is that of float8_e8m0fnu, which has powers of two alone."""
+    """Numbers converted to another dtype. A number outside the range of an 8-bit float becomes its largest number, or, without `saturate`,
+    infinity or NaN. `round_mode` applies to float8_e8m0fnu, which has powers of two only.
+    """
     if x.dtype == to:
         return x
     if x.dtype.kind == "V" and to.kind != "f":
-        x = x.astype(np.float32)  # holds all that the short types hold, which have no way from each to each
+        x = x.astype(np.float32)  # float32 holds every number of the short dtypes, which have no direct conversions
     if to.name == "float8_e8m0fnu":
         return _powers_of_two(x, to, saturate, round_mode)
     if to.name.startswith("float8") and saturate:
@@ -23,7 +24,7 @@ def converted(x: np.ndarray, to: np.dtype, saturate: bool = True, round_mode: st
         info = ml_dtypes.finfo(to)
         x = np.clip(x, float(info.min), float(info.max))
     elif to.name in BITS and x.dtype.kind in "iub":
-        x = x.astype(np.int64)  # the bits above are dropped below
+        x = x.astype(np.int64)  # the higher bits are dropped below
         return from_bits((x & ((1 << BITS[to.name]) - 1)).astype(np.uint8), to) if to.name != "float4_e2m1fn" else x.astype(to)
     return x.astype(to)
 
@@ -40,18 +41,18 @@ def _powers_of_two(x: np.ndarray, to: np.dtype, saturate: bool, round_mode: str)
 
 
 def width(dtype: np.dtype) -> int:
-    """Bits of an element."""
+    """Number of bits of an element."""
     return BITS.get(dtype.name, 8 * dtype.itemsize)
 
 
 def bits_of(x: np.ndarray) -> np.ndarray:
-    """The bits of elements of 4 or 2 bits, as bytes."""
+    """The bits of 4-bit or 2-bit elements, one byte each."""
     whole = x.astype(np.int8) if x.dtype.name.startswith("int") else x
     return np.ascontiguousarray(whole).reshape(x.shape).view(np.uint8) & np.uint8((1 << width(x.dtype)) - 1)
 
 
 def from_bits(bits: np.ndarray, to: np.dtype) -> np.ndarray:
-    """Elements of 4 or 2 bits that have these bits."""
+    """4-bit or 2-bit elements with the given bits."""
     if not to.name.startswith("int"):
         return bits.view(to)
     sign = 1 << (BITS[to.name] - 1)

@@ -1,4 +1,4 @@
-"""Maps as dicts: what operators make of them, in programs and in sessions of ONNX models."""
+"""Maps as Python dicts: conversions that operators of programs and sessions of ONNX models use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...ir.errors import ExecutionError
 
 
 def rows_as_maps(x: np.ndarray, keys: Sequence[Any]) -> list[dict[Any, Any]]:
-    """Each row of [rows, columns], or [columns], as a dict, by the keys of the columns.
+    """Each row of [rows, columns], or the one row of [columns], as a dict from the keys of the columns.
 
     >>> rows_as_maps(np.array([[1, 2]]), ["a", "b"])
     [{'a': 1, 'b': 2}]
@@ -23,19 +23,21 @@ def rows_as_maps(x: np.ndarray, keys: Sequence[Any]) -> list[dict[Any, Any]]:
 
 
 def maps_as_rows(maps: Sequence[Mapping[Any, Any]], keys: Sequence[Any], dtype: Any) -> np.ndarray:
-    """What each dict has under the keys, a row each: 0, or "", where it has nothing."""
+    """The values of each dict for the given keys, one row for each dict: 0, or "", for a missing key."""
     blank = "" if np.dtype(dtype).kind == "O" else 0
     return np.array([[one.get(key, blank) for key in keys] for one in maps], dtype).reshape(len(maps), len(keys))
 
 
 def values_in_order(given: Mapping[int, Any], dtype: Any, size: int) -> np.ndarray:
-    """The values of a dict in a row: by rising key, or each at its key in a row of `size`, if that is not 0, and 0 elsewhere."""
+    """The values of a dict as a row: in the order of the keys, or, if `size` is not 0, each at the position of its key in a row of `size`,
+    with 0 elsewhere.
+    """
     texts, keys = np.dtype(dtype).kind == "O", sorted(given)
     values = [_text(given[k]) if texts else given[k] for k in keys]
     if not size:
         return np.array([values], dtype)
     if keys and not 0 <= keys[0] <= keys[-1] < size:
-        raise ExecutionError(f"the keys are {keys[0]} to {keys[-1]}, and the row has places for 0 to {size - 1}")
+        raise ExecutionError(f"the keys are {keys[0]} to {keys[-1]}, but the row has positions 0 to {size - 1}")
     out = np.full((1, size), "0" if texts else 0, dtype)
     out[0, keys] = values
     return out

@@ -1,7 +1,7 @@
-"""Calls of C kernels that several families of ops make: copies, reductions, work on rows, rows by id.
+"""Calls of C kernels that several families of ops use: copies, reductions, work on rows, gather and scatter of rows.
 
-Each function gives the calls, or None for what the kernel does not cover. With `dry` the arrays have shapes and strides only: then an empty
-list says that there would be calls.
+Each function returns the calls, or None if the kernel does not support the operands. With `dry` the arrays have shapes and strides only: an
+empty list then says that there would be calls.
 """
 
 from __future__ import annotations
@@ -15,31 +15,23 @@ import numpy as np
 from ... import native
 from ...ir.dtypes import dtype_name
 from ...ir.parts import Part
-from ..expr.native import bind_native
-from ..expr.nodes import Expr
 
 Calls = list[native.NativeCall]
 
 FLOATS = {"float32": "f32", "float64": "f64"}
 _REDUCED = {**FLOATS, "int32": "i32", "int64": "i64", "bool": "u8"}
-_CASTS = {"float32": 0, "float64": 1, "int32": 2, "int64": 3, "bool": 4}  # as move.h numbers them
-# as move.h numbers these
+_CASTS = {"float32": 0, "float64": 1, "int32": 2, "int64": 3, "bool": 4}  # the numbers of move.h
+# the numbers of move.h
 _HALVES = {("float16", "float32"): 41, ("float32", "float16"): 42, ("bfloat16", "float32"): 43, ("float32", "bfloat16"): 44,
            ("float16", "bfloat16"): 45, ("bfloat16", "float16"): 46}  # fmt: skip
-_HOW = {"sum": 0, "max": 1, "min": 2, "prod": 3, "squares": 4}  # as reduce.h does
-
-
-def expression(e: Expr, values: dict[str, Any], out: Any, dry: bool) -> Calls | None:
-    """One expression on the vector machine."""
-    call = bind_native([e], values, [out], dry)
-    return None if call is None else [call]
+_HOW = {"sum": 0, "max": 1, "min": 2, "prod": 3, "squares": 4}  # the numbers of reduce.h
 
 
 # -- copies -------------------------------------------------------------------------------------------------------------------------
 
 
 def copy_calls(out: Any, x: Any, dry: bool = False) -> Calls | None:
-    """`out` filled with `x`, which broadcasts to it and is converted to its dtype."""
+    """Calls that copy `x` into `out`: broadcast to its shape and converted to its dtype."""
     if x.dtype == out.dtype:
         how = out.itemsize if out.itemsize in (1, 2, 4, 8) else None
     elif dtype_name(x.dtype) in _CASTS and dtype_name(out.dtype) in _CASTS:
@@ -65,14 +57,14 @@ def copy_calls(out: Any, x: Any, dry: bool = False) -> Calls | None:
             axes.append([n, t, f])
     while len(axes) < 2:
         axes.insert(0, [1, 0, 0])
-    if axes[-1][2] != x.itemsize:  # where columns are not neighbours in x, rows should be
+    if axes[-1][2] != x.itemsize:  # if neighbouring columns are not adjacent in x, neighbouring rows should be
         k = next((k for k, axis in enumerate(axes) if axis[2] == x.itemsize), -2)
         axes.insert(len(axes) - 2, axes.pop(k))
     return [native.NativeCall("copy", (how, to, source, len(axes) - 2, *(w for axis in axes for w in axis)), (out, x))]
 
 
 def all_of(parts: Sequence[Calls | None]) -> Calls | None:
-    """The calls of all parts one after the other, None if one of them is."""
+    """The calls of all parts in order; None if one part is None."""
     calls: Calls = []
     for part in parts:
         if part is None:
@@ -82,7 +74,7 @@ def all_of(parts: Sequence[Calls | None]) -> Calls | None:
 
 
 def fill_calls(out: Any, value: Any, dry: bool = False) -> Calls | None:
-    """`out` filled with one number."""
+    """Calls that fill `out` with one number."""
     if out.itemsize not in (1, 2, 4, 8):
         return None
     if dry:
@@ -96,7 +88,9 @@ def fill_calls(out: Any, value: Any, dry: bool = False) -> Calls | None:
 
 
 def reduce_calls(how: str, x: Any, axes: Sequence[int], out: Any, divisor: float = 1.0, dry: bool = False) -> Calls | None:
-    """`x` reduced over `axes` by "sum", "max", "min", "prod" or, a sum too, "squares" into the contiguous `out`; sums are divided."""
+    """Calls that reduce `x` over `axes` by "sum", "max", "min", "prod" or "squares" (the sum of squares) into the contiguous `out`; sums
+    are divided by `divisor`.
+    """
     kind = _REDUCED.get(dtype_name(x.dtype))
     if kind is None or x.dtype != out.dtype or not out.flags.c_contiguous or how in ("max", "min") and not x.size:
         return None
@@ -117,7 +111,7 @@ def reduce_calls(how: str, x: Any, axes: Sequence[int], out: Any, divisor: float
 
 
 def _loops(x: Any, axes: Sequence[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Sizes and strides, in elements, of the axes that are kept and of those that are reduced, neighbours joined."""
+    """Sizes and strides, in elements, of the kept axes and of the reduced axes; adjacent axes are merged."""
     made: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
     for k, (n, s) in enumerate(zip(x.shape, x.strides, strict=True)):
         if n == 1:
@@ -138,8 +132,9 @@ def row_calls(
     name: str, arrays: Sequence[Any], axis: int, single: Any = None, labels: Any = None, ignore: int = 0, text: str = "",
     part: Part | None = None, dry: bool = False,
 ) -> Calls | None:  # fmt: skip
-    """A kernel of rows.h: `arrays` are alike, `single` and integer `labels` have one element for each row along `axis`. With a `part`
-    that axis is a part of the classes that labels name."""
+    """Calls of a kernel of rows.h: `arrays` have one shape; `single` and integer `labels` have one element for each row along `axis`. With
+    a `part`, that axis holds a part of the classes that labels name.
+    """
     x = arrays[0]
     kind, present = FLOATS.get(dtype_name(x.dtype)), [*arrays, *([] if single is None else [single])]
     if kind is None or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in present):
@@ -158,20 +153,21 @@ def row_calls(
 
 
 def text_of(text: str) -> np.ndarray:
-    """A text for C, which ends with a zero byte."""
+    """A text for C, with a zero byte at the end."""
     return np.frombuffer(text.encode() + b"\0", np.uint8)
 
 
-# -- rows by id ---------------------------------------------------------------------------------------------------------------------
+# -- rows by index -----------------------------------------------------------------------------------------------------------------
 
 
 def id_calls(
     name: str, op: str, what: str, table: Any, ids: Any, rows: Any, part: Part | None = None, padding: int = -1, more: Sequence[int] = (),
     dry: bool = False, axis: int = 0,
 ) -> Calls | None:  # fmt: skip
-    """A kernel of move.h between the rows of `table` [n, ...] and those of `rows` [number of ids, ...], a part of the table.
+    """Calls of a kernel of move.h between rows of `table` [n, ...] and rows of `rows` [number of ids, ...]. With a `part`, `table` is a
+    part of the whole table.
 
-    An id outside of the whole table is an error that names `what`. `axis`: that of the rows in both.
+    An id outside of the whole table is an error; its message names `what`. `axis` is the axis of the rows in both arrays.
     """
     if dtype_name(ids.dtype) not in ("int32", "int64") or not ids.flags.c_contiguous or table.dtype != rows.dtype:
         return None
@@ -191,13 +187,13 @@ def id_calls(
 def take_calls(
     op: str, what: str, table: Any, ids: Any, rows: Any, part: Part | None = None, padding: int = -1, dry: bool = False, axis: int = 0
 ) -> Calls | None:
-    """The rows along an axis of `table` that ids name; zeros for `padding`, and for what lies in another part."""
+    """Calls that gather the rows of `table` along an axis that ids name; zeros for `padding` and for rows of another part."""
     return id_calls("take_rows", op, what, table, ids, rows, part, padding, (prod(table.shape[:axis]),), dry, axis)
 
 
 def add_row_calls(
     op: str, what: str, table: Any, ids: Any, rows: Any, part: Part | None = None, padding: int = -1, clear: int = 1, dry: bool = False
 ) -> Calls | None:
-    """Rows added to the rows of a table that ids name; `clear`: the table starts as zeros (1), the named rows do (2), or none (0)."""
+    """Calls that add rows to those rows of a table that ids name. `clear`: 1 zeroes the table first, 2 the named rows, 0 nothing."""
     kind = {**FLOATS, "int32": "i32", "int64": "i64"}.get(dtype_name(table.dtype))
     return None if kind is None else id_calls(f"add_rows_{kind}", op, what, table, ids, rows, part, padding, (clear,), dry)

@@ -1,4 +1,4 @@
-"""Arrays that operators are tried on: the sizes come first, `seed` makes two of them differ, and every run draws the same values."""
+"""Sample arrays for tests of operators: sizes come first, `seed` makes two arrays differ, and every run draws the same values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def positive(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def between(*shape: int, seed: int = 0) -> np.ndarray:
-    """float32 values between 0.1 and 0.9, as a sigmoid may give them."""
+    """float32 values between 0.1 and 0.9, such as a sigmoid returns."""
     return (np.random.default_rng(seed).random(shape) * 0.8 + 0.1).astype("float32")
 
 
@@ -41,7 +41,7 @@ def probabilities(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def apart(*shape: int, seed: int = 0) -> np.ndarray:
-    """float32 values at least 0.25 apart: a maximum must not change hands under the steps of a difference quotient."""
+    """float32 values at least 0.25 apart: the steps of a difference quotient must not change which one is the maximum."""
     size = prod(shape)
     return (np.random.default_rng(seed).permutation(size).reshape(shape) * 0.25 - size / 8).astype("float32")
 

@@ -1,4 +1,4 @@
-"""Tables: values by key."""
+"""Look-up of elements in a table of keys and values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def looked_up(x: np.ndarray, keys: Sequence[Any], values: np.ndarray, default: Any) -> np.ndarray:
-    """The value that stands where `keys` has an element, else the default, element by element; NaN is a key like others.
+    """For each element the value at the position of the equal key, otherwise the default; NaN equals NaN here.
 
     >>> looked_up(np.array([3, 7, 3]), [7, 3], np.array(["a", "b"], object), "?").tolist()
     ['b', 'a', 'b']

@@ -1,4 +1,4 @@
-"""Strings as arrays of objects: what operators make of them, in programs and in sessions of ONNX models."""
+"""Strings as arrays of objects: functions that operators of programs and sessions of ONNX models use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CASES: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPE
 
 
 def texts(shape: Sequence[int], values: Iterable[Any]) -> np.ndarray:
-    """An array of objects; NumPy would look into the values for more axes."""
+    """An array of objects with the given shape; NumPy alone would make axes of nested values."""
     out = np.empty(tuple(shape), object)
     flat = out.reshape(-1)
     for k, value in enumerate(values):
@@ -23,13 +23,13 @@ def texts(shape: Sequence[int], values: Iterable[Any]) -> np.ndarray:
 
 
 def concatenated(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Each string of x followed by that of y, of shapes that broadcast."""
+    """Each string of x followed by the string of y; the shapes broadcast."""
     a, b = np.broadcast_arrays(x, y)
     return texts(a.shape, (p + q for p, q in zip(a.flat, b.flat, strict=True)))
 
 
 def split(x: np.ndarray, delimiter: str, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """The parts of each string along a new last axis, filled up with "", and how many there are; "" stands for blanks."""
+    """The parts of each string along a new last axis, padded with "", and the number of parts. The delimiter "" splits at whitespace."""
     parts = [text.split(delimiter or None, most) for text in x.flat]
     counts = np.array([len(p) for p in parts], np.int64)
     width = int(counts.max(initial=0))
@@ -38,7 +38,7 @@ def split(x: np.ndarray, delimiter: str, most: int) -> tuple[np.ndarray, np.ndar
 
 
 def normalized(x: np.ndarray, case: str, sensitive: bool, stopwords: Sequence[str]) -> np.ndarray:
-    """The strings of [C] or [1, C] that are no stop words, in the case asked for; one empty string where none is left."""
+    """The strings of [C] or [1, C] that are not stop words, converted to `case`; one empty string if none remains."""
     same = str if sensitive else str.lower
     stopped = {same(word) for word in stopwords}
     kept = [CASES[case](word) for word in x.flat if same(word) not in stopped] or [""]
@@ -46,7 +46,7 @@ def normalized(x: np.ndarray, case: str, sensitive: bool, stopwords: Sequence[st
 
 
 def written(x: np.ndarray) -> np.ndarray:
-    """Numbers as text, as ONNX's Cast writes them.
+    """Numbers as text, in the format of ONNX's Cast.
 
     >>> written(np.float32([0.5, np.inf])).tolist(), written(np.array(True)).tolist()
     (['0.5', 'INF'], '1')
@@ -58,7 +58,7 @@ def written(x: np.ndarray) -> np.ndarray:
 
 
 def parsed(x: np.ndarray, to: np.dtype) -> np.ndarray:
-    """Text as numbers, to be converted: whole ones where whole ones are wanted and written."""
+    """Text as numbers in a wide dtype, for a later conversion to `to`: integers if `to` is an integer dtype and the text holds them."""
     whole = to.kind in "iu" or to.name in ("int4", "uint4", "int2", "uint2")
     values: list[Any] = [_number(t, whole) for t in x.flat]
     kind = (np.uint64 if any(v >= 1 << 63 for v in values) else np.int64) if whole else np.float64
@@ -75,17 +75,17 @@ def _number(text: str, whole: bool) -> float | int:
 
 
 def matched(x: np.ndarray, pattern: str) -> np.ndarray:
-    """Which strings a pattern of RE2 matches as a whole. Raises ProgramError for what is no pattern."""
+    """For each string whether an RE2 pattern matches all of it. Raises ProgramError for an invalid pattern."""
     matches = compiled(pattern)
     return np.array([matches.fullmatch(text) is not None for text in x.flat], bool).reshape(x.shape)
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern of RE2, ready to match. Raises ProgramError for what is none."""
+    """A compiled RE2 pattern. Raises ProgramError for an invalid one."""
     try:
         return re.compile(_python_pattern(pattern), re.ASCII)
     except re.error as e:
-        raise ProgramError(f"cannot take the pattern {pattern!r}: {e}") from None
+        raise ProgramError(f"cannot use the pattern {pattern!r}: {e}") from None
 
 
 _CLASSES = {
@@ -96,7 +96,7 @@ _CLASSES = {
 
 
 def _python_pattern(pattern: str) -> str:
-    """A pattern of RE2 in the words of Python: they differ in named classes, quoted text and the end of the text."""
+    """An RE2 pattern in the syntax of Python: they differ in named classes, quoted text and the end of the text."""
     pattern = re.sub(r"\\Q(.*?)(\\E|$)", lambda m: re.escape(m[1]), pattern, flags=re.DOTALL)
     pattern = re.sub(r"\[:(\w+):\]", lambda m: _CLASSES.get(m[1], m[0]), pattern)
     return re.sub(r"(?<!\\)((?:\\\\)*)\\z", r"\1\\Z", pattern)

@@ -1,4 +1,4 @@
-"""Shapes and dtypes: axes in normal form, sizes that may be open, the 16-bit floats, and the checks that type rules are made of."""
+"""Shapes and dtypes: normalized axes, open sizes, 16-bit floats, and the checks that type rules use."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def type_of(a: Any) -> TensorType:
 
 
 def same_elements(x: TensorType, attrs: Any, count: int) -> bool:
-    """`OpDef.identity_if` of an op that keeps all elements in order: with one open axis at most, equal types are equal shapes."""
+    """`OpDef.identity_if` for an op that keeps all elements in order: with at most one open axis, equal types mean equal shapes."""
     return x.shape.count(ANY) <= 1
 
 
 def one_whole(x: TensorType, attrs: Any, count: int) -> bool:
-    """`OpDef.identity_if` of an op that joins or repeats: of one operand, whose sizes are known, it makes that where it makes no more."""
+    """`OpDef.identity_if` for an op that joins or repeats: a single operand of known sizes, if the result is not larger."""
     return count == 1 and ANY not in x.shape
 
 
 def empties(types: Sequence[TensorType]) -> list[Any]:
-    """NumPy arrays of these types, for a body that is bound without scratch that a plan has made room for."""
+    """NumPy arrays of these types, for a kernel without scratch memory from a plan."""
     return [np.empty(t.shape, np_dtype(t.dtype)) for t in types]
 
 
 def norm_axis(op: str, axis: int, ndim: int, extra: int = 0) -> int:
-    """`axis` counted from the front. Raises ProgramError when it lies outside `ndim + extra` axes.
+    """`axis` counted from the front. Raises ProgramError if it is outside of `ndim + extra` axes.
 
     >>> norm_axis("concat", -1, 3)
     2
@@ -49,7 +49,7 @@ def norm_axis(op: str, axis: int, ndim: int, extra: int = 0) -> int:
 
 
 def norm_axes(op: str, axes: Sequence[int], ndim: int) -> tuple[int, ...]:
-    """`norm_axis` over several axes, in the given order. Raises ProgramError when one is named twice."""
+    """`norm_axis` of several axes, in the given order. Raises ProgramError if one is named twice."""
     out = tuple(norm_axis(op, a, ndim) for a in axes)
     if len(set(out)) != len(out):
         raise ProgramError(f"op {op}: axes {list(axes)} name one axis twice")
@@ -57,30 +57,30 @@ def norm_axes(op: str, axes: Sequence[int], ndim: int) -> tuple[int, ...]:
 
 
 def meet(a: int, b: int) -> bool:
-    """True when two sizes can be the same, an open one with any."""
+    """Can two sizes be equal? An open size can equal any."""
     return a == b or ANY in (a, b)
 
 
 def merge_size(op: str, what: str, a: int, b: int) -> int:
-    """The size that two equal axes have, one of which may be open. Raises ProgramError when they differ."""
+    """The common size of two equal axes, of which one may be open. Raises ProgramError if they differ."""
     if not meet(a, b):
         raise ProgramError(f"op {op}: {what} must be equal, found {a} and {b}")
     return equal_size(a, b)
 
 
 def add_sizes(sizes: Sequence[int]) -> int:
-    """The sum of sizes, open when one of them is."""
+    """The sum of sizes, open if one of them is."""
     return ANY if ANY in sizes else sum(sizes)
 
 
 def mul_sizes(sizes: Sequence[int]) -> int:
-    """The product of sizes, open when one of them is."""
+    """The product of sizes, open if one of them is."""
     return ANY if ANY in sizes else prod(sizes)
 
 
 def need_fit(op: str, said: str, value: float, dtype: str, cut: bool = False) -> None:
-    """Raise ProgramError when an integer dtype does not have a number, which `said` names. With `cut`, one between two of its numbers is
-    cut to the one nearer to 0.
+    """Raise ProgramError if an integer dtype does not hold a number; `said` names the number in the message. With `cut`, a fraction is
+    rounded towards 0.
 
     >>> need_fit("clip", "min", -0.5, "uint8", cut=True)
     """
@@ -89,9 +89,7 @@ def need_fit(op: str, said: str, value: float, dtype: str, cut: bool = False) ->
     low, high = _bounds(dtype)
     kept = trunc(value) if cut and isfinite(value) else value
     if not low <= kept <= high or kept % 1:
-        raise ProgramError(
-            f"op {op}: {said} is {value}, but {dtype} holds whole numbers from {low} to {high}; give one of them, or cast first"
-        )
+        raise ProgramError(f"op {op}: {said} is {value}, but {dtype} holds integers from {low} to {high}; use one of them, or cast first")
 
 
 @cache
@@ -101,7 +99,7 @@ def _bounds(dtype: str) -> tuple[int, int]:
 
 
 def need_ndim(op: str, slot: str, x: TensorType, low: int, high: int | None = None) -> None:
-    """Raise ProgramError unless `x` has `low` to `high` axes (exactly `low` when `high` is left out)."""
+    """Raise ProgramError unless `x` has `low` to `high` axes (exactly `low` if `high` is left out)."""
     high = low if high is None else high
     if not low <= x.ndim <= high:
         want = f"{low}" if high == low else f"{low} to {high}" if high < 99 else f"at least {low}"
@@ -145,7 +143,7 @@ def check_range(xp: Any, op: str, ids: Any, size: int, what: str) -> None:
     """Raise ExecutionError naming the first id outside [0, size). `ids` is a contiguous int32 or int64 array."""
     if ids.size == 0:
         return
-    # read as unsigned, a negative id is a huge one: a single reduction finds both kinds
+    # seen as unsigned, a negative id is a huge one: a single reduction finds both kinds of error
     unsigned = ids.view(xp.uint64 if ids.itemsize == 8 else xp.uint32)
     if int(unsigned.max()) < size:
         return

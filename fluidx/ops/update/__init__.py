@@ -1,1 +1,1 @@
-"""Parameter updates: one operator for a whole step of an optimizer."""
+"""Parameter updates: each operator is a whole step of an optimizer for one parameter."""

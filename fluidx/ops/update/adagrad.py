@@ -1,4 +1,4 @@
-"""Updates that divide each element's step by a record of its squared gradients: Adagrad and its kin, RMSProp, FTRL."""
+"""Updates that divide the step of each element by a statistic of its squared gradients: Adagrad, Adadelta, RMSProp, FTRL."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class DecayedAdagradUpdate(Update):
 
 
 class AdadeltaUpdate(Update):
-    """Steps sized by the root mean square of earlier steps over that of the gradients (Zeiler, 2012).
+    """Steps of the size of earlier steps, relative to the root mean square of the gradients (Zeiler, 2012).
 
-    Update = -sqrt((AvgSquaredUpdate + epsilon) / (AvgSquaredGrad + epsilon)) * Grad, with AvgSquaredGrad already brought up to date;
-    Param + LearningRate * Update.
+    Update = -sqrt((AvgSquaredUpdate + epsilon) / (AvgSquaredGrad + epsilon)) * Grad, with the new AvgSquaredGrad; Param + LearningRate *
+    Update.
     """
 
     name = "adadelta"
@@ -96,7 +96,7 @@ class RmsProp(Update):
     """Gradients divided by their decaying root mean square, with momentum (Hinton, lecture 6e; centered: Graves, 2013).
 
     MeanSquare = decay * MeanSquare + (1 - decay) * Grad^2; Moment = momentum * Moment + LearningRate * Grad / sqrt(MeanSquare + epsilon);
-    Param - Moment. With `centered` the square of MeanGrad, a decaying mean gradient, is taken off MeanSquare under the root.
+    Param - Moment. With `centered`, the square of MeanGrad, a decaying mean gradient, is subtracted from MeanSquare under the root.
     """
 
     name = "rmsprop"
@@ -144,11 +144,11 @@ class RmsProp(Update):
 
 
 class FtrlUpdate(Update):
-    """Follow the regularized leader: sparse weights from l1, small ones from l2 (McMahan et al., 2013).
+    """Follow the regularized leader: l1 makes weights sparse, l2 makes them small (McMahan et al., 2013).
 
-    With n = SquaredAccumulator + Grad^2 and r(x) = x ** -lr_power: LinearAccumulator grows by
-    Grad - (r(n) - r(SquaredAccumulator)) / LearningRate * Param, and Param becomes
-    (l1 * sign(linear) - linear) / (r(n) / LearningRate + 2 * l2) where |linear| is above l1, and 0 elsewhere.
+    With n = SquaredAccumulator + Grad^2 and r(x) = x ** -lr_power: LinearAccumulator grows by Grad - (r(n) - r(SquaredAccumulator)) /
+    LearningRate * Param, and Param becomes (l1 * sign(linear) - linear) / (r(n) / LearningRate + 2 * l2) where |linear| > l1, and 0
+    elsewhere.
     """
 
     name = "ftrl"

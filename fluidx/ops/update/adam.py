@@ -1,4 +1,4 @@
-"""Updates by a mean gradient over the root of its mean square: Adam, AdamW, Adamax and LAMB."""
+"""Updates by a mean gradient divided by the root of the mean square: Adam, AdamW, Adamax and LAMB."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .base import WHY, Update, decaying_mean, decaying_square, divided_step, par
 
 
 def _adam_scalars(xp, lr, beta1_pow, beta2_pow, epsilon):
-    """The step size and epsilon with both bias corrections moved into them, so that a block needs no pass for them."""
+    """The step size and epsilon with both bias corrections included, so that a block needs no pass for them."""
     root = xp.sqrt(1.0 - beta2_pow)
     return lr * root / (1.0 - beta1_pow), root * epsilon
 
@@ -20,9 +20,9 @@ def _adam_moments(xp, g, m, v, beta1, beta2, t, m_out, v_out):
 
 
 class AdamUpdate(Update):
-    """The parameter moved by its bias-corrected mean gradient over the root of its mean square (Kingma & Ba, 2015, algorithm 1).
+    """The parameter moved by its bias-corrected mean gradient divided by the root of its mean square (Kingma & Ba, 2015, algorithm 1).
 
-    Beta1Pow and Beta2Pow are beta1 and beta2 to the power of the step, counted from 1; they are read, not advanced.
+    Beta1Pow and Beta2Pow are beta1 and beta2 to the power of the step number, counted from 1; the op reads them and does not update them.
     """
 
     name = "adam"
@@ -52,7 +52,7 @@ class AdamUpdate(Update):
 
 
 class AdamWUpdate(Update):
-    """Adam with weight decay apart from the gradient (Loshchilov & Hutter, 2019): Param * (1 - LearningRate * coeff), then Adam's step."""
+    """Adam with decoupled weight decay (Loshchilov & Hutter, 2019): Param * (1 - LearningRate * coeff), then Adam's step."""
 
     name = "adamw"
     inputs, outputs = AdamUpdate.inputs, AdamUpdate.outputs
@@ -80,7 +80,7 @@ class AdamWUpdate(Update):
 
 
 class AdamaxUpdate(Update):
-    """Adam with the largest gradient in place of the mean square (Kingma & Ba, 2015, algorithm 2).
+    """Adam with the largest gradient instead of the mean square (Kingma & Ba, 2015, algorithm 2).
 
     Moment = beta1 * Moment + (1 - beta1) * Grad; InfNorm = max(beta2 * InfNorm + epsilon, |Grad|);
     Param - LearningRate / (1 - Beta1Pow) * Moment / InfNorm. As in fluid, epsilon keeps InfNorm from being 0.
@@ -119,8 +119,8 @@ class AdamaxUpdate(Update):
 class LambUpdate(Update):
     """The direction of a LAMB step, before its length is set: Adam's direction plus weight_decay * Param (You et al., 2020).
 
-    Update = m / (sqrt(v) + epsilon) + weight_decay * Param, where m and v are the new Moment1 and Moment2, bias-corrected when Beta1Pow
-    and Beta2Pow are given. `lamb_apply` takes the step.
+    Update = m / (sqrt(v) + epsilon) + weight_decay * Param. Here m and v are the new Moment1 and Moment2, bias-corrected if Beta1Pow and
+    Beta2Pow are given. `lamb_apply` takes the step.
     """
 
     name = "lamb_update"
@@ -163,9 +163,9 @@ class LambUpdate(Update):
 
 
 class LambApply(Update):
-    """The parameter moved along Update with a step as long as the parameter: Param - LearningRate * |Param| / |Update| * Update.
+    """The parameter moved along Update, with a step proportional to its norm: Param - LearningRate * |Param| / |Update| * Update.
 
-    The squared norms are inputs; where one is 0 their ratio counts as 1.
+    The squared norms are inputs; if one is 0, their ratio counts as 1.
     """
 
     name = "lamb_apply"

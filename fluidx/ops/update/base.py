@@ -1,8 +1,8 @@
-"""The base of the update operators: one step of an optimizer over one parameter, or over any slice of it.
+"""Base class of the update operators: one step of an optimizer for one parameter, or for any slice of it.
 
-Every update op is elementwise over the parameter, its gradient and its state, beside scalars of one element. So a strategy may cut a
-parameter anywhere and update each piece on another rank; the values are the same. Norms of whole parameters (LARS, LAMB) come in as
-inputs, made by `squared_l2_norm`, and the powers of beta (Adam) are advanced by `scale` operators of their own.
+Every update op is elementwise over the parameter, its gradient and its state; its other inputs are scalars of one element. So a strategy
+may shard a parameter anywhere and update each slice on another rank, with the same values. Norms of whole parameters (LARS, LAMB) are
+inputs, computed by `squared_l2_norm`. Separate `scale` operators update the powers of beta (Adam).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..expr.nodes import operations
 from ..shared.types import empties, type_of
 from .trace import expressions
 
-# Elements worked on at a time: the temporaries of a block stay in the L2 cache of one core.
+# Number of elements of a block: the temporaries of a block stay in the L2 cache of a core.
 BLOCK = 1 << 15
 
 # Slots of one element; every other slot has the parameter's shape.
@@ -25,25 +25,25 @@ SCALARS = ("LearningRate", "Beta1Pow", "Beta2Pow", "ParamNormSq", "GradNormSq", 
 
 
 class Update(OpDef):
-    """What the update ops share. A subclass states its slots, `scalars` (what is computed once per step) and `formula`."""
+    """Base class of the update ops. A subclass declares its slots, `scalars` (computed once per step) and `formula`."""
 
-    temps = 1  # temporaries of the parameter's shape that `formula` is handed
-    groups = ""  # operands in which the update is linear together, as the access pattern writes them
+    temps = 1  # number of temporaries of the parameter's shape that `formula` gets
+    groups = ""  # groups of operands in which the update is linear, as in an access pattern
 
     @classmethod
     def infer(cls, *types, **attrs):
         by_name = dict(zip((s.name for s in cls.in_slots), types, strict=True))
         param = by_name["Param"]
         if not param.is_float:
-            raise ProgramError(f"op {cls.name}: Param must be a float, it is {param}")
+            raise ProgramError(f"op {cls.name}: Param must be a float, found {param}")
         for slot, t in by_name.items():
             if t is None:
                 continue
             if not t.is_float:
-                raise ProgramError(f"op {cls.name}: {slot} must be a float, it is {t}")
+                raise ProgramError(f"op {cls.name}: {slot} must be a float, found {t}")
             if slot in SCALARS:
                 if any(d not in (1, ANY) for d in t.shape):
-                    raise ProgramError(f"op {cls.name}: {slot} must have one element, it is {t}")
+                    raise ProgramError(f"op {cls.name}: {slot} must have one element, found {t}")
             elif t.shape != param.shape:
                 raise ProgramError(f"op {cls.name}: Param is {param}, {slot} is {t}; they must have the same shape")
             elif slot == "Grad" and t.dtype != param.dtype:
@@ -61,7 +61,7 @@ class Update(OpDef):
 
     @staticmethod
     def scalars(xp: Any, *ones: Any, **attrs: Any) -> Any:
-        """What `formula` needs of the inputs of one element, the same for every block; unless an op says otherwise, the learning rate."""
+        """The scalars that `formula` needs, equal for all blocks, from the inputs of one element. Default: the learning rate."""
         (lr,) = ones
         return lr
 
@@ -81,7 +81,7 @@ class Update(OpDef):
 
     @classmethod
     def _split(cls, arrays):
-        """(tensors, scalars) of the inputs; a scalar has one axis, so that it meets flat parts too."""
+        """(tensors, scalars) of the inputs; a scalar gets one axis, so that it broadcasts against flat parts too."""
         tensors, ones = cls.separate(arrays)
         return tensors, [a if a is None else a.reshape(1) for a in ones]
 
@@ -89,7 +89,7 @@ class Update(OpDef):
 
     @classmethod
     def native(cls, ins, outs, attrs, dry=False):
-        """The bits of `formula` on NumPy arrays, in one pass over memory."""
+        """Calls with bitwise the results of `formula` on NumPy arrays, in one pass over memory."""
         present, wanted = tuple(a is not None for a in ins), tuple(a is not None for a in outs)
         update: Any = cls
         exprs = expressions(update, present, wanted, tuple(attrs.items()))
@@ -147,12 +147,12 @@ class Update(OpDef):
 
 
 def _one(t: TensorType) -> str:
-    """The words of a value of one element; an open size is 1 too, and not to be cut."""
+    """The axis words of a value of one element; an open size is 1 too, and must not be sharded."""
     return " ".join("." * t.ndim) if ANY in t.shape else "*"
 
 
 def work_dtype(dtype: str) -> str:
-    """The dtype that an update is computed in: float32 for 16-bit parameters.
+    """The dtype of the computation: float32 for 16-bit parameters.
 
     >>> work_dtype("bfloat16"), work_dtype("float64")
     ('float32', 'float64')

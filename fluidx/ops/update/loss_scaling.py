@@ -1,4 +1,4 @@
-"""What a scaled loss asks of an optimizer: gradients divided by the scale and looked through for overflow, and the scale's next value."""
+"""Operators for loss scaling: gradients divided by the scale and checked for overflow, and the next scale."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def _one(op: str, slot: str, t: TensorType, dtype: str) -> None:
 
 
 class CheckFiniteAndUnscale(OpDef):
-    """X / Scale, and how many elements of X are infinite or no numbers, as a float of shape [1].
+    """X / Scale, and the number of elements of X that are infinite or NaN, as a float of shape [1].
 
-    A count, where fluid has a flag: the counts of parts and of several gradients add up, and whoever holds a part of a gradient, or none
-    of it, knows by one sum of all whether any of them overflowed. A float cannot wrap around to 0.
+    fluid returns a flag; this is a count, because counts of parts and of several gradients can be added. So one sum tells every rank
+    whether any gradient overflowed, even a rank that holds a part of a gradient or none of it. A float cannot wrap around to 0.
     """
 
     name = "check_finite_and_unscale"
@@ -52,11 +52,11 @@ class CheckFiniteAndUnscale(OpDef):
 
 
 class UpdateLossScaling(OpDef):
-    """The next scale of a loss, and how many steps in a row were good, or bad.
+    """The next scale of a loss, and the number of consecutive good steps and of consecutive bad steps.
 
-    After `incr_every_n_steps` good steps the scale is multiplied by `incr_ratio`, unless that is infinite; after
-    `decr_every_n_nan_or_inf` bad ones by `decr_ratio`, but it stays 1 or more. Both counts then start anew.
-    Source: fluid's update_loss_scaling; Micikevicius et al., Mixed Precision Training (2018), section 3.2.
+    After `incr_every_n_steps` good steps the scale is multiplied by `incr_ratio`, unless the result is infinite; after
+    `decr_every_n_nan_or_inf` bad steps by `decr_ratio`, but it stays 1 or more. Both counts then restart at 0. Source: fluid's
+    update_loss_scaling; Micikevicius et al., Mixed Precision Training (2018), section 3.2.
     """
 
     name = "update_loss_scaling"

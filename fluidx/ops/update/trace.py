@@ -1,7 +1,7 @@
-"""Updates as scalar expressions: `formula` runs once over stand-ins that record what it would do to arrays.
+"""Tracing of update formulas into scalar expressions: `formula` runs once on stand-ins that record its array operations.
 
-So an update keeps its one definition, and the vector machine computes its outputs in one pass over memory. Nothing is simplified or put
-in another order, and the results have the bits of the NumPy formula.
+So an update has one definition, and the vector machine computes its outputs in one pass over memory. Nothing is simplified or reordered:
+the results are bitwise equal to those of the NumPy formula.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _binary(fn: str, swapped: bool = False) -> Any:
 
 
 class Traced:
-    """Stands for an array: it holds the expression of an element and takes part in arithmetic."""
+    """Stands for an array in arithmetic: it holds the expression of one element."""
 
     dtype = None
 
@@ -46,7 +46,7 @@ class Traced:
         return Traced(make_node("neg", self.e))
 
     def astype(self, dtype: Any) -> Traced:
-        return self  # all arrays of a traced update share one dtype
+        return self  # all arrays of a traced update have one dtype
 
     __add__, __radd__ = _binary("add"), _binary("add", swapped=True)
     __sub__, __rsub__ = _binary("sub"), _binary("sub", swapped=True)
@@ -67,7 +67,7 @@ class _Recorder:
         try:
             fn = _FUNCTIONS[name]
         except KeyError:
-            raise AttributeError(f"an update that uses xp.{name} is not traced; add it to ops/update/trace.py") from None
+            raise AttributeError(f"an update that uses xp.{name} cannot be traced; add it to ops/update/trace.py") from None
 
         def call(*args: Any, out: Traced | None = None) -> Traced:
             out = Traced() if out is None else out
@@ -82,7 +82,7 @@ class _Recorder:
 
 @lru_cache(maxsize=256)
 def expressions(update: Any, present: tuple[bool, ...], wanted: tuple[bool, ...], attrs: tuple[tuple[str, Any], ...]) -> Sequence[Expr]:
-    """One expression for each wanted output, over symbols named like the input slots. `present` tells which inputs are given."""
+    """One expression for each wanted output, over symbols with the names of the input slots. `present` lists the given inputs."""
     ins = [Traced(sym(s.name)) if p else None for s, p in zip(update.in_slots, present, strict=True)]
     tensors, ones = update.separate(ins)
     outs = [Traced() if w else None for w in wanted]

@@ -1,1 +1,1 @@
-"""Operators on values that only the host has: sequences, optionals, maps and strings. They run between plans."""
+"""Operators on values in host memory only: sequences, optionals, maps and strings. They run between plans."""

@@ -1,4 +1,4 @@
-"""Tables of labels, whose keys and values may be strings."""
+"""Look-up in tables of keys and values, which may be strings."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..shared.tables import looked_up
 
 
 def _fit(dtype: str, values: Any) -> bool:
-    """Are these values of a dtype, as attributes hold them?"""
+    """Do these values have the dtype, in the form that attributes store?"""
     kinds: Any = str if dtype == "string" else int if dtype in INTS else (int, float) if dtype in FLOATS else ()
     return isinstance(values, tuple) and all(isinstance(v, kinds) and not isinstance(v, bool) for v in values)
 
 
 class LookUp(OpDef):
-    """The one of `values` that stands where `keys` has an element of X, else `default`, as `dtype`. NaN is a key like others."""
+    """For each element of X the one of `values` at its position in `keys`, otherwise `default`, as `dtype`. NaN equals NaN here."""
 
     name = "look_up"
     flops, beyond_tensors = 0, ("string",)

@@ -13,17 +13,17 @@ from ..shared.maps import maps_as_rows, rows_as_maps, values_in_order
 
 
 def _key_dtype(op: str, keys: Any) -> str:
-    """What keys are of, which are strings or whole numbers, no two the same. Raises ProgramError for others."""
+    """The dtype of keys, which must be strings or integers, all different. Raises ProgramError for others."""
     for kind, dtype in ((str, "string"), (int, "int64")):
         if isinstance(keys, tuple) and keys and all(type(k) is kind for k in keys):
             if len(set(keys)) < len(keys):
                 raise ProgramError(f"op {op}: {next(k for k in keys if keys.count(k) > 1)!r} is among the keys twice")
             return dtype
-    raise ProgramError(f"op {op}: keys must be strings, or whole numbers, and at least one, found {keys!r:.80}")
+    raise ProgramError(f"op {op}: keys must be strings, or integers, and at least one, found {keys!r:.80}")
 
 
 def _scalar_of(op: str, t: ValueType, key: str | None = None) -> str:
-    """The dtype of the values of a map, whose keys are of one. Raises ProgramError for other types."""
+    """The dtype of the values of a map with keys of one dtype. Raises ProgramError for other types."""
     fits = isinstance(t, MapType) and isinstance(t.value, TensorType) and t.value.shape == () and key in (None, t.key)
     if not fits:
         raise ProgramError(f"op {op}: X must be a map of {key or 'int64'} to single values, found {t}")
@@ -32,7 +32,7 @@ def _scalar_of(op: str, t: ValueType, key: str | None = None) -> str:
 
 
 class ZipMap(OpDef):
-    """Each row of X, [rows, columns] or [columns], as a map of what its columns are called, `keys`, to what they hold."""
+    """Each row of X, [rows, columns] or [columns], as a map from the names of the columns, `keys`, to their values."""
 
     name = "zip_map"
     flops, beyond_tensors = 0, ("sequence", "map")
@@ -51,7 +51,7 @@ class ZipMap(OpDef):
 
 
 class DictVectorizer(OpDef):
-    """What a map has under `keys`, [1, keys], 0 or "" where it has nothing; of a sequence of maps a row each."""
+    """The values of a map at `keys`, [1, keys], with 0 or "" for a missing key; for a sequence of maps, one row each."""
 
     name = "dict_vectorizer"
     flops, beyond_tensors = 0, ("sequence", "map", "string")
@@ -63,7 +63,9 @@ class DictVectorizer(OpDef):
         one = x.elem if isinstance(x, SequenceType) else x
         found = _scalar_of("dict_vectorizer", one, _key_dtype("dict_vectorizer", keys))
         if found != dtype:
-            raise ProgramError(f"op dict_vectorizer: the values are {found}, and dtype is {dtype!r}; say dtype={found!r}, and cast it then")
+            raise ProgramError(
+                f"op dict_vectorizer: the values are {found}, but dtype is {dtype!r}; use dtype={found!r}, and cast the result"
+            )
         return TensorType(dtype, (ANY if one is not x else 1, len(keys)))
 
     @staticmethod
@@ -72,7 +74,9 @@ class DictVectorizer(OpDef):
 
 
 class CastMap(OpDef):
-    """The values of a map of whole numbers as `dtype`, [1, values]: by rising key, or each at its key in [1, size] and 0 elsewhere."""
+    """The values of a map with integer keys as `dtype`, [1, values]: in the order of the keys, or each at the position of its key in [1,
+    size], with 0 elsewhere.
+    """
 
     name = "cast_map"
     flops, beyond_tensors = 0, ("map", "string")
@@ -85,7 +89,7 @@ class CastMap(OpDef):
         if dtype not in ("float32", "int64", "string"):
             raise ProgramError(f"op cast_map: dtype must be float32, int64 or string, found {dtype!r}")
         if size < 0:
-            raise ProgramError(f"op cast_map: size must be 0, for all values by rising key, or above, found {size}")
+            raise ProgramError(f"op cast_map: size must be 0, for all values in the order of their keys, or above, found {size}")
         return TensorType(dtype, (1, size or ANY))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Ops on optionals: a value, or nothing, which is None."""
+"""Ops on optionals: values that may be absent (None)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .sequence import KINDS
 
 
 class Optional(OpDef):
-    """An optional that holds X; one that holds nothing, of the type that the text `elem` is, where X is left out."""
+    """An optional that holds X; without X an empty one, with elements of the type in the text `elem`."""
 
     name = "optional"
     flops, takes_low_bit, beyond_tensors = 0, True, KINDS
@@ -35,7 +35,7 @@ class Optional(OpDef):
 
 
 class OptionalHasElement(OpDef):
-    """Whether X holds something, a bool without axes; what is no optional does."""
+    """True if X holds a value, as a bool without axes; a value that is not an optional gives True."""
 
     name = "optional_has_element"
     flops, constant, takes_low_bit, beyond_tensors = 0, True, True, KINDS
@@ -51,7 +51,7 @@ class OptionalHasElement(OpDef):
 
 
 class OptionalGetElement(OpDef):
-    """What X holds; what is no optional is its own element."""
+    """The value that X holds; a value that is not an optional is returned unchanged."""
 
     name = "optional_get_element"
     flops, takes_low_bit, beyond_tensors = 0, True, KINDS
@@ -68,5 +68,5 @@ class OptionalGetElement(OpDef):
     @staticmethod
     def kernel(xp, x):
         if x is None:
-            raise ExecutionError("op optional_get_element: the optional holds nothing; ask optional_has_element first")
+            raise ExecutionError("op optional_get_element: the optional is empty; ask optional_has_element first")
         return x

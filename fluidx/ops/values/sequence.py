@@ -14,11 +14,11 @@ from ...ir.valuetypes import AnyRankType, SequenceType, ValueType, as_type, comm
 from ..shared.lists import element, erased, inserted, part_sizes
 from ..shared.types import norm_axis
 
-KINDS = ("sequence", "optional", "map", "string", "tensor of any rank")  # what an element may be, too
+KINDS = ("sequence", "optional", "map", "string", "tensor of any rank")  # an element may also be one of these
 
 
 def elem_of(op: str, slot: str, t: ValueType) -> ValueType:
-    """The type of the elements of a sequence. Raises ProgramError for what is none."""
+    """The type of the elements of a sequence. Raises ProgramError for a type that is not a sequence."""
     if not isinstance(t, SequenceType):
         raise ProgramError(f"op {op}: {slot} must be a sequence, found {t}; make one with sequence_construct")
     return t.elem
@@ -63,7 +63,7 @@ class SequenceConstruct(OpDef):
 
 
 class SequenceEmpty(OpDef):
-    """A sequence without elements, of the type that the text `elem` is."""
+    """An empty sequence, with elements of the type in the text `elem`."""
 
     name = "sequence_empty"
     flops, beyond_tensors = 0, KINDS
@@ -79,7 +79,7 @@ class SequenceEmpty(OpDef):
 
 
 class SequenceAt(OpDef):
-    """The element of S at Position, which counts from the back where it is below 0."""
+    """The element of S at Position; a negative position counts from the end."""
 
     name = "sequence_at"
     flops, beyond_tensors = 0, KINDS
@@ -100,7 +100,7 @@ class SequenceAt(OpDef):
 
 
 class SequenceAtGrad(OpDef):
-    """Zeros like the elements of S, but the gradient at Position."""
+    """Zeros like the elements of S, except for the gradient at Position."""
 
     name = "sequence_at_grad"
     flops, beyond_tensors = 0, KINDS
@@ -119,12 +119,12 @@ class SequenceAtGrad(OpDef):
 
 
 def zeros_like(value: Any) -> Any:
-    """Zeros in the form of a value: of an array, or of all arrays in lists."""
+    """Zeros in the shape of a value: an array, or all arrays in nested lists."""
     return [zeros_like(v) for v in value] if isinstance(value, list) else None if value is None else np.zeros_like(value)
 
 
 class SequenceSum(OpDef):
-    """The sums of what X, sequences of as many elements, have at each position."""
+    """The elementwise sums of the sequences X, which have equal lengths."""
 
     name = "sequence_sum"
     beyond_tensors = KINDS
@@ -145,12 +145,12 @@ def _summed(values: list[Any]) -> Any:
     if not isinstance(values[0], list):
         return sum(values[1:], np.array(values[0]))
     if len({len(v) for v in values}) > 1:
-        raise ExecutionError(f"op sequence_sum: X have {[len(v) for v in values]} elements; expected as many of each")
+        raise ExecutionError(f"op sequence_sum: X have {[len(v) for v in values]} elements; expected equal numbers")
     return [_summed(list(at)) for at in zip(*values, strict=True)]
 
 
 class SequenceInsert(OpDef):
-    """S with X before the element at Position, or behind all where Position is left out."""
+    """S with X inserted before the element at Position, or at the end without Position."""
 
     name = "sequence_insert"
     flops, takes_low_bit, beyond_tensors = 0, True, KINDS
@@ -172,7 +172,7 @@ class SequenceInsert(OpDef):
 
 
 class SequenceWrite(OpDef):
-    """S with X as the element at Position, and how many elements it had before; one behind the last element is appended."""
+    """S with X as the element at Position, and the previous number of elements; at the position after the last element, X is appended."""
 
     name = "sequence_write"
     flops, takes_low_bit, beyond_tensors = 0, True, KINDS
@@ -191,13 +191,12 @@ class SequenceWrite(OpDef):
     def kernel(xp, s, x, position):
         at = _number(position)
         if not 0 <= at <= len(s):
-            raise ExecutionError(f"op sequence_write: Position is {at}, and the sequence has {len(s)} elements; write one after the other")
+            raise ExecutionError(f"op sequence_write: Position is {at}, but the sequence has {len(s)} elements; write one after the other")
         return [*s[:at], x, *s[at + 1 :]], np.int64(len(s))
 
 
 class SequenceWriteGrad(OpDef):
-    """The gradients of the elements of S, of which there were as many as Before says: zeros for one that was written over, none for one
-    that was appended."""
+    """The gradients of the elements of S, whose number was Before: zeros for an overwritten element, none for an appended one."""
 
     name = "sequence_write_grad"
     flops, beyond_tensors = 0, KINDS
@@ -215,7 +214,7 @@ class SequenceWriteGrad(OpDef):
 
 
 class SequenceErase(OpDef):
-    """S without the element at Position, or without the last where Position is left out."""
+    """S without the element at Position, or without the last one if Position is absent."""
 
     name = "sequence_erase"
     flops, beyond_tensors = 0, KINDS
@@ -237,7 +236,7 @@ class SequenceErase(OpDef):
 
 
 class SequenceEraseGrad(OpDef):
-    """The gradients of all that was left of S, and zeros for what was erased."""
+    """The gradients of the remaining elements of S, and zeros for the erased one."""
 
     name = "sequence_erase_grad"
     flops, beyond_tensors = 0, KINDS
@@ -255,7 +254,7 @@ class SequenceEraseGrad(OpDef):
 
 
 class SequenceLength(OpDef):
-    """How many elements S has, an int64 without axes."""
+    """The number of elements of S, an int64 without axes."""
 
     name = "sequence_length"
     flops, constant, beyond_tensors = 0, True, KINDS
@@ -272,8 +271,8 @@ class SequenceLength(OpDef):
 
 
 class SplitToSequence(OpDef):
-    """The parts of X along `axis`: of the sizes that a vector Split lists, of the size that a number Split says, the last one smaller
-    perhaps, or of size 1 where it is left out, and without the axis then unless `keepdims`.
+    """The parts of X along `axis`. A vector Split lists their sizes; a number Split is the size of all parts, but the last may be smaller.
+    Without Split the parts have size 1, and the axis is removed unless `keepdims`.
     """
 
     name = "split_to_sequence"
@@ -340,7 +339,7 @@ class ConcatFromSequence(OpDef):
 
 
 class ConcatFromSequenceGrad(OpDef):
-    """The gradient cut up as S was joined; of S only the shapes are read."""
+    """The gradient split into the parts from which S was joined; only the shapes of S are read."""
 
     name = "concat_from_sequence_grad"
     flops, beyond_tensors = 0, ("sequence", "tensor of any rank")

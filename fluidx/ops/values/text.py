@@ -24,7 +24,7 @@ def _need_strings(op: str, **types: TensorType) -> None:
 
 
 class FillString(OpDef):
-    """The strings `values`, in their order, in a shape."""
+    """The strings `values`, in their order, with the given shape."""
 
     name = "fill_string"
     flops, beyond_tensors = 0, _STRINGS
@@ -33,7 +33,7 @@ class FillString(OpDef):
     @staticmethod
     def infer(*, shape, values):
         if prod(shape) != len(values) or min(shape, default=0) < 0:
-            raise ProgramError(f"op fill_string: shape {list(shape)} is not one of {len(values)} strings")
+            raise ProgramError(f"op fill_string: shape {list(shape)} does not have {len(values)} elements")
         return TensorType("string", shape)
 
     @staticmethod
@@ -42,7 +42,7 @@ class FillString(OpDef):
 
 
 class StringCast(OpDef):
-    """X as `dtype`: strings as the numbers that they write, or numbers as strings. Ones that are not finite are NaN, INF and -INF."""
+    """X as `dtype`: strings parsed as numbers, or numbers written as strings. Numbers that are not finite are NaN, INF and -INF."""
 
     name = "string_cast"
     beyond_tensors = _STRINGS
@@ -52,7 +52,7 @@ class StringCast(OpDef):
     @staticmethod
     def infer(x, *, dtype):
         if dtype not in SHORT or (x.dtype == "string") is (dtype == "string"):
-            raise ProgramError(f"op string_cast: of X and dtype one must be strings, found {x} and {dtype!r}; cast is for numbers")
+            raise ProgramError(f"op string_cast: X or dtype must be strings, but not both, found {x} and {dtype!r}; cast is for numbers")
         return x.with_dtype(dtype)
 
     @staticmethod
@@ -61,7 +61,7 @@ class StringCast(OpDef):
 
 
 class StringEqual(OpDef):
-    """Where the strings of X and Y, which broadcast, are equal."""
+    """True where the strings of X and Y, which broadcast, are equal."""
 
     name = "string_equal"
     beyond_tensors = _STRINGS
@@ -78,7 +78,7 @@ class StringEqual(OpDef):
 
 
 class StringConcat(OpDef):
-    """Each string of X followed by that of Y, which broadcast."""
+    """Each string of X followed by the string of Y; X and Y broadcast."""
 
     name = "string_concat"
     beyond_tensors = _STRINGS
@@ -95,9 +95,9 @@ class StringConcat(OpDef):
 
 
 class StringSplit(OpDef):
-    """The parts of each string of X along a new last axis, filled up with "", and how many parts each has.
+    """The parts of each string of X along a new last axis, padded with "", and the number of parts of each string.
 
-    Without a `delimiter` blanks divide; of more than `maxsplit` cuts, if that is not -1, the rest is one part.
+    Without a `delimiter` strings are split at whitespace. After `maxsplit` cuts, if that is not -1, the rest is one part.
     """
 
     name = "string_split"
@@ -116,7 +116,7 @@ class StringSplit(OpDef):
 
 
 class StringNormalizer(OpDef):
-    """The strings of X, [C] or [1, C], that are no `stopwords`, in lower or upper case if `case` says so; "" where none is left."""
+    """The strings of X, [C] or [1, C], without `stopwords`, in lower or upper case if `case` is set; "" if none remains."""
 
     name = "string_normalizer"
     beyond_tensors = _STRINGS
@@ -138,7 +138,7 @@ class StringNormalizer(OpDef):
 
 
 class RegexFullMatch(OpDef):
-    """Which strings of X the `pattern`, one of RE2, matches as a whole."""
+    """True for the strings of X that the `pattern` (RE2) matches completely."""
 
     name = "regex_full_match"
     beyond_tensors = _STRINGS

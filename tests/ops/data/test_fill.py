@@ -30,7 +30,7 @@ def test_a_whole_dtype_has_the_value_or_one_nearer_to_zero(run_op):
     assert run_op("fill_constant", shape=(2,), dtype="uint8", value=-0.5).tolist() == [0, 0]
     for value in (-1.0, 256.0, float("inf"), float("nan")):
         for name, types in (("fill_constant", ()), ("fill_constant_batch_size_like", (TensorType("float32", (2,)),))):
-            with pytest.raises(ProgramError, match=f"op {name}: value is {value}, but uint8 holds whole numbers from 0 to 255"):
+            with pytest.raises(ProgramError, match=f"op {name}: value is {value}, but uint8 holds integers from 0 to 255"):
                 infer(name, *types, shape=(2,), dtype="uint8", value=value)
         with pytest.raises(ProgramError, match=f"op fill_any_like: value is {value}, but uint8 holds"):
             infer("fill_any_like", TensorType("uint8", (2,)), value=value)

@@ -30,11 +30,11 @@ def test_reshape_works_out_sizes(x, shape, want):
 @pytest.mark.parametrize(
     "x, shape, message",
     [
-        ((2, 6), (5, -1), "op reshape: f32[2,6] has 12 elements to spread over [5, -1]; 12 does not divide by 5"),
-        ((2, 6), (5, 2), "op reshape: f32[2,6] cannot take the shape [5, 2]: expected 10 elements, found 12"),
-        ((2, 6), (-1, -1), "op reshape: shape [-1, -1] holds -1 more than once; only one size can be worked out"),
+        ((2, 6), (5, -1), "op reshape: f32[2,6] has 12 elements to distribute over [5, -1]; 12 does not divide by 5"),
+        ((2, 6), (5, 2), "op reshape: f32[2,6] cannot be reshaped to [5, 2]: expected 10 elements, found 12"),
+        ((2, 6), (-1, -1), "op reshape: shape [-1, -1] holds -1 more than once; only one size can be computed"),
         ((6,), (2, 0), "op reshape: shape [2, 0] copies axis 1 of X, which has 1 axes: f32[6]"),
-        ((6,), (-2, 3), "op reshape: shape [-2, 3] holds -2; sizes are positive, 0 (copy from X) or -1 (work out)"),
+        ((6,), (-2, 3), "op reshape: shape [-2, 3] holds -2; sizes are positive, 0 (copy from X) or -1 (computed)"),
     ],
 )
 def test_a_shape_that_does_not_fit_is_refused_with_the_numbers(x, shape, message):

@@ -57,8 +57,8 @@ def test_operands_that_do_not_fit(types, attrs, said):
 @pytest.mark.parametrize(
     "op, dtype, attrs, said",
     [
-        ("clip", "uint8", {"min": -1000.0, "max": 1.0}, "min is -1000.0, but uint8 holds whole numbers from 0 to 255; give one"),
-        ("clip", "int8", {"min": -128.0, "max": 128.0}, "max is 128.0, but int8 holds whole numbers from -128 to 127"),
+        ("clip", "uint8", {"min": -1000.0, "max": 1.0}, "min is -1000.0, but uint8 holds integers from 0 to 255; use one"),
+        ("clip", "int8", {"min": -128.0, "max": 128.0}, "max is 128.0, but int8 holds integers from -128 to 127"),
         ("clip", "int32", {"min": 0.5, "max": 2.0}, "min is 0.5, but int32 holds"),
         ("clip", "int64", {"min": 0.0, "max": math.inf}, "max is inf, but int64 holds"),
         ("increment", "int64", {"step": math.nan}, "step is nan, but int64 holds"),

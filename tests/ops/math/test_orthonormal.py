@@ -70,7 +70,7 @@ def test_nearly_dependent_columns_of_single_precision_are_orthogonal_all_the_sam
 
 
 def test_what_it_takes():
-    with pytest.raises(fx.ProgramError, match="2 rows have no 3 orthonormal columns"):
+    with pytest.raises(fx.ProgramError, match="there are no 3 orthonormal columns of 2 rows"):
         orthonormalized(np.zeros((2, 3)))
     with pytest.raises(fx.ProgramError, match="must be a matrix of floats"):
         orthonormalized(np.zeros((2, 3, 4)))

@@ -145,6 +145,6 @@ def test_the_statistics_have_no_gradient_and_the_error_says_which():
         L.batch_norm(x, moving_mean_name="mean")
         mean = x.block.var("mean")
         mean.stop_gradient = False
-        said = "op batch_norm has a gradient through Y only, none through MeanOut, 'mean': set stop_gradient of that"
+        said = "op batch_norm has a gradient through Y only, not through MeanOut, 'mean': set stop_gradient on it"
         with pytest.raises(fx.ProgramError, match=said):
             fx.gradients([L.reduce_sum(mean)], [x])

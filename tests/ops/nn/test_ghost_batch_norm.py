@@ -147,7 +147,7 @@ def test_rows_that_are_no_whole_runs_are_refused():
     x, w = np.ones((3, 2)), np.ones(2)
     outs = np.empty_like(x), np.empty((1, 2)), np.empty((1, 2)), np.empty((2, 2))
     attrs = GhostBatchNorm.complete_attrs({"sub_batches": 4})
-    with pytest.raises(ProgramError, match="3 rows do not make runs 1 to 2 of the 4 runs of 8"):
+    with pytest.raises(ProgramError, match="3 rows do not match runs 1 to 2 of the 4 runs of 8"):
         GhostBatchNorm.kernel(np, x, w, w, w, w, out=outs, part=Part(8, 1, 4), **attrs)
 
 

@@ -44,10 +44,10 @@ def test_types_that_do_not_fit_are_refused(b):
     x, m = fx.data("x", [-1, 2]), fx.data("m", type="map<str,f32[]>")
     for make, why in (
         (lambda: b.zip_map(x, keys=("p",)), r"X must be \[rows, 1\], as there are 1 keys, found f32\[-1,2\]"),
-        (lambda: b.zip_map(x, keys=("p", 1)), r"keys must be strings, or whole numbers, and at least one, found \('p', 1\)"),
+        (lambda: b.zip_map(x, keys=("p", 1)), r"keys must be strings, or integers, and at least one, found \('p', 1\)"),
         (lambda: b.zip_map(x, keys=("p", "p")), "'p' is among the keys twice"),
         (lambda: b.dict_vectorizer(m, keys=(1,)), r"X must be a map of int64 to single values, found map<str,f32\[\]>"),
-        (lambda: b.dict_vectorizer(m, keys=("p",), dtype="int64"), "the values are float32, and dtype is 'int64'"),
+        (lambda: b.dict_vectorizer(m, keys=("p",), dtype="int64"), "the values are float32, but dtype is 'int64'"),
         (lambda: b.cast_map(m), r"X must be a map of int64 to single values, found map<str,f32\[\]>"),
         (lambda: b.relu(m), r"op relu takes no map, found map<str,f32\[\]> as X; make a tensor of it, with dict_vectorizer or cast_map"),
     ):
@@ -57,5 +57,5 @@ def test_types_that_do_not_fit_are_refused(b):
 
 def test_a_key_without_a_place_is_told_of(b):
     y = b.cast_map(fx.data("m", type="map<i64,f32[]>"), size=2)
-    with pytest.raises(ExecutionError, match="op cast_map failed: the keys are 0 to 2, and the row has places for 0 to 1"):
+    with pytest.raises(ExecutionError, match="op cast_map failed: the keys are 0 to 2, but the row has positions 0 to 1"):
         run(b, y, m={2: 1.0, 0: 1.0})

@@ -90,7 +90,7 @@ def test_optionals_hold_something_or_nothing(b):
     found = run(b, [has, held, wrapped, nothing], o=value)
     assert found[0] and found[1].tolist() == found[2].tolist() == [1, 2] and found[3] is None
     assert not run(b, [has], o=None)[0]
-    with pytest.raises(ExecutionError, match="op optional_get_element: the optional holds nothing"):
+    with pytest.raises(ExecutionError, match="op optional_get_element: the optional is empty"):
         run(b, [held], o=None)
 
 
