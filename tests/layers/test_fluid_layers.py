@@ -300,7 +300,7 @@ def test_a_function_that_gives_something_else_is_named():
 
     for made, text in [
         (np.ones((1, 3), "float32"), r"result 0 should be float32\[2, 2\], the function returned float32\[1, 3\]"),
-        (None, "the function gave 0 values for 1 results"),
+        (None, "the function returned 0 values for 1 results"),
     ]:
         with pytest.raises(fx.ExecutionError, match=text):
             one_device(build(write(made)), [{"x": np.ones((2, 2), "float32")}])
