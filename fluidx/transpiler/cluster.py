@@ -11,7 +11,11 @@ from ..ir.errors import TranspileError
 
 Groups = dict[str, tuple[tuple[int, ...], ...]]
 
-SERVERS = "ps"  # the group of all ranks where some of them are servers
+# groups by their role
+DATA = "dp"  # ranks that train on different data
+NODE = "node"  # the ranks of a host
+RAIL = "rail"  # the ranks of one number on all hosts
+SERVERS = "ps"  # all ranks where some of them are servers
 
 
 def several(axes: Mapping[str, int]) -> dict[str, int]:
@@ -78,16 +82,16 @@ class Cluster:
     def groups(self) -> Groups:
         """`dp`, all ranks; with several hosts also `node`, the ranks of a host, and `rail`, the ranks with one local number."""
         n, d = self.world_size, self.devices_per_host
-        groups: Groups = {"dp": (tuple(range(n)),)}
+        groups: Groups = {DATA: (tuple(range(n)),)}
         if self.hosts > 1:
-            groups["node"] = tuple(tuple(range(h * d, (h + 1) * d)) for h in range(self.hosts))
-            groups["rail"] = tuple(tuple(range(k, n, d)) for k in range(d))
+            groups[NODE] = tuple(tuple(range(h * d, (h + 1) * d)) for h in range(self.hosts))
+            groups[RAIL] = tuple(tuple(range(k, n, d)) for k in range(d))
         return groups
 
     @property
     def axes(self) -> dict[str, int]:
         """The groups that values are cut over, with their sizes."""
-        return {"dp": self.world_size}
+        return {DATA: self.world_size}
 
     def hosts_of(self, ranks: Sequence[int]) -> int:
         """How many hosts these ranks are on."""
@@ -160,7 +164,7 @@ class Mesh:
     @property
     def axes(self) -> dict[str, int]:
         """The groups that values are cut over, with their sizes: what `dp` cuts lies inside of what the others cut."""
-        return {**{a: n for a, n in self.sizes.items() if a != "dp"}, **{a: n for a, n in self.sizes.items() if a == "dp"}}
+        return {**{a: n for a, n in self.sizes.items() if a != DATA}, **{a: n for a, n in self.sizes.items() if a == DATA}}
 
     def groups(self) -> Groups:
         """For each axis, the sets of ranks that differ in it alone."""
@@ -198,7 +202,7 @@ class Served:
 
     @staticmethod
     def of(trainers: Cluster | Mesh, servers: int, keep: bool = True) -> Served:
-        if list(trainers.axes) != ["dp"]:
+        if list(trainers.axes) != [DATA]:
             raise TranspileError(f"servers serve trainers that have one axis, dp; {trainers!r} has {', '.join(trainers.axes)}")
         return Served(trainers, servers, keep)
 

@@ -8,7 +8,7 @@ from ..ir.opdef import opdef
 from ..ir.operator import Operator, Role
 from ..ir.pass_base import Job
 from ..ir.program import Block, Program, ProgramPair
-from .cluster import Mesh
+from .cluster import DATA, Mesh
 from .passes.place import Place
 from .placement.parameter_homes import EVERYWHERE
 from .placement.propagate import where
@@ -20,7 +20,7 @@ def unused(strategy: Strategy, source: Program, made: ProgramPair, job: Job) -> 
     found = list(job.unused)
     meets = next((op for _, op in _ops(source) if opdef(op.type).replica_collective), None)
     updates = [(block, op) for block, op in _ops(made.main) if op.role is Role.OPTIMIZE and op.output("ParamOut")]
-    several = job.mesh.axes.get("dp", 1) > 1
+    several = job.mesh.axes.get(DATA, 1) > 1
     apart = any(e.is_own for d in made.main.global_block().descs.values() for e in d.placement)
     if several and meets is not None and not apart:
         found.append(

@@ -9,7 +9,7 @@ from ..ir.operator import Operator
 from ..ir.parts import entry_of
 from .operator_check import OperatorClass
 from .rank_values import AllRanks, PerRank
-from .refusal import Refusal
+from .refusal import NotHere, Refusal
 from .values import UNDEFINED
 
 if TYPE_CHECKING:
@@ -145,6 +145,8 @@ class Meetings:
             try:
                 value = self.held.read(n, m)
             except Refusal as e:
+                if isinstance(e, NotHere) and self._is_only_received(kind, m):
+                    continue
                 return str(e)
             if value >= 0:
                 found.add(value)
@@ -156,6 +158,10 @@ class Meetings:
         except Refusal as e:
             return str(e)
 
+    def _is_only_received(self, kind: OperatorClass, rank: int) -> bool:
+        """Is it a broadcast from another rank, which may have a value that lies elsewhere over a larger group?"""
+        return kind.definition.algorithm_method == "spread" and self.mesh.index(kind.attrs["group"], rank) != kind.attrs.get("root", rank)
+
     def _computed(self, known: Sequence[tuple], members: Sequence[int], ops: Sequence[Operator], names: Sequence[tuple], why: str) -> None:
         """A collective on what each member holds for itself."""
         definition = known[0][0].definition
@@ -166,7 +172,8 @@ class Meetings:
                 xs.append(self.operators.plain(kind.ins[0], self.held.read(n, m), m))
             except Refusal as e:
                 entry = entry_of(kind.ins[0][1], kind.attrs["group"])
-                if entry is None or entry.holds(self.mesh.index(entry.group, m)):
+                reads = entry is None or entry.holds(self.mesh.index(entry.group, m))
+                if reads and not (isinstance(e, NotHere) and self._is_only_received(kind, m)):
                     raise Refusal(f"op {definition.name} on rank {m}: {e}") from None
                 reason = reason or str(e)
                 xs.append(None)

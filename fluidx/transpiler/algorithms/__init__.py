@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...ir.errors import TranspileError, nearest
 from .double_binary_tree import DoubleBinaryTree
+from .hierarchical import Hierarchical
+from .rails import Rails
 from .recursive import HalvingDoubling, RecursiveDoubling
 from .ring import Ring
 from .schedule import Algorithm, Refused, Rounds, Shifted, Transfer, backwards
+from .sequence import SEQUENCED, CollectiveSequence, Grid, SequenceStage, Slicing
+from .servers import PushPull
 from .star import Direct, Star
-from .symbolic_check import check_algorithm, check_rounds
+from .symbolic_check import check_algorithm, check_rounds, check_sequence
 from .tree import Tree
 from .two_level import TwoLevel
 
 ALGORITHMS: dict[str, Algorithm] = {
     a.name: a for a in (Star(), Direct(), Tree(), DoubleBinaryTree(), Ring(), RecursiveDoubling(), HalvingDoubling())
 }
-BUILT_IN = dict(ALGORITHMS)
+SEQUENCES: dict[str, CollectiveSequence] = {s.name: s for s in (Hierarchical(), Rails())}
+BUILT_IN = {**ALGORITHMS, **SEQUENCES}
 _CHECKED_AT_USE = 64  # ranks: rounds among more are millions of transfers, which the proof of the programs checks
 
 
@@ -42,10 +47,11 @@ def algorithm(name: str, hosts: int = 1) -> Algorithm:
     return ALGORITHMS[name]
 
 
-def register(new: Algorithm) -> Algorithm:
-    """Make an algorithm known under its name, in place of one that was registered under it before.
+def register(new: Any) -> Any:
+    """Make a recipe known under its name, in place of one that was registered under it before: an Algorithm, which is rounds, or a
+    CollectiveSequence.
 
-    Its rounds are checked symbolically for 1 to 9 ranks first, and for up to 64 ranks when it is used.
+    It is checked symbolically for 1 to 9 ranks first, on all hosts and devices that make them, and rounds for up to 64 ranks when used.
 
     >>> class Reversed(Ring):
     ...     name = "reversed_ring"
@@ -55,15 +61,22 @@ def register(new: Algorithm) -> Algorithm:
     >>> len(schedule("reversed_ring", "all_reduce", 4)), ALGORITHMS.pop("reversed_ring").name
     (6, 'reversed_ring')
     """
-    if not isinstance(new, Algorithm):
-        raise TranspileError(f"register takes an instance of a subclass of transpiler.algorithms.Algorithm, got {new!r}")
+    if not isinstance(new, (Algorithm, CollectiveSequence)):
+        classes = "transpiler.algorithms.Algorithm or CollectiveSequence"
+        raise TranspileError(f"register takes an instance of a subclass of {classes}, got {new!r}")
     name = new.name
     if not isinstance(name, str) or not name or name == "auto" or "/" in name:
         raise TranspileError(f'{new!r}: the name of an algorithm is a word without "/" that is not "auto", got {name!r}')
     if BUILT_IN.get(name, new) is not new:
         raise TranspileError(f"{name!r} is one of fluidx's own algorithms; give {new!r} another name")
-    check_algorithm(new)
-    ALGORITHMS[name] = new
+    if isinstance(new, Algorithm):
+        check_algorithm(new)
+        ALGORITHMS[name] = new
+        SEQUENCES.pop(name, None)
+    else:
+        check_sequence(new)
+        SEQUENCES[name] = new
+        ALGORITHMS.pop(name, None)
     return new
 
 
@@ -155,6 +168,6 @@ def _by_rank(of: Algorithm, carries: str, n: int) -> dict[int, list[PlacedTransf
 
 
 __all__ = [
-    "ALGORITHMS", "Algorithm", "RankRound", "Refused", "Shifted", "Transfer", "able", "algorithm", "backwards", "check_rounds", "parts",
-    "register", "schedule",
+    "ALGORITHMS", "SEQUENCED", "SEQUENCES", "Algorithm", "CollectiveSequence", "Grid", "PushPull", "RankRound", "Refused", "SequenceStage",
+    "Shifted", "Slicing", "Transfer", "able", "algorithm", "backwards", "check_rounds", "parts", "register", "schedule",
 ]  # fmt: skip

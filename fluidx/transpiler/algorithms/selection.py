@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 
 from ...ir.errors import TranspileError, nearest
 from ...ir.opdef import OPS
-from . import ALGORITHMS, register
+from . import ALGORITHMS, SEQUENCES, register
 from .schedule import Algorithm
+from .sequence import CollectiveSequence
+
+_RECIPES = (Algorithm, CollectiveSequence)
 
 
 class TableRow(NamedTuple):
@@ -63,14 +66,14 @@ def selected(given: Any, label: str) -> str | AlgorithmTable:
 def _named(given: Any, label: str) -> str:
     if isinstance(given, str) and ":" in given:
         given = _imported(given, label)
-    if isinstance(given, type) and issubclass(given, Algorithm):
+    if isinstance(given, type) and issubclass(given, _RECIPES):
         raise TranspileError(f"{label}: algorithm is the class {given.__name__}; give an instance: {given.__name__}()")
-    if isinstance(given, Algorithm):
-        return given.name if ALGORITHMS.get(given.name) is given else register(given).name
+    if isinstance(given, _RECIPES):
+        return given.name if {**ALGORITHMS, **SEQUENCES}.get(given.name) is given else register(given).name
     if not isinstance(given, str):
         raise TranspileError(f"{label}: algorithm is a name, an Algorithm or a table, got {type(given).__name__}: {given!r}")
-    if given not in ("", "auto", *ALGORITHMS):
-        raise TranspileError(f"{label}: unknown algorithm {given!r}; {nearest(given, ('auto', *ALGORITHMS), 'there are')}")
+    if given not in ("", "auto", *ALGORITHMS, *SEQUENCES):
+        raise TranspileError(f"{label}: unknown algorithm {given!r}; {nearest(given, ('auto', *ALGORITHMS, *SEQUENCES), 'there are')}")
     return given
 
 
@@ -81,8 +84,8 @@ def _imported(path: str, label: str) -> Any:
         found = getattr(import_module(module), attribute, None)
     except ImportError as e:
         raise TranspileError(f"{label}: cannot import {module!r} for algorithm {path!r}: {e}; write package.module:name") from None
-    made = found() if isinstance(found, type) and issubclass(found, Algorithm) else found
-    if not isinstance(made, Algorithm):
+    made = found() if isinstance(found, type) and issubclass(found, _RECIPES) else found
+    if not isinstance(made, _RECIPES):
         what = f"has no {attribute!r}" if found is None else f"has {attribute} = {found!r}, which is no Algorithm"
         raise TranspileError(f"{label}: algorithm {path!r}: {module} {what}; write package.module:name")
     return made

@@ -1,4 +1,4 @@
-"""The check of an algorithm when it is registered: its rounds among a few ranks are proved."""
+"""The check of a recipe when it is registered: its rounds, or its stages, among a few ranks are proved."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from itertools import pairwise
 
 from ...ir.errors import TranspileError
 from ...verify.recipe import prove_rounds
+from ...verify.sequence import prove_sequence
+from ..cluster import DATA, NODE, RAIL, Groups
 from .schedule import Algorithm, Refused, Rounds
+from .sequence import SEQUENCED, CollectiveSequence, Grid, SequenceStage
 
 COLLECTIVES = {
     "reduce": "reduce_scatter and reduce",
@@ -88,3 +91,70 @@ def _filled_blocks(of: Algorithm, carries: str, n: int) -> Sequence[int] | None:
     if len(marks) != n + 1 or marks[0] != 0 or marks[-1] != _SIZE or sorted(marks) != marks:
         raise _Wrong(f"cut({n}, {_SIZE}) must be {n + 1} rising numbers from 0 to {_SIZE}, got {marks}")
     return [k for k, (a, b) in enumerate(pairwise(marks)) if a < b]
+
+
+# -- sequences ----------------------------------------------------------------------------------------------------------------------------
+
+
+def check_sequence(of: CollectiveSequence, counts: Sequence[int] = range(1, 10)) -> None:
+    """Check each collective that a sequence carries out, on all hosts and devices that make these numbers of ranks, from and to every root,
+    for values of fewer rows than ranks, of as many, and of a number that does not divide. Raises TranspileError for the first that is
+    wrong, and for a sequence that carries out none.
+
+    >>> class Forgets(CollectiveSequence):
+    ...     name = "forgets"
+    ...     def all_reduce(self, grid):
+    ...         return SequenceStage("all_reduce", NODE), SequenceStage("broadcast", RAIL)
+    >>> check_sequence(Forgets())  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    fluidx.ir.errors.TranspileError: recipe forgets, all_reduce of 1 row on 2 hosts with 1 device each: at the end, rank 0 has ...
+    """
+    why, made = None, False
+    for collective in SEQUENCED:
+        for grid in _grids(counts):
+            for root in range(grid.hosts * grid.devices if collective in ("reduce", "broadcast") else 1):
+                try:
+                    _check_stages(of, collective, grid._replace(root=root))
+                    made = True
+                except Refused as e:
+                    why = why or e
+    if not made:
+        raise TranspileError(f"recipe {of.name} makes no collective: {why}")
+
+
+def _grids(counts: Sequence[int]) -> list[Grid]:
+    """Hosts, devices and rows for numbers of ranks."""
+    shapes = [(n // d, d) for n in counts for d in range(1, n + 1) if n % d == 0]
+    return [Grid(h, d, rows=rows) for h, d in shapes for rows in sorted({1, d, h * d, 2 * h * d + 1})]
+
+
+def _check_stages(of: CollectiveSequence, collective: str, grid: Grid) -> None:
+    hosts, devices, root, rows = grid
+    many = [f"{k} {word}{'s' * (k > 1)}" for k, word in ((rows, "row"), (hosts, "host"), (devices, "device"))]
+    at = f" from or to rank {root}" if collective in ("reduce", "broadcast") else ""
+    label = f"recipe {of.name}, {collective} of {many[0]}{at} on {many[1]} with {many[2]} each"
+    try:
+        stages = of.stages(collective, grid)
+    except Refused:
+        raise
+    except Exception as e:
+        raise TranspileError(f"{label}: the method ends in {type(e).__name__}: {e}") from e
+    if not stages or not all(isinstance(s, SequenceStage) for s in stages):
+        raise TranspileError(f"{label}: the method returns a tuple of one or more SequenceStage, got {stages!r:.80}")
+    if any(s.group == DATA for s in stages) and any(s.group != DATA for s in stages):
+        raise TranspileError(f"{label}: stages are over {NODE} and {RAIL}, or all over {DATA}")
+    if collective in ("reduce_scatter", "all_gather") and (len(stages) > 1 or stages[0].group != DATA):
+        raise TranspileError(f"{label}: the parts of all ranks are no parts of a host's part: give one stage, over {DATA}")
+    groups = _groups(hosts, devices)
+    refusal = prove_sequence(collective, groups, [(s.collective, s.group, s.root) for s in stages], rows, hosts * devices, root)
+    if refusal is not None:
+        raise TranspileError(f"{label}: {refusal}")
+
+
+def _groups(hosts: int, devices: int) -> Groups:
+    n = hosts * devices
+    return {
+        NODE: tuple(tuple(range(h * devices, (h + 1) * devices)) for h in range(hosts)),
+        RAIL: tuple(tuple(range(k, n, devices)) for k in range(devices)),
+        DATA: (tuple(range(n)),),
+    }

@@ -18,18 +18,6 @@ class SliceStep(NamedTuple):
     stage: int
 
 
-def growth(hosts: int) -> float:
-    """How much larger buckets are, with their slices and staging, on so many hosts than on eight or fewer.
-
-    A shard is 1/hosts of a slot: in proportion to the hosts it stays as large as it is on eight, and messages do not drown in overhead.
-    Source: Fairring's buckets of 25, 50 and 100 MiB on 8, 16 and 32 machines.
-
-    >>> [25 * growth(hosts) for hosts in (2, 8, 16, 32)]
-    [25.0, 25.0, 50.0, 100.0]
-    """
-    return max(1.0, hosts / 8)
-
-
 def slices(size: int, most: int) -> list[tuple[int, int]]:
     """Ranges of at most `most` elements, alike but for one element. Parts of uneven sizes are legal everywhere, so nothing is padded.
 

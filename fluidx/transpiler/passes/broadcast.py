@@ -10,7 +10,7 @@ from ...ir.operator import unary
 from ...ir.pass_base import Job, Pass
 from ...ir.program import ProgramPair
 from ...ir.program_rewriter import Writer
-from ..cluster import SERVERS
+from ..cluster import DATA, SERVERS
 from ..placement.roots import RootChunk, assign
 
 
@@ -22,7 +22,7 @@ class BroadcastStartup(Pass):
     Source: the `ncclBcast` operators of Paddle's NCCL design document.
     """
 
-    group: str = "dp"
+    group: str = DATA
     root: int | None = None
     requires = ("placed",)
 

@@ -14,8 +14,8 @@ from ...ir.pass_base import Job, Pass
 from ...ir.program import Program, ProgramPair
 from ...ir.program_rewriter import Writer
 from ...ir.types import ANY, Pieces, Placement
+from ..algorithms.rails import growth
 from ..lowering.pack_messages import Packed, can_be_packed
-from ..lowering.slices import growth
 from ..scheduling.delay_together import AdjacentOperators, Waiting, first_readers, gathered
 
 MOVING = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "adasum_reduce")
@@ -28,7 +28,7 @@ class Bucket(Pass):
     Values of one bucket have one dtype, lie alike, and are first worked with in one section of the program: what backward waits for does
     not wait for gradients. Of terms of a sum the first bucket that is filled has `first_mb`, so that sending begins early. What lies in
     flat ranges goes in the buckets that were cut so (choices.InBuckets). Buckets of the types in `late` wait until a result is needed:
-    those of gradients until backward is done. `mb=0`: each value travels by itself. What `grows` is larger with more hosts (slices.growth).
+    those of gradients until backward is done. `mb=0`: each value travels by itself. What `grows` is larger with more hosts (rails.growth).
     Source: the buckets of PyTorch's DistributedDataParallel (Li et al. 2020); the tensor fusion of Horovod.
     """
 

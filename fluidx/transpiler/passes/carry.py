@@ -13,12 +13,10 @@ from ...ir.pass_base import Job, Pass
 from ...ir.program import Block, Program, ProgramPair
 from ...ir.types import TensorType
 from ..algorithms import able, algorithm
-from ..algorithms.choice import cheapest
 from ..algorithms.selection import AlgorithmTable
 from ..cluster import SERVERS
-from ..lowering.write_algorithm import carried_by, others, why_whole
-
-BETWEEN_HOSTS = ("ring", "halving_doubling")  # by the first that can, where nothing is chosen
+from ..lowering.carried import BETWEEN_HOSTS, carried, flat, stays_whole
+from ..lowering.write_algorithm import others
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,12 @@ class Carry(Pass):
     requires = ("lowered",)
 
     def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        if isinstance(self.algorithm, str) and self.algorithm not in ("", "auto"):
-            algorithm(self.algorithm)
-        if not self.algorithm and job.mesh.hosts == 1:
+        name = flat(self.algorithm)
+        if isinstance(name, str) and name not in ("", "auto"):
+            algorithm(name)
+        if not name and job.mesh.hosts == 1:
             return pair
-        main, refused = self._chosen(pair.main, self.algorithm, job)
+        main, refused = self._chosen(pair.main, name, job)
         if refused is not None and not any(op.attrs.get("algorithm") for b in main.blocks for op in b.oplist):
             raise refused  # it carries nothing at all
         # startup runs once: there is nothing to choose, but hosts are crossed alike
@@ -83,7 +82,7 @@ class Carry(Pass):
         n, hosts = coords[group][1], job.mesh.hosts_of(block.program.groups[group][0])
         inside = hosts == 1 and (name == "auto" or job.mesh.hosts > 1)
         if isinstance(name, AlgorithmTable):
-            name = name.choose(op.type, group, self._local_type(op, block, coords).nbytes)
+            name = flat(name.choose(op.type, group, self._local_type(op, block, coords).nbytes))
             inside = hosts == 1 and name == "auto"
         if inside or self.types and op.type not in self.types:
             name = ""
@@ -103,27 +102,3 @@ class Carry(Pass):
     def _local_type(op: Operator, block: Block, coords: Coords) -> TensorType:
         """The type of what the ranks of the group have together."""
         return local_type(block.desc(op.output_arg_names[0]).type, others(block.program, block, op), coords)
-
-
-def carried(op: Operator, name: str | AlgorithmTable, t: TensorType, n: int) -> tuple[Operator, str]:
-    """The operator with an algorithm among n ranks that have a value of this type together, as it is where no algorithm can carry it; and
-    what explain() says."""
-    if why := why_whole(op, t, n):
-        return op, stays_whole(op, why)
-    name, said = named(op, name, n, t.nbytes)
-    return carried_by(op, name, n) if name else op, said
-
-
-def stays_whole(op: Operator, why: str) -> str:
-    """What explain() says of a collective without an algorithm."""
-    return f"{op.type} over {op.attrs['group']} stays whole: {why}"
-
-
-def named(op: Operator, name: str | AlgorithmTable, n: int, nbytes: int) -> tuple[str, str]:
-    """The name of the algorithm, and what explain() says: what "auto" or a table comes to for an operator among n ranks."""
-    if isinstance(name, AlgorithmTable):
-        name = name.choose(op.type, op.attrs["group"], nbytes)
-    if name != "auto":
-        return name, ""
-    name = cheapest(opdef(op.type).algorithm_method, n, nbytes, rooted="root" in op.attrs)
-    return name, f"{op.type} over {op.attrs['group']}, {n} ranks, {nbytes} bytes: {name or 'whole'}"

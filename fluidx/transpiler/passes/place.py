@@ -15,7 +15,7 @@ from ...ir.parts import check_placement, entry_of
 from ...ir.pass_base import Job, Pass
 from ...ir.program import Program, ProgramPair, Var
 from ...ir.types import ANY, REPLICATE, At, Entry, Own, Placement, Shard, show_placement
-from ..cluster import SERVERS, several
+from ..cluster import DATA, SERVERS, several
 from ..placement.choose_row import PatternClasses, may_write
 from ..placement.gathered_parameters import GatherForUse, Use
 from ..placement.parameter_homes import EVERYWHERE
@@ -40,7 +40,7 @@ class Place(Pass):
     update: Any = None
     rest: Any = EVERYWHERE
     kept: bool = False
-    group: str = "dp"
+    group: str = DATA
     strict: bool = False
     loss: str = ""
     own: bool = False

@@ -13,13 +13,13 @@ from ...ir.errors import TranspileError, misspelt, nearest
 from ...ir.pass_base import Pass
 from ...ir.unique_name import unused
 from ...ir.variable import Variable
-from ..algorithms import Algorithm
+from ..algorithms import Algorithm, CollectiveSequence
 from ..algorithms.selection import selected
 from ..passes.broadcast import BroadcastStartup
 from ..passes.bucket import Bucket
 from ..passes.carry import Carry
 from ..passes.groups import InitGroups
-from ..passes.hosts import Hierarchical
+from ..passes.hosts import OverHosts
 from ..passes.lower import Lower
 from ..passes.offload import Offload
 from ..passes.place import Place
@@ -143,7 +143,7 @@ class Common(TypedDict, total=False):
 
     loss: Any
     strict: bool
-    algorithm: str | Algorithm | Mapping[Any, Any]
+    algorithm: str | Algorithm | CollectiveSequence | Mapping[Any, Any]
     hierarchical: bool | str
     wire: str
     wire_scale: float | None
@@ -197,7 +197,7 @@ def strategy(
         ("lower", Lower()),
         ("bucket", bucket),
         *((("wire", Wire(wire, scale if scale is None else float(scale))),) if wire else ()),
-        ("hosts", Hierarchical(hierarchical, algorithm, carried if hierarchical == "auto" else ())),
+        ("hosts", OverHosts(hierarchical, algorithm, carried if hierarchical == "auto" else ())),
         ("carry", Carry(algorithm, carried)),
         *schedule,
         *((("offload", Offload()),) if offload else ()),

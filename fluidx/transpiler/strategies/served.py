@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Unpack
 
 from ...ir.errors import TranspileError, nearest
+from ..algorithms import PushPull
 from ..passes.bucket import Bucket
-from ..passes.served_sums import SumOnServers
+from ..passes.compose import Compose
 from ..placement.parameter_homes import Everywhere, OnServers
 from .base import Common, Strategy, buckets, changed, strategy
 
@@ -56,7 +57,7 @@ def reduction_servers(servers: int = 1, bucket_mb: float = 25, first_bucket_mb: 
     bucket = buckets("reduction_servers", bucket_mb, first_bucket_mb)
     options = {"servers": servers, **changed(reduction_servers, bucket_mb=bucket_mb, first_bucket_mb=first_bucket_mb)}
     made = strategy("reduction_servers", Everywhere(), options, bucket=bucket, **common)
-    return replace(made.before("hosts", SumOnServers(servers), "servers"), servers=servers, keep=False)
+    return replace(made.before("hosts", Compose(PushPull(servers)), "servers"), servers=servers, keep=False)
 
 
 def _check_counts(name: str, **counts: int) -> None:

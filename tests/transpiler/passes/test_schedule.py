@@ -3,7 +3,7 @@
 from fluidx.testing import check_pass
 from fluidx.transpiler.passes.bucket import Bucket
 from fluidx.transpiler.passes.carry import Carry
-from fluidx.transpiler.passes.hosts import Hierarchical
+from fluidx.transpiler.passes.hosts import OverHosts
 from fluidx.transpiler.passes.pack import PackSmall
 from fluidx.transpiler.passes.waves import GatherWaves
 
@@ -94,7 +94,7 @@ HOSTS = """
 
 
 def test_each_rank_of_a_host_carries_its_part_of_an_all_reduce():
-    check_pass(Hierarchical(), given=HOSTS, before='dist:\n%s: f32[4] = all_reduce(%g) {group="dp", op="sum"}', after="""
+    check_pass(OverHosts(), given=HOSTS, before='dist:\n%s: f32[4] = all_reduce(%g) {group="dp", op="sum"}', after="""
 dist:
   %s.node: f32[4] partial(sum) over rail shard(0) over node = reduce_scatter(%g) {group="node", op="sum"}
   %s.hosts: f32[4] shard(0) over node = all_reduce(%s.node) {algorithm="ring", group="rail", op="sum"}
@@ -104,7 +104,7 @@ dist:
 
 def test_what_is_too_short_to_cut_goes_through_the_first_rank_of_each_host():
     given = HOSTS.replace("f32[4] partial(sum)", "f32[1] partial(sum)")
-    check_pass(Hierarchical(), given=given, before='dist:\n%s: f32[1] = all_reduce(%g) {group="dp", op="sum"}', after="""
+    check_pass(OverHosts(), given=given, before='dist:\n%s: f32[1] = all_reduce(%g) {group="dp", op="sum"}', after="""
 dist:
   %s.node: f32[1] partial(sum) over rail at(0) over node = reduce(%g) {group="node", op="sum", root=0}
   %s.hosts: f32[1] at(0) over node = all_reduce(%s.node) {algorithm="ring", group="rail", op="sum"}
@@ -113,7 +113,7 @@ dist:
 
 
 def test_a_reduce_and_a_broadcast_take_the_rail_of_their_root():
-    check_pass(Hierarchical(), given=HOSTS, before="""
+    check_pass(OverHosts(), given=HOSTS, before="""
 dist:
   %s: f32[4] at(3) over dp = reduce(%g) {group="dp", op="sum", root=3}
   %v: f32[4] = broadcast(%w) {group="dp", root=3}
@@ -127,7 +127,7 @@ dist:
 
 
 def test_parts_of_all_ranks_go_by_two_levels():
-    check_pass(Hierarchical(between="tree"), given=HOSTS, before="""
+    check_pass(OverHosts(algorithm="tree"), given=HOSTS, before="""
 dist:
   %s: f32[4] shard(0) over dp = reduce_scatter(%g) {group="dp", op="sum"}
   %v: f32[4] = all_gather(%s) {group="dp"}
@@ -144,7 +144,7 @@ dist:
   %s: f32[4] = all_reduce(%m) {group="dp", op="max"}
   %t: f32[4] at(0) over rail = broadcast(%w) {group="node", root=1}
 """
-    check_pass(Hierarchical(), given=HOSTS, before=before, after=before)
+    check_pass(OverHosts(), given=HOSTS, before=before, after=before)
     for name in ("auto", "tree"):
         check_pass(Carry(name), given=HOSTS, before=before, after=before)
 
@@ -162,7 +162,7 @@ dist:
   %r: f32[4] at(1) over dp = reduce(%g) {group="dp", op="sum", root=1}
   %v: f32[4] = broadcast(%w) {group="dp", root=1}
 """
-    check_pass(Hierarchical(), given=given, before=before, after=before)
+    check_pass(OverHosts(), given=given, before=before, after=before)
     check_pass(Carry(), given=given, before=before, after=before.replace('{group="dp"', '{algorithm="ring", group="dp"'))
     check_pass(Carry("tree", ("reduce",)), given=given, before=before, after="""
 dist:
