@@ -594,11 +594,14 @@ class Program:
         self.drop_blocks(max(run) + 1)
 
     def become(self, other: Program) -> None:
-        """Hold what `other`, which a rewrite made of this program, holds: variables and operators of every block."""
+        """Hold what `other`, which a pass made of this program, holds: variables and operators of every block.
+
+        So a call that changes a program of the user's, as fluid's do, is a pass too. Blocks stay the same objects, and variables valid.
+        """
         self._touch()
-        self.blocks = [Block(self, b.idx, b.parent_idx) for b in other.blocks]
+        self.blocks = [*self.blocks[: len(other.blocks)], *(Block(self, b.idx) for b in other.blocks[len(self.blocks) :])]
         for mine, theirs in zip(self.blocks, other.blocks, strict=True):
-            mine.descs, mine.oplist = dict(theirs.descs), list(theirs.oplist)
+            mine.parent_idx, mine.descs, mine.oplist = theirs.parent_idx, dict(theirs.descs), list(theirs.oplist)
         self._runners = None
 
     # -- equality -----------------------------------------------------------------------------------------------------------

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from fnmatch import fnmatchcase
 from numbers import Real
 from typing import Any
 
-from ..initializer import derive_seed
-from ..ir import Block, Operator, Program, Role, Variable, flow, program_guard
+from ..ir import Operator, Program, ProgramPair, Role, Variable, flow, program_guard
 from ..ir.errors import nearest
 from ..ir.sizes import StandInShapes
 from .errors import OnnxError
 from .model import OnnxModel
+from .training_passes import ActivateBatchNorms, ActivateDropouts, FreezeParameters, KeepNeeded
 
 Patterns = bool | str | Sequence[str]
 
@@ -53,17 +52,17 @@ def set_training(
     frozen = _patterns("freeze", freeze)
     if dropout is not True and not _is_rate(dropout):
         raise OnnxError(f"set_training: dropout must be True, False or a rate of at least 0 and below 1, got {dropout!r}")
-    _activate_batch_norms(program, norms)
+    made = ActivateBatchNorms(norms).run(program)
     if dropout is not False:
-        _activate_dropouts(program, None if dropout is True else float(dropout))
-    _freeze(program, frozen)
+        made = ActivateDropouts(None if dropout is True else float(dropout)).run(made)
+    program.become(FreezeParameters(frozen).run(made))
     if isinstance(model, OnnxModel) and head is not None:
         _replace_head(model, head)
     if not isinstance(model, OnnxModel) or loss is None:
         return None
-    made = _built_loss(model, loss)
-    _check_reached(program, made)
-    return made
+    result = _built_loss(model, loss)
+    _check_reached(program, result)
+    return result
 
 
 def _is_rate(value: Any) -> bool:
@@ -77,77 +76,6 @@ def _patterns(option: str, patterns: Any) -> tuple[str, ...]:
     return found
 
 
-def _match(names: Iterable[str], patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(n, p) for n in names for p in patterns)
-
-
-def _rewritten(program: Program, change: Callable[[Operator], Operator]) -> None:
-    block = program.global_block()
-    block.oplist[:] = [change(op) for op in block.oplist]
-    program._touch()
-
-
-def _activate_batch_norms(program: Program, patterns: Sequence[str]) -> None:
-    block = program.global_block()
-    known = [n for op in program.ops if op.type == "batch_norm" for n in (*op.outputs["Y"], *op.input_arg_names[1:])]
-    _all_used(patterns, known, "batch_norm", "values and parameters of batch normalizations are")
-
-    def change(op: Operator) -> Operator:
-        if op.type != "batch_norm":
-            return op
-        matches = _match((*op.outputs["Y"], *op.input_arg_names[1:]), patterns)
-        running = {slot: op.inputs[slot] for slot in ("Mean", "Variance")}
-        for slot, (name,) in running.items():
-            if block.desc(name).is_parameter:
-                _exclude_from_training(block, name)
-            elif matches:
-                raise OnnxError(f"{op.to_string()}: {slot} is computed in the model and cannot be updated; leave it out of batch_norm=")
-        if not matches:
-            return op
-        for slot in ("MeanOut", "VarianceOut"):
-            block.descs.pop(op.outputs[slot][0], None)
-        outs = {**op.outputs, "MeanOut": running["Mean"], "VarianceOut": running["Variance"]}
-        return op.replace(outputs=outs, attrs={**op.attrs, "is_test": False})
-
-    _rewritten(program, change)
-
-
-def _activate_dropouts(program: Program, rate: float | None) -> None:
-    block = program.global_block()
-
-    def change(op: Operator) -> Operator:
-        if op.type != "dropout":
-            return op
-        (x,), (y,) = op.inputs["X"], op.outputs["Out"]
-        mask = op.outputs.get("Mask") or (f"{y}.mask",)
-        block.create_var(mask[0], block.desc(x).type.shape, "uint8", stop_gradient=True)
-        p = op.attrs["dropout_prob"] if rate is None else rate
-        attrs = {**op.attrs, "is_test": False, "dropout_prob": p, "seed": op.attrs["seed"] or derive_seed(program, y)}
-        return op.replace(outputs={**op.outputs, "Mask": mask}, attrs=attrs)
-
-    _rewritten(program, change)
-
-
-def _freeze(program: Program, patterns: Sequence[str]) -> None:
-    names = [p.name for p in program.all_parameters()]
-    _all_used(patterns, names, "freeze", "the parameters are")
-    for name in names:
-        if _match((name,), patterns):
-            _exclude_from_training(program.global_block(), name)
-
-
-def _exclude_from_training(block: Block, parameter: str) -> None:
-    """Do not train that parameter."""
-    desc = block.desc(parameter)
-    block.declare(desc.changed(stop_gradient=True, attrs={**desc.attrs, "trainable": False}))
-
-
-def _all_used(patterns: Sequence[str], names: Sequence[str], option: str, what: str) -> None:
-    for p in patterns:
-        if p != "*" and not _match(names, (p,)):
-            raise OnnxError(f"set_training: {option} names {p!r}, but nothing has that name; {nearest(p, set(names), what)}")
-
-
 # -- heads and losses ---------------------------------------------------------------------------------------------------------
 
 
@@ -157,22 +85,9 @@ def _replace_head(model: OnnxModel, head: Callable[[OnnxModel], Variable]) -> No
     if not isinstance(made, Variable) or made.block.program is not model.program:
         raise OnnxError(f"set_training: head must return a Variable of the model's program, got {made!r}")
     model.fetches = [made]
-    _keep(model, [made.name])
-
-
-def _keep(model: OnnxModel, targets: Sequence[str]) -> None:
-    """Drop operators and parameters that are not needed for `targets`."""
-    main, startup = model.program.global_block(), model.startup.global_block()
-    kept = flow.live_ops(model.program, targets, given=set())
-    used = {n for op in kept for n in (*flow.reads(model.program, op), *flow.writes(model.program, op))} | set(targets)
-    main.oplist[:] = kept
-    dead = [n for n, d in main.descs.items() if n not in used and not d.is_data]
-    for name in dead:
-        del main.descs[name]
-        startup.descs.pop(name, None)
-    startup.oplist[:] = [op for op in startup.oplist if not set(op.output_arg_names) <= set(dead)]
-    model.program._touch()
-    model.startup._touch()
+    kept = KeepNeeded((made.name,)).run(ProgramPair(model.program, model.startup))
+    model.program.become(kept.main)
+    model.startup.become(kept.startup)
 
 
 _LOSSES = ("softmax_with_cross_entropy", "square_error_cost", "sigmoid_cross_entropy_with_logits")

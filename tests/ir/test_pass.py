@@ -215,6 +215,34 @@ def test_what_is_fetched_is_what_nobody_reads_of_the_first_program(pair):
     assert Job(fetch=("a",)).fetched(pair.main) == ("a",)
 
 
+def test_a_program_that_users_hold_becomes_what_a_pass_makes_of_it(pair):
+    block, v = pair.main.global_block(), pair.main.global_block().var("x")
+    version = pair.main.version
+    made = TanhForRelu().run(pair.main)
+    pair.main.become(made)
+    assert pair.main == made and pair.main.global_block() is block is v.block and pair.main.version > version
+    assert v.shape == (-1, 4)
+
+
+def test_blocks_come_and_go_as_in_the_program_that_a_pass_made():
+    def loop():
+        program = fx.Program("loop")
+        with fx.unique_name.guard(), fx.program_guard(program):
+            i = fx.layers.fill_constant([1], "int64", 0)
+            if sub_blocks:
+                fx.layers.while_loop(lambda i: fx.layers.less_than(i, fx.layers.fill_constant([1], "int64", 3)), lambda i: [i + 1], [i])
+        return program
+
+    sub_blocks = True
+    looping = loop()
+    sub_blocks = False
+    straight = loop()
+    straight.become(looping)
+    assert straight == looping and [b.program for b in straight.blocks] == [straight] * len(looping.blocks)
+    straight.become(loop())
+    assert straight.num_blocks == 1 and looping.num_blocks > 1
+
+
 # -- as steps of strategies -----------------------------------------------------------------------------------------------------
 
 

@@ -200,6 +200,25 @@ def test_set_training_comes_before_minimize():
         fx.onnx.set_training(model)
 
 
+def test_a_refused_call_leaves_the_program_as_it_was():
+    model = fx.onnx.load(small_net())
+    before = str(model.program)
+    with pytest.raises(fx.onnx.OnnxError, match="freeze names 'no_such'"):
+        fx.onnx.set_training(model, freeze="no_such")
+    assert str(model.program) == before
+
+
+def test_variables_of_the_model_stay_valid():
+    model = fx.onnx.load(small_net())
+    features, out = model["features"], model.fetches[0]
+    fx.onnx.set_training(model, dropout=0.5)
+    assert features.block is out.block is model.program.global_block()
+    with fx.program_guard(model.program, model.startup):
+        assert fx.layers.mean(features).block.program is model.program
+    assert [op.attrs["dropout_prob"] for op in model.program.ops if op.type == "dropout"] == [0.5]
+
+
+
 # -- what real models brought up -------------------------------------------------------------------------------------------------
 
 
