@@ -17,8 +17,8 @@ from ..ir.operator import BlockRef, Role
 from ..ir.program import Block
 from ..ir.sub_blocks import copy_body
 from ..ir.types import TensorType
-from .data.random import round_key
 from .rounds import keep_only, loop_gradient
+from .shared.random_numbers import round_key
 
 _Step = Callable[[], Any]
 

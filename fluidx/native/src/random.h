@@ -1,5 +1,5 @@
-/* Dropout by the counter-based numbers of ops/data/random.py: Philox4x64-10 (Salmon, Moraes, Dror and Shaw, SC 2011) with the key
- * (seed, step), whose block k + 1 holds words 4k to 4k + 3; element i is dropped when 16-bit lane i lies below a limit. */
+/* Dropout by the counter-based numbers of ops/shared/random_numbers.py: Philox4x64-10 (Salmon, Moraes, Dror and Shaw, SC 2011) with the
+ * key (seed, step), whose block k + 1 holds words 4k to 4k + 3; element i is dropped when 16-bit lane i lies below a limit. */
 
 INLINE void multiply(uint64_t a, uint64_t b, uint64_t *high, uint64_t *low) {
 #if defined(__SIZEOF_INT128__)

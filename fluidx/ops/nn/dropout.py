@@ -11,11 +11,12 @@ from ... import native
 from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
-from ..data.random import Drawing, Source, draw_part, flat_start, float_dtype, lanes
+from ..data.random import Drawing, float_dtype
 from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
 from ..shared.blocked import in_order
 from ..shared.native import FLOATS
+from ..shared.random_numbers import Source, draw_part, flat_start, lanes
 from ..shared.samples import bits, f32
 
 _CHUNK = 1 << 17  # number of elements of a gradient that NumPy processes at a time: mask and values stay in the cache

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fluidx.ir import ProgramError, opdef
 from fluidx.ir.parts import Part
-from fluidx.ops.data import random
-from fluidx.ops.data.random import PHILOX
+from fluidx.ops.shared import random_numbers as random
+from fluidx.ops.shared.random_numbers import PHILOX
 
 DRAWS = [random.uniform, random.normal, random.truncated_normal]
 seeds = st.integers(-(2**63), 2**64 - 1)

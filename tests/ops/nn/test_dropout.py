@@ -7,7 +7,7 @@ import pytest
 
 from fluidx.ir import ProgramError, TensorType, opdef
 from fluidx.ir.parts import Part
-from fluidx.ops.data import random
+from fluidx.ops.shared import random_numbers as random
 
 
 def context(step=0):
