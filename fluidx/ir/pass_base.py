@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, TypeVar, overload
 
+from .conversions import Conversions
 from .errors import TranspileError
 from .flow import leaves
 from .operator import Operator
@@ -116,6 +117,11 @@ class Pass:
     def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         """The new main and startup programs."""
         return ProgramPair(self.rewrite(pair.main, job), pair.startup)
+
+    def conversions(self) -> Conversions | None:
+        """What a proof compares the program behind the pass by, where the pass does no more than convert values in front of their readers
+        and behind their writers; None for any other pass."""
+        return None
 
     @overload
     def run(self, unit: Program, job: Job | None = None) -> Program: ...

@@ -15,13 +15,14 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from ..ir import flow
+from ..ir.conversions import Conversions, Order
 from ..ir.dtypes import HALVES
 from ..ir.errors import ProgramError, nearest
 from ..ir.forms import FormChoice, FormWalk, Held, Names, ValueForm
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Operator, Role
 from ..ir.pass_base import ONE_DEVICE, Job, Pass, named
-from ..ir.program import Program
+from ..ir.program import Block, Program
 from ..ir.source_location import wrong
 from ..ir.sub_blocks import runs_bodies
 from ..ir.types import TensorType
@@ -60,6 +61,34 @@ class Amp(Pass):
         made = program.copy()
         cast_program(made, self.lists or AutoMixedPrecisionLists(), self.dtype, TRAINING)
         return made
+
+    def conversions(self) -> Conversions:
+        return Casts(self.lists or AutoMixedPrecisionLists(), self.dtype)
+
+
+class Casts(Conversions):
+    """What a proof knows of this rewrite: casts between float32 and 16 bits convert, and operators read what their declarations say."""
+
+    def __init__(self, lists: AutoMixedPrecisionLists, dtype: str, roles: Container[Role] = TRAINING):
+        self.lists, self.dtype, self.roles = lists, dtype, roles
+
+    def converts(self, op: Operator, block: Block) -> Order | None:
+        if op.type != "cast":
+            return None
+        types = [block.desc(n).type for n in (*op.input_arg_names, *op.output_arg_names)]
+        return () if all(t.__class__ is TensorType and t.dtype in (WIDE, *HALVES) for t in types) else None
+
+    def misfit(self, before: Operator, after: Operator, block: Block, made: Block) -> str:
+        said = self.lists.of(before) if before.role in self.roles else "float32"
+        definition = opdef(after.type)
+        if said == "any" or definition.in_place or definition.constant:
+            return ""
+        works_in = self.dtype if said == "half" else WIDE
+        for m, n in zip(before.input_arg_names, after.input_arg_names, strict=True):
+            was, found = block.desc(m).type.dtype, made.desc(n).type.dtype
+            if was == WIDE and found != works_in:
+                return f"works in {works_in} and reads %{n} in {found}"
+        return ""
 
 
 def cast_program(program: Program, lists: AutoMixedPrecisionLists, dtype: str, roles: Container[Role] = FORWARD) -> None:
@@ -107,10 +136,12 @@ class _Dtypes(ValueForm):
         return FormChoice(wanted, [Held(("",)) if n is None else by_name[n] for n in outs])
 
     def _works_in(self, walk: FormWalk, op: Operator, definition: type[OpDef]) -> str:
-        """What an operator works in; "" where it takes any and nothing that was computed."""
+        """What an operator works in; "" where it takes any, and nothing that was computed."""
         if definition.in_place:  # its result is its first operand, which stays as it is
             first = walk.block.desc(op.input_arg_names[0])
             return first.type.dtype if walk.held(first.name).forms[0] else ""
+        if definition.constant:  # nothing of its operands but their sizes is in the result
+            return ""
         said = self.lists.of(op)
         if said != "any":
             return self.dtype if said == "half" else WIDE

@@ -21,6 +21,7 @@ from ..ir.program import Program, ProgramPair
 from ..ir.source_location import warn
 from ..ir.types import TensorType
 from ..verify import Report, check_program, verify_ranks
+from ..verify.conversions import check_conversions
 from ..view import diff, in_notebook
 from .cluster import Cluster, Mesh, Served, endpoints
 from .config import DistributeTranspilerConfig
@@ -160,8 +161,21 @@ class DistributeTranspiler:
             print(diff(before, result), file=sys.stderr)
         if level >= 3:
             print(result, file=sys.stderr)
+        if verify_all():
+            self._prove_conversions(job, step, one, before, result)
         if verify_all() and "placed" in job.facts:
             self._prove(sources[-1], job, step, one, result)
+
+    @staticmethod
+    def _prove_conversions(job: Job, step: str, one: Pass, before: ProgramPair, result: ProgramPair) -> None:
+        """Prove that a pass which converts values did no more than that. Raises VerifyError, which names the pass."""
+        if (promise := one.conversions()) is None:
+            return
+        try:
+            check_conversions(before.main, result.main, promise, job.fetch or ())
+            check_conversions(before.startup, result.startup, promise)
+        except VerifyError as e:
+            raise VerifyError(f"behind step {step!r}, {one!r}, the program does not compute what it was made of does: {e}") from None
 
     def _prove(self, source: ProgramPair, job: Job, step: str, one: Pass, pair: ProgramPair) -> None:
         """Prove what a pass made, moves that are not lowered yet taken as collectives. Raises VerifyError, which names the pass."""

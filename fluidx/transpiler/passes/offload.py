@@ -6,12 +6,14 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from ...ir import flow
+from ...ir.conversions import Conversions, Order
 from ...ir.forms import FormChoice, FormWalk, Held, Names, ValueForm
 from ...ir.memory_spaces import elements_read, pattern_in
 from ...ir.opdef import Effect, OpDef, opdef
 from ...ir.operator import Operator, Role, unary
 from ...ir.pass_base import Job, Pass
-from ...ir.program import Program, ProgramPair, Var
+from ...ir.program import Block, Program, ProgramPair, Var
+from ...verify.memory_spaces import mixed
 
 HOST, DEVICE = "host", "device"
 _TALKS = (Effect.COLLECTIVE, Effect.P2P)
@@ -38,6 +40,19 @@ class Offload(Pass):
         copies = [_offloaded(program, resting) for program in (main, startup)]
         job.log.append(f"on the host: {len(resting)} variables, for which main copies {copies[0]} times between the memories")
         return ProgramPair(main, startup)
+
+    def conversions(self) -> Conversions:
+        return Copies()
+
+
+class Copies(Conversions):
+    """What a proof knows of offload: copies between the memories convert, and an operator works in one memory."""
+
+    def converts(self, op: Operator, block: Block) -> Order | None:
+        return () if opdef(op.type).copies_to else None
+
+    def misfit(self, before: Operator, after: Operator, block: Block, made: Block) -> str:
+        return mixed(after, made)
 
 
 def _resting(main: Program) -> set[str]:
