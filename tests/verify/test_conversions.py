@@ -9,7 +9,7 @@ from fluidx.rewrite import Amp, amp, rewritten
 from fluidx.rewrite.amp import Casts
 from fluidx.testing.models import TestModel, classifier
 from fluidx.transpiler import transpiler
-from fluidx.transpiler.passes.offload import Copies
+from fluidx.transpiler.passes.offload import MemoryCopies
 from fluidx.verify.conversions import check_conversions
 from tests.mixed_precision.test_bodies import BODIES, mlp, model
 from tests.transpiler import control_models
@@ -66,8 +66,8 @@ def offloaded(m, strategy="fsdp"):
 @pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
 def test_copies_between_memories_are_proved(name, strategy):
     before, after = offloaded(OFFLOADED[name](), strategy)
-    check_conversions(before.main, after.main, Copies())
-    check_conversions(before.startup, after.startup, Copies())
+    check_conversions(before.main, after.main, MemoryCopies())
+    check_conversions(before.startup, after.startup, MemoryCopies())
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_wrong_copies_between_memories_are_refused(old, new, said):
     before, after = offloaded(TestModel(main, startup, None, None, []), "zero3")
     text = str(after)
     assert old in text, text
-    assert said in refused(before.main, parse_pair(text.replace(old, new)).main, Copies())
+    assert said in refused(before.main, parse_pair(text.replace(old, new)).main, MemoryCopies())
 
 
 # -- behind passes -------------------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_passes_are_proved_where_all_passes_are(strategy, body, monkeypatch):
     monkeypatch.setattr(transpiler, "check_conversions", lambda *given: proved.append(given[2]) or check_conversions(*given))
     m = model(body, optimizer=fx.optimizer.Momentum(0.125, 0.5))
     fx.DistributeTranspiler(strategy).transpile(program=m.main, startup_program=m.startup, trainers=2)
-    assert {type(p) for p in proved} == {*([Casts] if "amp" in strategy else []), *([Copies] if "offload" in strategy else [])}
+    assert {type(p) for p in proved} == {*([Casts] if "amp" in strategy else []), *([MemoryCopies] if "offload" in strategy else [])}
 
 
 def test_a_pass_that_converts_wrongly_is_named(monkeypatch):

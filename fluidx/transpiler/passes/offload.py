@@ -42,10 +42,10 @@ class Offload(Pass):
         return ProgramPair(main, startup)
 
     def conversions(self) -> Conversions:
-        return Copies()
+        return MemoryCopies()
 
 
-class Copies(Conversions):
+class MemoryCopies(Conversions):
     """What a proof knows of offload: copies between the memories convert, and an operator works in one memory."""
 
     def converts(self, op: Operator, block: Block) -> Order | None:
@@ -120,7 +120,7 @@ class _Memories(ValueForm):
         return DEVICE
 
     def before(self, walk: FormWalk, op: Operator) -> None:
-        """Copies of what rests are made anew where another section begins, so that none is kept from forward to backward."""
+        """MemoryCopies of what rests are made anew where another section begins, so that none is kept from forward to backward."""
         if op.role is not Role.DIST and op.role is not self.section:
             self.section = op.role
             walk.drop_copies(self.persistable)
