@@ -6,21 +6,19 @@ import enum
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import copysign
-from typing import Any, ClassVar, NamedTuple, get_args, get_origin
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from . import errors
-from .constants import Array, elements
+from .attributes import BlockRef, Frozen, coerce, is_exact, stored
 from .dtypes import TINY
 from .errors import ProgramError, nearest
-from .offsets import Offsets
-from .operator import BlockRef, Frozen, Operator, normalize_attr
 from .pattern import Pattern, Types, check_exceptions, parse_pattern
 from .types import TensorType
 from .unknown_rank import at_any_rank
 from .valuetypes import AnyRankType, kind_of
+
+if TYPE_CHECKING:
+    from .operator import Operator
 
 
 class Effect(enum.Enum):
@@ -76,8 +74,6 @@ class Sample:
 
 
 OPS: dict[str, type[OpDef]] = {}
-_EXACT = frozenset({int, str, Offsets})  # among values of these kinds equal ones are the same
-_INTS = frozenset({int})
 _MOST = 1024  # sets of attributes that an op remembers
 _NO_NUMBERS = frozenset({*TINY, "string"})
 
@@ -370,9 +366,9 @@ class OpDef:
             want = types.get(name)
             if want is None:
                 raise ProgramError(f"op {cls.name} has no attribute {name!r}; {nearest(name, cls.attrs, 'it has')}")
-            if value.__class__ is not want or not _exact(value):
-                value = _coerce(cls.name, name, _normal(value, want), want)
-                exact = exact and _exact(value)
+            if value.__class__ is not want or not is_exact(value):
+                value = coerce(cls.name, name, stored(value, want), want)
+                exact = exact and is_exact(value)
             values.append(value)
         # one record for the same attributes: Program.infer knows it again
         key = (*given, *map(type, values), *values)
@@ -459,54 +455,6 @@ class OpDef:
     def summary(cls) -> str:
         """The first line of the docstring."""
         return (inspect.getdoc(cls) or "").split("\n", 1)[0]
-
-
-def _exact(value: Any) -> bool:
-    """Whether no other value of the same class is equal: (1,) equals (True,), 0.0 equals -0.0, a subclass may say anything. Of tuples
-    that is said of those of ints."""
-    kind = value.__class__
-    if kind is tuple:
-        return _INTS.issuperset(map(type, value))
-    return kind in _EXACT or kind is bool or kind is float and value == value and (value != 0.0 or copysign(1.0, value) > 0.0)
-
-
-def _normal(value: Any, want: Any) -> Any:
-    """An attribute as it is stored; what is declared to be an Array is made of one without a list of its numbers."""
-    return elements(value) if want is Array and isinstance(value, np.ndarray) else normalize_attr(value)
-
-
-def fits(value: Any, want: Any) -> bool:
-    """Does an attribute that is declared so keep the value as it is?"""
-    if want is Any or want is type(None):
-        return True
-    if (of := _element(want)) is not None:
-        return isinstance(value, tuple) and all(fits(v, of) for v in value)
-    if want is Array:
-        return isinstance(value, (tuple, Array))
-    return isinstance(value, want) and not (want is int and isinstance(value, bool))
-
-
-def _element(want: Any) -> Any:
-    """What a tuple that is declared so holds; None for anything but a tuple."""
-    return int if want is tuple or want is Offsets else get_args(want)[0] if get_origin(want) is tuple else None
-
-
-def _coerce(op: str, name: str, value: Any, want: Any) -> Any:
-    if fits(value, want):
-        return Offsets.of(value) if want is Offsets else value
-    if (of := _element(want)) is not None and isinstance(value, (tuple, int, float, str)):
-        return tuple(_coerce(op, f"{name}[{k}]", v, of) for k, v in enumerate(value if isinstance(value, tuple) else (value,)))
-    if want is Array and isinstance(value, (int, float)):
-        return (value,)
-    if want is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if want is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if want is bool and isinstance(value, (int, np.bool_)) and value in (0, 1):
-        return bool(value)
-    if want is BlockRef and isinstance(value, int):
-        return BlockRef(value)
-    raise ProgramError(f"op {op}: attribute {name!r} must be {want.__name__}, got {type(value).__name__}: {value!r}")
 
 
 def instead_of(name: str) -> str:

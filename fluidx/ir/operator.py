@@ -2,96 +2,15 @@
 
 from __future__ import annotations
 
-import enum
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from .constants import Array
+from .attributes import EMPTY, BlockRef, Frozen, attrs_key, frozen
 from .errors import ProgramError, nearest
+from .roles import Role
 from .source_location import Site
-
-
-class Role(enum.StrEnum):
-    """The section of a program that an operator belongs to; passes key on it, never on a position in a list."""
-
-    FORWARD = "forward"
-    LOSS = "loss"
-    BACKWARD = "backward"
-    LR_SCHED = "lr_sched"
-    OPTIMIZE = "optimize"
-    DIST = "dist"
-
-
-@dataclass(frozen=True, slots=True)
-class BlockRef:
-    """An attribute that names a sub-block of the same program by its index."""
-
-    idx: int
-
-    def __repr__(self) -> str:
-        return f"block {self.idx}"
-
-
-def normalize_attr(value: Any) -> Any:
-    """An attribute as it is stored: a bool, int, float, str, None, BlockRef, Array, or a tuple of those.
-
-    >>> normalize_attr([np.float64(0.5), np.int32(2)])
-    (0.5, 2)
-    """
-    if isinstance(value, (np.ndarray, np.generic)):  # before the builtins: NumPy's float64 is a float and writes itself otherwise
-        return normalize_attr(value.tolist())
-    if isinstance(value, enum.Enum):
-        return normalize_attr(value.value)
-    if isinstance(value, float) and value != value:
-        return math.nan  # the one object, so that equal attributes compare equal
-    if value is None or isinstance(value, (BlockRef, Array)):
-        return value
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    if isinstance(value, (list, tuple)):
-        return tuple(normalize_attr(v) for v in value)
-    raise ProgramError(f"an attribute must be a bool, number, str, block, Array or a list of those, not {type(value).__name__}: {value!r}")
-
-
-def attrs_key(attrs: Mapping[str, Any]) -> str:
-    """Attributes as a key: what they write. As values, Python takes 1, 1.0 and True for one key, and 0.0 and -0.0 too.
-
-    >>> attrs_key({"axis": 1}) == attrs_key({"axis": True})
-    False
-    """
-    return repr(attrs)
-
-
-class Frozen(dict):
-    """A dict that is filled once: operators share theirs, so a change would be seen in others. `{**frozen, key: value}` is a changed copy.
-
-    >>> attrs = Frozen(axis=0)
-    >>> {**attrs, "axis": 1}, dict(attrs)
-    ({'axis': 1}, {'axis': 0})
-    """
-
-    __slots__ = ()
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError("operators are immutable; op.replace(attrs={**op.attrs, name: value}) gives a changed copy")
-
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
-
-    def __reduce__(self) -> tuple:
-        return Frozen, (dict(self),)
-
-
-_EMPTY = Frozen()
-
-
-def _frozen(given: Mapping[str, Any] | None) -> Frozen:
-    return given if given.__class__ is Frozen else Frozen(given) if given else _EMPTY
+from .text import show_op
 
 
 class _Fields(NamedTuple):
@@ -131,9 +50,9 @@ class Operator(_Fields):
         site: Site | None = None,
         device: str = "",
     ) -> Operator:
-        ins, outs = _frozen(inputs), _frozen(outputs)
+        ins, outs = frozen(inputs), frozen(outputs)
         reads, writes = sum(ins.values(), ()), sum(outs.values(), ())
-        return tuple.__new__(cls, (type, ins, outs, _frozen(attrs), role, role_var, site, device, reads, writes))
+        return tuple.__new__(cls, (type, ins, outs, frozen(attrs), role, role_var, site, device, reads, writes))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"operators are immutable; use op.replace({name}=...) in a pass that makes a new program")
@@ -160,16 +79,16 @@ class Operator(_Fields):
         # not through the constructor, which would work out once more what is read and written
         old_type, ins, outs, old_attrs, old_role, old_role_var, old_site, old_device, reads, writes = self
         if inputs is not None and inputs is not ins:
-            ins = _frozen(inputs)
+            ins = frozen(inputs)
             reads = sum(ins.values(), ())
         if outputs is not None and outputs is not outs:
-            outs = _frozen(outputs)
+            outs = frozen(outputs)
             writes = sum(outs.values(), ())
         fields = (
             old_type if type is None else type,
             ins,
             outs,
-            old_attrs if attrs is None else _frozen(attrs),
+            old_attrs if attrs is None else frozen(attrs),
             old_role if role is None else role,
             old_role_var if role_var is None else role_var,
             old_site if site is None else site,
@@ -267,21 +186,19 @@ class Operator(_Fields):
 
     def to_string(self, throw_on_error: bool = True) -> str:
         """The operator as one line of program text."""
-        from .text import show_op
-
         return show_op(self)
 
     __str__ = to_string
 
 
-def unary(type: str, x: str, out: str, attrs: Frozen = _EMPTY, site: Site | None = None) -> Operator:
+def unary(type: str, x: str, out: str, attrs: Frozen = EMPTY, site: Site | None = None) -> Operator:
     """An operator of a transpiler that makes `out` of `x`: the shape of nearly all communication, made without looking at slots.
 
     >>> str(unary("assign", "x", "y")) == str(Operator("assign", {"X": ("x",)}, {"Out": ("y",)}, role=Role.DIST))
     True
     """
     reads, writes = (x,), (out,)
-    fields = (type, Frozen(X=reads), Frozen(Out=writes), attrs or _EMPTY, Role.DIST, (), site, "", reads, writes)
+    fields = (type, Frozen(X=reads), Frozen(Out=writes), attrs or EMPTY, Role.DIST, (), site, "", reads, writes)
     return tuple.__new__(Operator, fields)
 
 

@@ -15,7 +15,7 @@ from .errors import ParseError, ProgramError, nearest
 from .opdef import OPS, Slot, instead_of
 from .operator import BlockRef, Operator, Role
 from .parts import REDUCE
-from .program import Block, Program, ProgramPair
+from .program import READERS, Block, Program, ProgramPair
 from .sub_blocks import check_body
 from .text import FLAGS, IMPLIED, implied_inline, quote, startup_name, var_name
 from .time_axes import MAX_TURNS
@@ -48,6 +48,9 @@ def parse_program(text: str, constants: Mapping[str, Any] | None = None) -> Prog
     if startup is not None:
         raise ParseError(f"program {main.name} has a startup section, so it describes two programs; read it with parse_pair")
     return main
+
+
+READERS["text"] = parse_program
 
 
 def parse_pair(text: str, constants: Mapping[str, Any] | None = None) -> ProgramPair:

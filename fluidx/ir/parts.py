@@ -71,6 +71,7 @@ def flat_range(placement: Placement, coords: Coords) -> tuple[int, int] | None:
 def holds(placement: Placement, coords: Coords) -> bool:
     """Does a rank with these coordinates hold anything of the value? One that is in no set of a group has nothing of what lies over it.
 
+    >>> from fluidx.ir import At
     >>> holds((At(1, "dp"),), {"dp": (1, 2)}), holds((At(1, "dp"),), {"dp": (0, 2)}), holds((Shard(0, "dp"),), {"ps": (2, 3)})
     (True, False, False)
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -12,16 +12,21 @@ from . import flow, unique_name
 from .constants import Array, arrays_in
 from .dtypes import as_dtype
 from .errors import ProgramError, nearest
+from .graph import dependence_graph
 from .opdef import OPS, OpDef, Slot, opdef
 from .operator import Frozen, Operator, Role
 from .source_location import Site, call_site, wrong
 from .sub_blocks import check_body, runners
+from .text import show_block, show_program
 from .types import ANY, REPLICATE, Dim, TensorType, size_names
 from .valuetypes import ValueType, as_type, on_host
 from .var import PARAM_DEFAULTS, Var, check_attrs
 from .variable import Parameter, Variable
 
 _UNNAMED = "program"
+
+# how a form of programs is read, by its name; parser.py fills in "text": it makes Programs, so it imports this module
+READERS: dict[str, Callable[[str, Mapping[str, Any] | None], Program]] = {}
 
 
 class Block:
@@ -259,8 +264,6 @@ class Block:
 
     def to_string(self, throw_on_error: bool = True, with_details: bool = False) -> str:
         """The declarations and operators as text."""
-        from .text import show_block
-
         return show_block(self)
 
     __str__ = to_string
@@ -372,8 +375,6 @@ class Program:
 
     def to_string(self, throw_on_error: bool = True, with_details: bool = False, fluid_names: bool = False) -> str:
         """The program as text. `fluid_names` writes collectives under fluid's historic names (for reading, not for parsing)."""
-        from .text import show_program
-
         return show_program(self, fluid_names=fluid_names)
 
     def __str__(self) -> str:
@@ -385,9 +386,7 @@ class Program:
 
         Raises ParseError with the line for text that is truncated or not a program, or names an array that is not given.
         """
-        from .parser import parse_program
-
-        return parse_program(text, constants)
+        return READERS["text"](text, constants)
 
     def constants(self) -> dict[str, Array]:
         """The arrays that the text names by digest and does not hold.
@@ -401,8 +400,6 @@ class Program:
 
     def graph(self) -> Any:
         """The dependence view: a networkx.DiGraph whose nodes are operator indices of block 0."""
-        from .graph import dependence_graph
-
         return dependence_graph(self)
 
     # -- writing ----------------------------------------------------------------------------------------------------------
@@ -644,8 +641,6 @@ class ProgramPair:
     startup: Program
 
     def __str__(self) -> str:
-        from .text import show_program
-
         return show_program(self.main, startup=self.startup)
 
     def constants(self) -> dict[str, Array]:

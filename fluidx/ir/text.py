@@ -22,16 +22,20 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .attributes import BlockRef, fits
 from .constants import Array
 from .errors import ProgramError
-from .opdef import OPS, OpDef, Required, Slot, fits
-from .operator import BlockRef, Operator, Role
-from .program import Block, Program
+from .opdef import OPS, OpDef, Required, Slot
+from .roles import Role
 from .types import WORD, Entry, Placement
 from .valuetypes import ValueType
 from .var import PARAM_DEFAULTS, Var
+
+if TYPE_CHECKING:
+    from .operator import Operator
+    from .program import Block, Program
 
 ALWAYS_SHOWN = frozenset({"group", "op", "root"})
 NAME = r"[A-Za-z0-9_.@/\-:]*[A-Za-z0-9_.@/\-]"
@@ -86,7 +90,7 @@ def show_block(block: Block) -> str:
 def show_op(op: Operator, types: Mapping[str, Var | ValueType] | None = None, fluid_names: bool | str = False) -> str:
     """The operator as one line. Outputs found in `types` are written with their type, as where a name is defined.
 
-    >>> from fluidx.ir import TensorType
+    >>> from fluidx.ir import Operator, TensorType
     >>> show_op(Operator("foreign", {"X": ("x",)}, {"Out": ("y",)}, {"scale": 0.5}), {"y": TensorType("float32", (-1, 3))})
     'Out=[%y: f32[-1,3]] = foreign(X=[%x]) {scale=0.5}'
     """

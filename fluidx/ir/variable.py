@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import ProgramError
 from .source_location import wrong
+from .text import show_var
 
 if TYPE_CHECKING:
     from .program import Block
@@ -238,8 +239,6 @@ class Variable:
 
     def to_string(self, throw_on_error: bool = True, with_details: bool = False) -> str:
         """The declaration as text."""
-        from .text import show_var
-
         return show_var(self.desc)
 
     __str__ = __repr__

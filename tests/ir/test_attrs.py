@@ -12,8 +12,8 @@ import pytest
 
 import fluidx as fx
 from fluidx.ir import Operator, Program, ProgramError, opdef
+from fluidx.ir.attributes import attrs_key, normalize_attr
 from fluidx.ir.builder import Builder
-from fluidx.ir.operator import attrs_key, normalize_attr
 from fluidx.ir.source_location import call_site
 from fluidx.verify import check_program
 

@@ -15,6 +15,7 @@ AtHand = tuple[tuple[Placement, ...], ...]  # for each operand, the placements i
 def with_stand_ins(have: Sequence[tuple[Placement, ...]]) -> tuple[AtHand, list[Entry]]:
     """The placements with numbered stand-ins for roots and flat ranges, and the entries that they stand for.
 
+    >>> from fluidx.ir import At
     >>> with_stand_ins([((At(7, "dp"),),), ((At(7, "dp"),), ())])
     ((((At(root=-2, group='dp'),),), ((At(root=-2, group='dp'),), ())), [At(root=7, group='dp')])
     """
