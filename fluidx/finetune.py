@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,7 +188,7 @@ def _head(model: OnnxModel, classes: int) -> Variable:
         if op.type in _PRODUCTS and block.desc(op.inputs["Y"][0]).is_parameter:
             x = block.var(op.inputs["X"][0])
             taken = {p.name.rpartition(".")[0] for p in model.parameters}
-            name = next(n for n in chain(["head"], (f"head_{k}" for k in count(1))) if n not in taken)
+            name = unique_name.unused("head", taken, "_{}".format)
             return layers.fc(x, classes, num_flatten_dims=x.ndim - 1, param_attr=f"{name}.weight", bias_attr=f"{name}.bias")
     raise OnnxError("the model has no product with a parameter that a head could replace; write it: fx.onnx.set_training(head=...)")
 

@@ -157,10 +157,7 @@ def _counter(main: Program, startup: Program, name: str, begin: int, step: int) 
 
 def unused_name(block: Block, startup: Program, key: str) -> str:
     """The next name for `key` that neither program declares, whatever `unique_name.guard` they were written under."""
-    name = unique_name.generate(key)
-    while block.has_var(name) or startup.global_block().has_var(name):
-        name = unique_name.generate(key)
-    return name
+    return unique_name.generate(key, lambda name: block.has_var(name) or startup.global_block().has_var(name))
 
 
 Fills = dict[tuple[tuple[int, ...], str, float], Operator]

@@ -92,11 +92,9 @@ class Builder:
         return self.block.write(op_type, inputs, outputs, attrs, self.role, self.role_var, self.site, self.device)
 
     def _fresh(self, key: str, first: str = "") -> str:
-        """A new name. A program may be continued under another `unique_name.guard`, which counts from 0 again."""
-        name = unique_name.generate(key)
-        while self.block.program.declares(name + first):
-            name = unique_name.generate(key)
-        return name
+        """A name that no variable has; with `first`, one that none has with that ending."""
+        declares = self.block.program.declares
+        return unique_name.generate(key, (lambda name: declares(name + first)) if first else declares)
 
     def _result(self, op: Operator, slot: str, many: bool) -> Any:
         names = op.outputs.get(slot)

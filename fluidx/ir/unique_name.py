@@ -20,17 +20,20 @@ class _Names:
 _current = _Names()
 
 
-def generate(key: str) -> str:
-    """The next name for `key`.
+def generate(key: str, taken: Callable[[str], Any] | None = None) -> str:
+    """The next name for `key`; with `taken`, the next one that is not. A program may be continued under another guard, which counts anew.
 
     >>> with guard():
-    ...     generate("fc"), generate("fc")
-    ('fc_0', 'fc_1')
+    ...     generate("fc"), generate("fc"), generate("fc", {"fc_2"}.__contains__)
+    ('fc_0', 'fc_1', 'fc_3')
     """
     ids = _current.ids
-    n = ids.get(key, 0)
-    ids[key] = n + 1
-    return f"{_current.prefix}{key}_{n}"
+    while True:
+        n = ids.get(key, 0)
+        ids[key] = n + 1
+        name = f"{_current.prefix}{key}_{n}"
+        if taken is None or not taken(name):
+            return name
 
 
 def unused(base: str, taken: Container[str] | Callable[[str], Any], ending: Callable[[int], str] = str) -> str:
@@ -45,6 +48,33 @@ def unused(base: str, taken: Container[str] | Callable[[str], Any], ending: Call
         k += 1
         name = base + ending(k)
     return name
+
+
+class UnusedNames:
+    """`unused` for many names of one base: a search begins where the last one for that base ended. With `numbered`, no base stands alone.
+
+    >>> taken = {"w"}
+    >>> names = UnusedNames(taken.__contains__, "_{}".format)
+    >>> for _ in range(2): taken.add(names("w"))
+    >>> sorted(taken)
+    ['w', 'w_1', 'w_2']
+    """
+
+    def __init__(self, taken: Callable[[str], Any], ending: Callable[[int], str] = str, numbered: bool = False):
+        self.taken, self.ending, self.numbered = taken, ending, numbered
+        self._last: dict[str, int] = {}
+
+    def __call__(self, base: str) -> str:
+        if not self.numbered and not self.taken(base):
+            return base
+        k = self._last.get(base, 0)
+        if k and not self.taken(base + self.ending(k)):  # it was given another name, and so may be those before it
+            k = 0
+        k += 1
+        while self.taken(base + self.ending(k)):
+            k += 1
+        self._last[base] = k
+        return base + self.ending(k)
 
 
 def switch() -> None:

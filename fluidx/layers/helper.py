@@ -124,11 +124,7 @@ class LayerWriter:
 
     def fresh(self, suffix: str = "tmp") -> str:
         """A name that no variable of the program has."""
-        key = f"{self.name}.{suffix}"
-        name = unique_name.generate(key)
-        while self.main.declares(name):
-            name = unique_name.generate(key)
-        return name
+        return unique_name.generate(f"{self.name}.{suffix}", self.main.declares)
 
     def op(self, op_type: str, *args: Any, out: Mapping[str, Any] | None = None, n_out: int = 0, **attrs: Any) -> Any:
         """Append one operator on Variables in slot order. Outputs that are not in `out` get fresh names.

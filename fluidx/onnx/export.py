@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from functools import cache
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from ..ir.errors import nearest
 from ..ir.opdef import opdef
 from ..ir.sizes import StandInShapes
 from ..ir.types import ANY, Dim, size_names
-from ..ir.unique_name import unused
+from ..ir.unique_name import UnusedNames, unused
 from .errors import OnnxError, need_onnx
 from .exporters import EXPORTERS, load_all
 from .exporters.elementwise import by_expression, has_expression
@@ -206,7 +205,7 @@ class _Graph:
         types = (d.type for d in self.block.descs.values())
         self.declared_axes = {n for t in types if isinstance(t, TensorType) for n in size_names(t.shape)}
         self.errors: list[OnnxError] = []
-        self.counts: dict[str, Iterator[int]] = defaultdict(lambda: count(1))
+        self._unused = UnusedNames(lambda name: name in self.taken, "_{}".format, numbered=True)
         self.constants: dict[tuple[str, tuple[int, ...], Any], str] = {}
 
     def to_proto(self, feeds: Sequence[str], targets: Sequence[str]) -> Any:
@@ -356,8 +355,7 @@ class _Graph:
 
     def fresh(self, name: str) -> str:
         """A name that no variable and no earlier value has."""
-        while (found := f"{name}_{next(self.counts[name])}") in self.taken:
-            pass
+        found = self._unused(name)
         self.taken.add(found)
         return found
 

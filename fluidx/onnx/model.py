@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from itertools import chain, count
 from typing import Any
 
 from ..ir import Parameter, Program, ProgramError, Variable, unique_name
@@ -193,8 +192,7 @@ class _AxisNames:
     def _new(self, key: str, name: str) -> Dim:
         base = re.sub(r"[^A-Za-z0-9_.\-]+|^(?=[^A-Za-z_])", "_", name)
         taken = {d.name for d in self._given.values()}
-        free = chain([base], (f"{base}_{k}" for k in count(1)))
-        return self._given.setdefault(key, Dim(next(n for n in free if n not in taken)))
+        return self._given.setdefault(key, Dim(unique_name.unused(base, taken, "_{}".format)))
 
 
 def _declared(i: Any, axis: int) -> int | str:

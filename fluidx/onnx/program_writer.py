@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..ir import Builder, Program, Role, TensorType, Variable
 from ..ir.dtypes import np_dtype
 from ..ir.types import ANY
+from ..ir.unique_name import UnusedNames
 from .limits import checked_shape
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.@/\-]")
@@ -29,21 +30,13 @@ class ProgramWriter:
     def __init__(self, main: Program, startup: Program):
         self.main, self.startup = main, startup
         self.b = Builder(main.global_block(), role=Role.FORWARD)
-        self._numbers: dict[str, int] = {}  # base name -> the last number that `fresh` appended to it
+        self._unused = UnusedNames(main.declares, "_{}".format)  # unrolled rounds repeat a name many times
         self._made: dict[int, tuple[Any, Variable]] = {}  # id of a known value -> the value, kept alive, and its variable
         self._fixed: set[str] = set()  # variables that are referred to outside of `env`: their names must not change
 
     def fresh(self, name: str) -> str:
         """A name for a variable of the program, from a name of the model."""
-        base = _NOT_IN_NAMES.sub("_", name) or "value"
-        if not self.main.declares(base):
-            return base
-        k = self._numbers.get(base, 0)  # unrolled rounds repeat a name many times; the search does not start at 1 again
-        k = k + 1 if k and self.main.declares(f"{base}_{k}") else 1
-        while self.main.declares(f"{base}_{k}"):
-            k += 1
-        self._numbers[base] = k
-        return f"{base}_{k}"
+        return self._unused(_NOT_IN_NAMES.sub("_", name) or "value")
 
     def with_model_names(self, names: Sequence[str], outputs: list[Any], start: int) -> list[Any]:
         """The outputs of a node, with variables that operators from `start` on write renamed to the names of the model."""

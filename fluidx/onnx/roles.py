@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from itertools import chain, count
 from math import prod
 from typing import Any, NamedTuple
 
 from ..ir.dtypes import FLOATS
+from ..ir.unique_name import unused
 from .check import all_graphs
 from .import_tables import FACTORS, STATISTICS, load_all
 from .normalize import domain_of
@@ -169,7 +169,7 @@ def with_own_statistics(model: Any) -> Any:
             own = graph.initializer.add()
             own.CopyFrom(roles.tensors[name])
             base = f"{r.node.name or r.node.output[0]}.{word}"
-            own.name = next(n for n in chain([base], (f"{base}_{k}" for k in count(1))) if n not in taken)
+            own.name = unused(base, taken, "_{}".format)
             taken.add(own.name)
             r.node.input[r.slot] = own.name
     return changed

@@ -12,6 +12,7 @@ from ..ir.opdef import opdef
 from ..ir.operator import BlockRef, Role
 from ..ir.program import Block
 from ..ir.types import TensorType
+from ..ir.unique_name import unused
 from ..ir.variable import Variable
 from .single import copy_single
 
@@ -103,10 +104,7 @@ class _Back:
         return [results.get(x.name) if self.op.wants(x.name) else None for x in self.xs]
 
     def _fresh(self, name: str, like: Variable, shape: Sequence[int] | None = None) -> Variable:
-        k, found = 0, name
-        while self.outer.find(found) is not None:
-            k += 1
-            found = f"{name}_{k}"
+        found = unused(name, self.outer.find, "_{}".format)
         return self.outer.create_var(found, like.shape if shape is None else shape, like.dtype, stop_gradient=True)
 
     def _begin(self, name: str) -> Variable:
