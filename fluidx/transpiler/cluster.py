@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..ir.errors import TranspileError
 
@@ -16,6 +16,22 @@ DATA = "dp"  # ranks that train on different data
 NODE = "node"  # the ranks of a host
 RAIL = "rail"  # the ranks of one number on all hosts
 SERVERS = "ps"  # all ranks where some of them are servers
+
+
+class Link(NamedTuple):
+    """What communication takes: seconds for a message, however small, and for each byte."""
+
+    message: float
+    byte: float
+
+
+class Links(NamedTuple):
+    """The prices by which algorithm="auto" chooses: of a message between hosts and inside a host, and of a collective that is left to the
+    communicator inside a host. Those inside a host are measured between two threads: 1 MiB in 20 and in 14 us."""
+
+    between: Link = Link(15e-6, 1 / 10e9)
+    inside: Link = Link(1.5e-6, 1 / 50e9)
+    shared: Link = Link(1e-6, 1 / 70e9)
 
 
 def several(axes: Mapping[str, int]) -> dict[str, int]:
@@ -59,7 +75,7 @@ def endpoints(given: Any, wanted: str, number: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`hosts` machines with `devices_per_host` devices each.
+    """`hosts` machines with `devices_per_host` devices each. `links` are prices for algorithm="auto".
 
     >>> c = Cluster(hosts=2, devices_per_host=2)
     >>> c.world_size, c.groups()["node"], c.groups()["rail"]
@@ -68,12 +84,15 @@ class Cluster:
 
     hosts: int = 1
     devices_per_host: int = 1
+    links: Links = field(default=Links(), repr=False)
 
     def __post_init__(self) -> None:
         for name in ("hosts", "devices_per_host"):
             n = getattr(self, name)
             if not isinstance(n, int) or isinstance(n, bool) or n < 1:
                 raise TranspileError(f"Cluster: {name} must be an integer of at least 1, got {n!r}")
+        if not isinstance(self.links, Links):
+            raise TranspileError(f"Cluster: links are Links(between=, inside=, shared=), each a Link(message, byte), got {self.links!r}")
 
     @property
     def world_size(self) -> int:
@@ -140,6 +159,7 @@ class Mesh:
     """
 
     hosts = 1
+    links = Links()
 
     def __init__(self, *unnamed: int, **axes: int):
         if unnamed:
@@ -209,6 +229,10 @@ class Served:
     @property
     def hosts(self) -> int:
         return self.trainers.hosts
+
+    @property
+    def links(self) -> Links:
+        return self.trainers.links
 
     def hosts_of(self, ranks: Sequence[int]) -> int:
         """How many hosts these ranks are on; servers are taken to be where the trainers are."""

@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluidx.transpiler.algorithms import ALGORITHMS, Refused, Shifted, Transfer, algorithm, parts, schedule
-from fluidx.transpiler.algorithms.choice import ALPHA, BETA, cheapest, seconds
+from fluidx.transpiler.algorithms.cost import cheapest, seconds
+from fluidx.transpiler.cluster import Links
 from tests.each import each
+
+ALPHA, BETA = Links().between
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
 BOTH = [a for a in ALGORITHMS if a != "double_binary_tree"]

@@ -18,6 +18,7 @@ from ...ir.types import ANY, Entry, TensorType
 from ..shared.samples import counting
 from .collective import HOW
 from .replicas import ReplicaMean, arrived, from_own
+from .volume import share
 
 _TINY = 1e-30  # a squared norm below this: such a small vector has no reliable direction, and it is added unchanged
 
@@ -78,7 +79,7 @@ class AdasumReduce(OpDef):
     algorithm_method = "adaptive"
     blocks = staticmethod(_blocks)
     effect = Effect.COLLECTIVE
-    sent = staticmethod(lambda n, *_: (n.bit_length() - 1) * (1 << n.bit_length() - 1) / n + 2 * (n - (1 << n.bit_length() - 1)) / n)
+    sent = staticmethod(lambda n, *_: share("adaptive", n))
 
     @staticmethod
     def replica_op(**attrs: Any) -> tuple[str, dict[str, Any]]:

@@ -22,6 +22,7 @@ from ...ir.parts import REDUCE
 from ...ir.parts import bounds as cut_bounds
 from ...ir.types import ANY, At, Entry, Partial, Pieces, Shard, TensorType
 from ..shared.samples import counting
+from .volume import share
 
 # how a collective is carried out: the name of an algorithm ("": by the communicator), and the number of the message round in which it
 # travels; Specialize writes the sends and receives (transpiler/lowering/write_algorithm.py). The result of a collective does not depend on
@@ -184,7 +185,7 @@ class AllReduce(OpDef):
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
     replica_op: ClassVar[Any] = staticmethod(lambda group, op, **how: ("replica_mean", {}) if op == "avg" else None)
-    sent = staticmethod(lambda n, *_: 2 * (n - 1) / n)
+    sent = staticmethod(lambda n, *_: share("all_reduce", n))
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, **how: Any) -> TensorType:
@@ -236,7 +237,7 @@ class Reduce(OpDef):
     blocks = staticmethod(lambda t, n, attrs: owned_by(attrs["root"], n, t.numel))
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
-    sent = staticmethod(lambda n, *_: (n - 1) / n)
+    sent = staticmethod(lambda n, *_: share("reduce", n))
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, root: int, **how: Any) -> TensorType:
@@ -289,7 +290,7 @@ class Broadcast(OpDef):
     blocks = staticmethod(lambda t, n, attrs: owned_by(attrs["root"], n, t.numel))
     effect = Effect.COLLECTIVE
     inplace = (("X", "Out"),)
-    sent = staticmethod(lambda n, *_: (n - 1) / n)
+    sent = staticmethod(lambda n, *_: share("spread", n))
 
     @staticmethod
     def infer(x: TensorType, *, group: str, root: int, **how: Any) -> TensorType:
@@ -352,7 +353,7 @@ class AllGather(Parted):
     algorithm_method = "spread"
     blocks = staticmethod(lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]))
     boxes = staticmethod(_boxes)
-    sent = staticmethod(lambda n, *_: (n - 1) / n)
+    sent = staticmethod(lambda n, *_: share("spread", n))
 
     @staticmethod
     def infer(x: TensorType, *, group: str, axis: int, unit: int, bounds: Offsets, **how: Any) -> TensorType:
@@ -398,7 +399,7 @@ class ReduceScatter(Parted):
     algorithm_method = "reduce"
     blocks = staticmethod(lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]))
     boxes = staticmethod(_boxes)
-    sent = staticmethod(lambda n, *_: (n - 1) / n)
+    sent = staticmethod(lambda n, *_: share("reduce", n))
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, axis: int, unit: int, bounds: Offsets, **how: Any) -> TensorType:
@@ -448,7 +449,7 @@ class AllToAll(Parted):
     inputs = ("X",)
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "to_axis": Required(int), "to_unit": 1, **HOW}
     algorithm_method = "exchange"
-    sent = staticmethod(lambda n, *_: (n - 1) / n**2)
+    sent = staticmethod(lambda n, *_: share("exchange", n))
 
     @staticmethod
     def boxes(t: TensorType, n: int, attrs: Any) -> list[tuple[int, ...]]:

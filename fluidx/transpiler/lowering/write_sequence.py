@@ -112,14 +112,14 @@ class SequenceWriter:
                 block.desc(op.output_arg_names[0]).type, others(block.program, block, op),
                 coords_of(block.program.groups, 0, block.program.turns),
             )  # fmt: skip
-            op, said = carried(op, self.between, t, self._ranks(stage))
+            op, said = carried(op, self.between, t, self._ranks(stage), self.job.mesh.links)
             self.job.say(op, said)
             return op
         n, t = self._ranks(stage), block.desc(op.output_arg_names[0]).type
         if why := why_whole(op, t, n):
             self.job.say(op, stays_whole(op, why))
             return op
-        name, said = named(op, self.between, self.hosts, t.nbytes * self.hosts // n)
+        name, said = named(op, self.between, self.hosts, t.nbytes * self.hosts // n, self.job.mesh.links)
         self.job.say(op, said)
         return carried_by(op, f"{inside}/{name or BETWEEN_HOSTS[0]}", n, self.hosts)
 

@@ -24,8 +24,8 @@ class Carry(Pass):
     """Give collectives without an algorithm this one: a name, "auto" for the cheapest, or "" to leave them to the communicator. A table
     says it by collective, group and size.
 
-    On several hosts, and by "auto", what stays inside a host is whole. Between hosts a value always goes by send and recv: where nothing
-    is chosen, by a ring, and an adaptive sum by halving_doubling.
+    On several hosts what stays inside a host is whole, unless "auto" finds an algorithm that is cheaper there. Between hosts a value always
+    goes by send and recv: where nothing is chosen, by a ring, and an adaptive sum by halving_doubling.
     What no algorithm can carry (a maximum, a value of open size, what stands in a loop) stays whole, and explain() says why; so does what
     none can of which "auto" chooses, and what a named one cannot beside others that it carries.
     `types`: the collectives that the choice is for; () for all.
@@ -80,11 +80,11 @@ class Carry(Pass):
     ) -> tuple[Operator, str]:
         group = op.attrs["group"]
         n, hosts = coords[group][1], job.mesh.hosts_of(block.program.groups[group][0])
-        inside = hosts == 1 and (name == "auto" or job.mesh.hosts > 1)
         if isinstance(name, AlgorithmTable):
             name = flat(name.choose(op.type, group, self._local_type(op, block, coords).nbytes))
-            inside = hosts == 1 and name == "auto"
-        if inside or self.types and op.type not in self.types:
+        elif name != "auto" and hosts == 1 < job.mesh.hosts:
+            name = ""
+        if self.types and op.type not in self.types:
             name = ""
         if not name and hosts == n:
             name = next((a for a in BETWEEN_HOSTS if able(a, opdef(op.type).algorithm_method, n)), "")
@@ -96,7 +96,7 @@ class Carry(Pass):
         # the proof does not follow parts of partial values through messages
         if terms is not None and opdef(op.type).algorithm_method in ("spread", "exchange"):
             return op, stays_whole(op, f"what ranks hold of it is {terms}")
-        return carried(op, name, self._local_type(op, block, coords), n)
+        return carried(op, name, self._local_type(op, block, coords), n, job.mesh.links, inside=hosts == 1)
 
     @staticmethod
     def _local_type(op: Operator, block: Block, coords: Coords) -> TensorType:

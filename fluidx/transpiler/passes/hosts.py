@@ -12,9 +12,11 @@ from ...ir.program import ProgramPair
 from ...ir.program_rewriter import Writer
 from ...ir.types import ANY
 from ..algorithms import SEQUENCED, SEQUENCES, CollectiveSequence, Grid, Refused
+from ..algorithms.cost import over_hosts
 from ..algorithms.selection import AlgorithmTable
 from ..cluster import DATA, SERVERS, need_hosts
-from ..lowering.carried import flat
+from ..lowering.carried import chosen, flat
+from ..lowering.write_algorithm import why_whole
 from .compose import compose
 
 
@@ -23,8 +25,8 @@ class OverHosts(Pass):
     """Replace collectives over `group` by the sequence that `algorithm` names, and those that none is named for by "hierarchical", whose
     collectives between hosts then have that algorithm (see algorithms/hierarchical.py).
 
-    `when`: is "hierarchical" taken: True, False, or "auto" for where there are several hosts with several devices each. `left`: collectives
-    that are left alone.
+    `when`: is "hierarchical" taken: True, False, or "auto" for where there are several hosts with several devices each; by algorithm="auto"
+    where it is cheapest, or else "rails" or one algorithm for all ranks, whichever is. `left`: collectives that are left alone.
     """
 
     when: Any = "auto"
@@ -52,7 +54,8 @@ class OverHosts(Pass):
 
         def in_main(writer: Writer, op: Operator) -> CollectiveSequence | None:
             said = self._said(writer, op, job) if self._takes(op) else None
-            return said or in_startup(writer, op)
+            found = said or in_startup(writer, op)
+            return self._cheapest(found, writer, op, job) if found is usual and self.when == self.algorithm == "auto" else found
 
         between = flat(self.algorithm) or "ring"
         # startup runs once: there is nothing to choose
@@ -67,6 +70,18 @@ class OverHosts(Pass):
         if isinstance(name, AlgorithmTable):
             name = name.choose(op.type, self.group, writer.block.desc(op.output_arg_names[0]).type.nbytes)
         return _able(SEQUENCES.get(name), writer, op, job)
+
+
+    @staticmethod
+    def _cheapest(usual: CollectiveSequence | None, writer: Writer, op: Operator, job: Job) -> CollectiveSequence | None:
+        """The sequence for a collective by the cost model; None where one algorithm among all ranks is cheaper."""
+        t, hosts, n = writer.block.desc(op.output_arg_names[0]).type, job.mesh.hosts, job.mesh.world_size
+        if usual is None or op.type not in ("all_reduce", "reduce", "broadcast") or why_whole(op, t, n):
+            return usual  # what has parts goes by an algorithm of two levels
+        grid = Grid(hosts, n // hosts, op.attrs.get("root", 0), t.shape[0] if t.shape else 0)
+        found = over_hosts(op.type, grid, t.nbytes, job.mesh.links)
+        job.say(op, chosen(op, n, t.nbytes, found))
+        return SEQUENCES.get(found[0].name)
 
 
 def _able(recipe: CollectiveSequence | None, writer: Writer, op: Operator, job: Job) -> CollectiveSequence | None:

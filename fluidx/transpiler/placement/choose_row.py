@@ -20,6 +20,7 @@ from ...ir.parts import entry_of
 from ...ir.pattern import Pattern
 from ...ir.rows import FLAT, ROOT, PlacementRow, cut_twice, find_row, laid_out, rows, same_cut
 from ...ir.types import At, Entry, Own, Partial, Placement, Shard, TensorType
+from ...ops.comm.volume import PASSES
 
 NOMINAL = 1024  # what an open axis counts for when bytes are compared; the choices do not depend on it
 NEVER = 1e30
@@ -49,8 +50,8 @@ def move_cost(old: Entry | None, new: Entry | None, nbytes: int) -> float:
     if new is not None and new.op:
         return NEVER  # a cut value padded with zeros would have to be reduced again
     if old.op:
-        return (2.0 if new is None else 1.0) * nbytes
-    return float(nbytes)  # to cut it elsewhere sends less than to have it whole, which serves all who read it later
+        return PASSES["all_reduce" if new is None else "reduce"] * nbytes
+    return PASSES["spread"] * nbytes  # to cut it elsewhere sends less than to have it whole, which serves all who read it later
 
 
 @dataclass(eq=False)
