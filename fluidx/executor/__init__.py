@@ -1,4 +1,4 @@
-"""Run programs: plans over preallocated buffers, on one device or on many ranks."""
+"""Executors: they run programs on one device or on many ranks, by plans over preallocated buffers."""
 
 from .executor import Executor
 from .places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places, cuda_pinned_places, mpi_places, process_places

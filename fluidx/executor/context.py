@@ -1,4 +1,4 @@
-"""What a running operator may know besides its inputs: the run count, its rank, its communicator."""
+"""RunContext: the run count, rank, groups and communicator, which kernels read besides their inputs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..ir.time_axes import seats
 class RunContext:
     """One rank's context. The executor sets `step`, the run count, before each run.
 
-    Random numbers are drawn by `key`: the run count outside of loops, and a number of its own in each round of a loop. It lies in `cell`,
-    an array of one uint64, where C kernels read it.
+    Random numbers depend on `key`. Outside of loops it is the run count; each iteration of a loop has its own key. It is stored in `cell`,
+    an array of one uint64, because C kernels read it there.
     """
 
     __slots__ = ("rank", "world_size", "comm", "groups", "turns", "cell", "_step", "stashes")
@@ -35,7 +35,7 @@ class RunContext:
         self.turns = seats(turns or {})
         self.cell = np.zeros(1, np.uint64)
         self._step = 0
-        self.stashes: dict[str, Any] = {}  # what the run keeps of rounds of loops, by name: several plans may write and read it
+        self.stashes: dict[str, Any] = {}  # values saved by loop iterations, by name; several plans may write and read them
 
     @property
     def step(self) -> int:
@@ -58,7 +58,7 @@ class RunContext:
         return self.groups[name]
 
     def seat(self, group: str) -> tuple[int, int]:
-        """(this rank's index in a group or turn, its size). A rank alone is all of any group."""
+        """(this rank's index, the size) of a group or a time axis. A single rank has index 0 of 1 in every group."""
         if group in self.turns:
             return self.turns[group]
         if self.world_size == 1:
@@ -67,5 +67,5 @@ class RunContext:
         return ranks.index(self.rank), len(ranks)
 
     def coords(self) -> dict[str, tuple[int, int]]:
-        """Where this rank stands in every group that it is in, and in every turn."""
+        """(index, size) for every group of this rank, and for every time axis."""
         return self.turns | {g: (ranks.index(self.rank), len(ranks)) for g, ranks in self.groups.items() if self.rank in ranks}

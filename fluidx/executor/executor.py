@@ -24,14 +24,14 @@ from .run.observers import after_step, listeners, notify_listeners, settings
 from .scope import Scope, global_scope
 
 _MAX_PLANS = 32  # plans kept by one executor; a plan holds its buffers
-_MAX_SEGMENTS = 128  # plans of segments of programs that are cut
+_MAX_SEGMENTS = 128  # plans of segments, for programs that are cut at data-dependent sizes
 
 
 class Compiled(Protocol):
-    """A program that says itself how an executor runs it: fluidx.compiler.CompiledProgram."""
+    """A program with a `run_on` method of its own: fluidx.compiler.CompiledProgram."""
 
     def run_on(self, executor: Executor, feed: Any, fetch_list: Any, scope: Scope | None, return_numpy: bool, return_merged: bool) -> Any:
-        """What `Executor.run` gives."""
+        """Run on the executor; the result is that of `Executor.run`."""
 
 
 class Executor:
@@ -50,7 +50,7 @@ class Executor:
     @explains_arguments
     def __init__(self, place: Place | None = None):
         if place is None:
-            config.device()  # one that there is not is named, though ranks alone go by it
+            config.device()  # an invalid FLUIDX_DEVICE raises here, though only ranks use it
         self.place = CPUPlace() if place is None else as_place(place)
         self._xp = array_module(self.place)
         self._ready: ScopedCache[BoundPlan | SegmentedRun] = ScopedCache(_MAX_PLANS)
@@ -74,12 +74,12 @@ class Executor:
     ) -> list[Any]:
         """Run the program, or a CompiledProgram, once and return the fetched values, one NumPy array each.
 
-        `feed` maps names to arrays whose axis 0 is the batch where the variable was declared with -1. Operators whose results
-        nothing needs do not run. `return_numpy=False` leaves values on the device. The remaining arguments are fluid's and
-        have no effect: plans are always cached, there is one value per fetch. Calls from several threads wait for one another.
+        `feed` maps names to arrays. Axis 0 is the batch if the variable was declared with -1. Operators whose results are not needed do
+        not run. `return_numpy=False` leaves values on the device. The other arguments are fluid's and have no effect: plans are always
+        cached, and each fetch gives one value. Calls from several threads wait for one another.
 
-        Raises FeedError (missing, unknown or misshaped feed or fetch), NotInitializedError (startup not run), ExecutionError
-        (an operator failed, or FLUIDX_CHECK_NAN found a NaN), each naming the operator and the line that wrote it.
+        Raises FeedError (a feed or fetch is missing, unknown or has a wrong shape), NotInitializedError (the startup program was not run)
+        or ExecutionError (an operator failed, or FLUIDX_CHECK_NAN found a NaN). Each names the operator and the line that wrote it.
         """
         if self._closed:
             raise ExecutionError("this executor is closed; make a new one")
@@ -135,9 +135,9 @@ class Executor:
         return self._ready.keep(key, ready, scope, program)
 
     def train_from_dataset(self, *args: Any, **kwargs: Any) -> Any:
-        """fluid's call for its Dataset classes, which are not here: ExecutionError says what to write instead."""
+        """fluid's call for its Dataset classes, which fluidx does not have. ExecutionError says what to write instead."""
         raise ExecutionError(
-            "there are no Dataset classes: read the files in a generator, io.DataLoader.from_generator(feed_list=...), and call run() for "
+            "fluidx has no Dataset classes: read the files in a generator, io.DataLoader.from_generator(feed_list=...), and call run() for "
             "each batch"
         )
 

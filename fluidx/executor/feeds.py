@@ -1,4 +1,4 @@
-"""Check what is fed and fetched against what the program declares."""
+"""Check feeds and fetch lists against the declarations of a program."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..ir.valuetypes import AnyRankType, MapType, OptionalType, SequenceType, Va
 
 
 def fetch_names(fetch_list: Any, known: Mapping[str, Var] | None = None) -> list[str]:
-    """Names of a fetch list of Variables and strings; a single one is taken as a list of one. Raises FeedError for a Variable that is not
-    among the `known`, if they are given: it belongs to another program."""
+    """The names in a fetch list of Variables and strings. A single Variable or string counts as a list of one. Raises FeedError for a
+    Variable that is not in `known` (if given), because it belongs to another program."""
     if fetch_list is None:
         return []
     if isinstance(fetch_list, str) or hasattr(fetch_list, "desc"):
@@ -41,7 +41,8 @@ def fetch_names(fetch_list: Any, known: Mapping[str, Var] | None = None) -> list
 
 
 def check_fetch(program: Program, names: Sequence[str], descs: Mapping[str, Var] | None = None) -> None:
-    """Raise FeedError for a name that the program does not declare. `descs`: what all ranks' programs declare, if there are several."""
+    """Raise FeedError for a name that the program does not declare. `descs`: the declarations of all ranks' programs, if there are
+    several ranks."""
     descs = program.global_block().descs if descs is None else descs
     for n in names:
         if n not in descs:
@@ -50,7 +51,8 @@ def check_fetch(program: Program, names: Sequence[str], descs: Mapping[str, Var]
 
 
 def _or_default(program: Program, name: str, options: Iterable[str], what: str = "it takes") -> str:
-    """Where a name is that a program does not declare: in the default program, where program_guard was forgotten; or the nearest."""
+    """A hint for a name that a program does not declare: the default program declares it (program_guard was forgotten), or a similar
+    name."""
     default = default_main_program()
     if program is default and not program.global_block().oplist:
         return "it has no operators: it is the default program; give run() the one that the layers were written in"
@@ -60,7 +62,7 @@ def _or_default(program: Program, name: str, options: Iterable[str], what: str =
 
 
 def one_feed(feed: Any) -> Any:
-    """The feed of one device: fluid's loaders give a list of one. Raises FeedError for a list of several."""
+    """The feed of one device. fluid's loaders give it as a list of one. Raises FeedError for a list of several feeds."""
     if not _batches(feed):
         return feed
     if len(feed) != 1:
@@ -72,7 +74,7 @@ def one_feed(feed: Any) -> Any:
 
 
 def joined_feed(descs: Mapping[str, Var], feed: Any) -> Any:
-    """One feed of a list of feeds, one for each rank, as fluid's loaders give them: batches are put one behind the other."""
+    """Join a list of feeds, one for each rank as fluid's loaders give them, to one feed: batches are concatenated."""
     if not _batches(feed):
         return feed
     if len(feed) == 1:
@@ -89,19 +91,19 @@ def joined_feed(descs: Mapping[str, Var], feed: Any) -> Any:
         d = descs.get(name)
         open_rows = d is not None and d.type.__class__ is TensorType and bool(d.type.shape) and d.type.shape[0] == ANY
         if not open_rows and any(not np.array_equal(v, values[0]) for v in values):
-            declared = "" if d is None else f" is declared {d.type}, which is not cut into batches:"
+            declared = "" if d is None else f" is declared {d.type} and is not split into batches:"
             raise FeedError(f"variable {name!r}{declared} the {len(feed)} batches of the feed must hold one value of it")
         whole[name] = np.concatenate(values) if open_rows else values[0]
     return whole
 
 
 def _batches(feed: Any) -> bool:
-    """Is it a list of feeds?"""
+    """Is `feed` a list of feeds?"""
     return isinstance(feed, (list, tuple)) and len(feed) > 0 and all(isinstance(one, Mapping) for one in feed)
 
 
 def read_feed(readers: Sequence[Any], feed: Any, batches: int = 1) -> Any:
-    """What the loaders of a program feed in a run, as many batches as ranks are fed; the names that `feed` has stay as they are given."""
+    """Read `batches` batches, one for each rank, from the data loaders of a program. A loader is skipped if `feed` names its variables."""
     given = feed or {}
     if not isinstance(given, Mapping):
         return feed
@@ -114,7 +116,7 @@ def read_feed(readers: Sequence[Any], feed: Any, batches: int = 1) -> Any:
 
 
 def check_feed(program: Program, feed: Mapping[str, Any] | None, descs: Mapping[str, Var] | None = None) -> dict[str, Any]:
-    """The feed as values of the declared types. Raises FeedError that names the variable, what was expected and what came."""
+    """The feed as arrays of the declared dtypes. Raises FeedError that names the variable, the declared type and the given one."""
     out = {}
     if feed is not None and type(feed) is not dict and not isinstance(feed, Mapping):
         raise FeedError(f"feed must be a dict of name to array, got {type(feed).__name__}")
@@ -141,7 +143,7 @@ def check_feed(program: Program, feed: Mapping[str, Any] | None, descs: Mapping[
 
 
 def _reshaped(name: str, declared: Sequence[Any], found: Sequence[int]) -> str:
-    """How a feed of another number of axes becomes what is declared, if its rows say so."""
+    """A hint how to reshape a feed whose number of axes is wrong; "" if its sizes do not fit the declaration."""
     rest = [d for d in declared[1:] if isinstance(d, int) and d >= 0]
     if len(declared) == len(found) or len(rest) != len(declared) - 1:
         return ""
@@ -153,17 +155,17 @@ def _reshaped(name: str, declared: Sequence[Any], found: Sequence[int]) -> str:
 
 
 def no_rows(name: str, d: Var, shape: Sequence[int]) -> FeedError:
-    """The error for a batch of nothing, of which a mean has no value."""
+    """The error for a batch without rows: the mean over it is undefined."""
     return FeedError(f"variable {name!r} is declared {d.type}, the feed has shape {list(shape)}: a batch of no rows; leave it out")
 
 
 def trains(program: Program) -> bool:
-    """Does a program give its parameters other values?"""
+    """Does a program update its parameters?"""
     return any(op.role is Role.OPTIMIZE for op in program.global_block().oplist)
 
 
 def check_rows(program: Program, feed: Mapping[str, Any]) -> None:
-    """Raise FeedError where a program would train on a batch of no rows, which makes its parameters NaN. Others may be given one."""
+    """Raise FeedError if a training program is fed a batch without rows: its parameters would become NaN. Other programs accept it."""
     for name, value in feed.items():
         d = program.global_block().descs[name]
         if d.type.__class__ is TensorType and d.type.shape[:1] == (ANY,) and not len(value) and trains(program):
@@ -171,7 +173,7 @@ def check_rows(program: Program, feed: Mapping[str, Any]) -> None:
 
 
 def _beyond_tensors(name: str, value: Any, declared: ValueType) -> Any:
-    """What is fed to a variable that is no dense tensor of numbers, the tensors in it as arrays."""
+    """The value fed to a variable that is not a dense tensor of numbers (a sequence, a map, strings), with its tensors as arrays."""
     made = _with_arrays(name, value, declared)
     if why := unlike(made, declared):
         raise FeedError(f"variable {name!r} is declared {declared}, in the feed {why}")
@@ -193,12 +195,12 @@ def _with_arrays(name: str, value: Any, t: ValueType) -> Any:
 
 
 def sizes_of(feed: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The shapes of what is fed, by name; of what has none, ()."""
+    """The shape of each feed, by name; () for a value without a shape."""
     return tuple(sorted([(n, getattr(v, "shape", ())) for n, v in feed.items()]))
 
 
 def check_sizes(descs: Mapping[str, Var], fed: Mapping[str, Any]) -> None:
-    """Raise FeedError when a feed, of values or of their types, gives one name of an axis two sizes."""
+    """Raise FeedError if axes with one name have different sizes. `fed` has values, or types."""
     known: dict[str, tuple[int, str, int]] = {}
     for name, value in fed.items():
         whole = descs[name].type
@@ -219,7 +221,7 @@ def _converted(name: str, value: Any, want: np.dtype, declared: TensorType | Any
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as e:
-        raise FeedError(f"variable {name!r} is declared {declared}, the feed is no array: {e}") from None
+        raise FeedError(f"variable {name!r} is declared {declared}, the feed is not an array: {e}") from None
     if array.dtype == object or array.dtype.kind in "SU":
         raise FeedError(f"variable {name!r} is declared {declared}, the feed holds {array.dtype} (rows of unequal length, or text?)")
     if array.dtype == want:
@@ -237,6 +239,6 @@ def _converted(name: str, value: Any, want: np.dtype, declared: TensorType | Any
 
 
 def feed_types(program: Program, feed: Mapping[str, Any]) -> dict[str, Any]:
-    """The types of what is fed; of what is no tensor, the declared ones."""
+    """The type of each feed; the declared type for a value that is not a tensor."""
     descs = program.global_block().descs
     return {n: TensorType(dtype_name(a.dtype), a.shape) if isinstance(a, np.ndarray) else descs[n].type for n, a in feed.items()}

@@ -1,4 +1,4 @@
-"""Scripts that were launched as several ranks, each of which would train by itself: they are told what to write."""
+"""Errors and warnings for launched scripts in which each rank would train by itself: they say what to write instead."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _OVER_ALL = (
     "or make ParallelExecutor(t) of a program transpiled with trainers=fx.world_size()"
 )
 _warned = False
-_on_one_device: list[str] = []  # programs that an Executor trained, by what messages call them
-_most_ranks = 1  # of the executors that this process made
+_on_one_device: list[str] = []  # labels of programs that an Executor trained
+_most_ranks = 1  # the largest number of ranks among the executors of this process
 
 
 def launched_as() -> Launched | None:
-    """What this process is one of several ranks of, if it is. It need not have met the others."""
+    """The launch of which this process is one of several ranks; None otherwise. The ranks need not be connected yet."""
     there = found.launched if (found := entered()) is not None else launch_environment.found()
     return there if there is not None and there.world_size > 1 else None
 
 
 def check_places(places: Sequence[Any]) -> None:
-    """Raise ExecutionError where each of several launched ranks would train by itself on places of its own."""
+    """Raise ExecutionError if each of several launched ranks would train by itself, on its own places."""
     if len(places) < 2 or (there := launched_as()) is None:
         return
     named = ", ".join(map(repr, places[:4])) + (", ..." if len(places) > 4 else "")
@@ -42,19 +42,19 @@ def check_places(places: Sequence[Any]) -> None:
 
 
 def note_joined() -> None:
-    """This process runs a program over the launched ranks: what an Executor trains beside that is no mistake."""
+    """Note that this process runs a program over the launched ranks: an Executor that trains too is then no mistake."""
     global _warned
     _warned = True
 
 
 def note_executor(ranks: int) -> None:
-    """This process made an executor for so many ranks."""
+    """Note that this process made an executor for so many ranks."""
     global _most_ranks
     _most_ranks = max(_most_ranks, ranks)
 
 
 def unused_ranks(ranks: int) -> str:
-    """What to say of a script that was given so many ranks as threads, and trained on one device only; or ""."""
+    """The message for a script that was given so many ranks as threads but trained on one device only; "" otherwise."""
     if ranks < 2 or _most_ranks > 1 or not _on_one_device:
         return ""
     trained = f"the script trained {_on_one_device[0]} on one device"
@@ -62,7 +62,7 @@ def unused_ranks(ranks: int) -> str:
 
 
 def warn_if_alone(program: Program) -> None:
-    """Warn once, on rank 0, where an Executor of each launched rank trains a program by itself."""
+    """Warn once, on rank 0, if the Executor of each launched rank trains a program by itself."""
     global _warned
     if _warned or not trains(program):
         return

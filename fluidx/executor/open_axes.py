@@ -1,7 +1,7 @@
-"""Open axes that meet in an operator: those that a program takes to be of one size must have one size in a run.
+"""Checks on open axes: two operands whose open axes have one size by the program must have one size in a run.
 
-A gradient is summed over an axis that was broadcast. Where two operands have open axes of one size by the program, no such sum is written,
-so a run in which one of them is 1 would broadcast forward and not sum backward.
+A gradient is summed over an axis that was broadcast. If two open axes have one size by the program, backward has no such sum. A run in
+which one of them is 1 would broadcast forward and not sum backward.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _OperandAxis(NamedTuple):
 
 
 class _AxisPair(NamedTuple):
-    """Open axes of two operands over which an operator makes one loop. `alike`: they are of one size by the program."""
+    """Open axes of two operands over which an operator loops together. `alike`: they have one size by the program."""
 
     a: _OperandAxis
     b: _OperandAxis
@@ -38,7 +38,7 @@ class _AxisPair(NamedTuple):
 
 
 class OpenAxes:
-    """The axes of the operators of an outline that meet, found when they are first asked for."""
+    """The pairs of open axes in the operators of an outline, found when an operator is first checked."""
 
     def __init__(self, outline: Outline):
         self._sizes = OpenSizes(outline.program.global_block())
@@ -47,9 +47,9 @@ class OpenAxes:
     def check(
         self, block: Block, op: Operator, definition: type[OpDef], whole: Callable[[str], Any], is_cut: Callable[[str, int], bool]
     ) -> None:
-        """Raise FeedError where an operator of `block` would broadcast along an open axis that must not be broadcast.
+        """Raise FeedError if an operator of `block` would broadcast along an open axis that must not be broadcast.
 
-        `whole` gives the types of a run, `is_cut` says whether ranks hold slices of a value along an axis."""
+        `whole(name)` is the global type of a value in this run. `is_cut(name, axis)`: do ranks hold slices along the axis?"""
         known = self._met.get(id(op))
         if known is None or known[0] is not op:
             known = self._met[id(op)] = op, list(_met(self._sizes.inside(block), op, definition))
@@ -58,9 +58,9 @@ class OpenAxes:
             if one == other or not (alike or 1 in (one, other) and (is_cut(*a) or is_cut(*b))):
                 continue
             if alike:
-                why, instead = "the program takes these open axes to be of one size", 'two names, as in fx.data(name, ["rows", ...])'
+                why, instead = "the program gives these open axes one size", 'two names, as in fx.data(name, ["rows", ...])'
             else:
-                why, instead = "ranks hold slices of them", "the size 1 where it is 1: it is then on every rank"
+                why, instead = "ranks hold slices of them", "size 1 where it is 1, so that every rank has it"
             raise FeedError(
                 f"op {op.type}: axis {a.axis} of {a.name!r} is {one} and axis {b.axis} of {b.name!r} is {other}; {why}\n"
                 f"  feed one size, or declare the axes of the data with {instead}{where(op)}"

@@ -1,4 +1,4 @@
-"""Places: where a program runs, and which array library serves it."""
+"""Places: where a program runs (CPU, GPU, process, MPI rank), and its array library, NumPy or CuPy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CUDAPinnedPlace(CPUPlace):
 
 @dataclass(frozen=True)
 class RankGpu(CUDAPlace):
-    """The GPU of a rank that is a process: number `device` of those that this process sees; another rank's is in another process."""
+    """The GPU of a launched rank: number `device` among the GPUs that this process sees. Other ranks see theirs in their own processes."""
 
     def __repr__(self) -> str:
         return f"RankGpu({self.device})"
@@ -50,7 +50,7 @@ class RankGpu(CUDAPlace):
 
 @dataclass(frozen=True)
 class ProcessPlace(CPUPlace):
-    """The host, in a process of its own, which first imports these modules."""
+    """The CPU, in a process of its own, which imports the modules `imports` first."""
 
     imports: tuple[str, ...] = ()
 
@@ -60,7 +60,7 @@ class ProcessPlace(CPUPlace):
 
 @dataclass(frozen=True)
 class MpiPlace(CPUPlace):
-    """The host that mpirun chose for a rank, which is this process or another one."""
+    """The CPU of a rank that mpirun started. The rank is this process or another one."""
 
     def __repr__(self) -> str:
         return "MpiPlace"
@@ -70,7 +70,7 @@ Place = CPUPlace | CUDAPlace
 
 
 def as_place(place: Any) -> Place:
-    """The one place of an Executor. Raises ProgramError for what is none."""
+    """Check the place of an Executor. Raises ProgramError if it is not a place."""
     if isinstance(place, CPUPlace | CUDAPlace):
         return place
     found = f"Executor: place must be one place such as fluidx.CPUPlace() or fluidx.CUDAPlace(0), got {_shown(place)}"
@@ -80,7 +80,7 @@ def as_place(place: Any) -> Place:
 
 
 def as_places(places: Any, ranks: int) -> list[Place]:
-    """The places of `ranks` ranks. Raises ProgramError for what is no list of places."""
+    """Check the places of `ranks` ranks. Raises ProgramError if they are not a list of places."""
     listed = isinstance(places, Sequence) and not isinstance(places, str)
     if listed and all(isinstance(p, CPUPlace | CUDAPlace) for p in places):
         return list(places)
@@ -93,7 +93,7 @@ def _shown(value: Any) -> str:
 
 
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
-    """`device_count` CPU ranks; without a count the environment variable CPU_NUM decides, else one.
+    """`device_count` CPU places, for ranks that are threads. The default count is the environment variable CPU_NUM, else 1.
 
     >>> cpu_places(2)
     [CPUPlace, CPUPlace]
@@ -102,22 +102,22 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
 
     n = cpu_num() if device_count is None else device_count
     if not isinstance(n, (int, np.integer)) or isinstance(n, bool) or n < 1:
-        raise wrong(f"places: how many there are must be a whole number above 0, got {type(n).__name__}: {n!r}")
+        raise wrong(f"places: the number of places must be an integer above 0, got {type(n).__name__}: {n!r}")
     return [CPUPlace()] * int(n)
 
 
 def default_places(ranks: int) -> list[Any]:
-    """The places of ranks where a script names none, as FLUIDX_DEVICE says."""
+    """The places of `ranks` ranks for a script that names none: GPUs or CPUs, as FLUIDX_DEVICE says."""
     from ..config import device
 
     return [CUDAPlace(k) for k in range(ranks)] if device() == "cuda" else [CPUPlace()] * ranks
 
 
 def process_places(device_count: int | None = None, imports: Sequence[str] = ()) -> list[ProcessPlace]:
-    """`device_count` CPU ranks, each a process of its own on this host; without a count CPU_NUM decides, as for `cpu_places`.
+    """`device_count` CPU places, for ranks that are processes on this host. The default count is that of `cpu_places`.
 
-    A process is handed the texts of its rank's programs. Operators that modules of yours declare it knows when it has imported them:
-    `imports` names those modules.
+    A process receives the programs of its rank as text. If the programs use operators that your modules declare, name these modules in
+    `imports`: the process imports them first.
 
     >>> process_places(2)
     [ProcessPlace, ProcessPlace]
@@ -128,12 +128,12 @@ def process_places(device_count: int | None = None, imports: Sequence[str] = ())
 
 
 def cuda_pinned_places(device_count: int | None = None) -> list[CUDAPinnedPlace]:
-    """`device_count` places in host memory; without a count CPU_NUM decides, as for `cpu_places`."""
+    """`device_count` places in host memory. The default count is that of `cpu_places`."""
     return [CUDAPinnedPlace()] * len(cpu_places(device_count))
 
 
 def cuda_device_count() -> int:
-    """How many GPUs CuPy sees; 0 without CuPy or a driver."""
+    """The number of GPUs that CuPy sees; 0 without CuPy or a driver."""
     try:
         return int(array_module(CUDAPlace(0)).cuda.runtime.getDeviceCount())
     except FluidxError:
@@ -141,12 +141,12 @@ def cuda_device_count() -> int:
 
 
 def is_compiled_with_cuda() -> bool:
-    """Can programs run on a GPU here? fluid asks how it was compiled; here CuPy and a GPU must be there."""
+    """Can programs run on a GPU here? In fluid this depends on how it was compiled, in fluidx on CuPy and a GPU."""
     return cuda_device_count() > 0
 
 
 def using(place: Place) -> AbstractContextManager[Any]:
-    """A context in which arrays are made on `place`."""
+    """A context in which new arrays are allocated on `place`."""
     return _HERE if isinstance(place, CPUPlace) else array_module(place).cuda.Device(place.device)
 
 
@@ -154,9 +154,9 @@ _HERE = nullcontext()
 
 
 def mpi_places() -> list[MpiPlace]:
-    """The ranks that mpirun started, each a process that runs the script; one, where the script was started by itself.
+    """One place for each rank that mpirun started; each rank is a process that runs the script. One place without mpirun.
 
-    Raises ExecutionError, which says what to install, where there is no MPI.
+    Raises ExecutionError, which says what to install, if MPI is missing.
     """
     from ..comm.launched_rank import by_mpi
 
@@ -166,7 +166,7 @@ def mpi_places() -> list[MpiPlace]:
 
 @cache
 def array_module(place: Place) -> Any:
-    """numpy, or cupy with a usable device. Raises FluidxError that says what to install."""
+    """numpy, or cupy for a GPU. Raises FluidxError, which says what to install, if CuPy or the GPU is missing."""
     if isinstance(place, CPUPlace):
         return np
     try:

@@ -1,4 +1,4 @@
-"""Scopes hold the values of persistable variables between runs."""
+"""Scopes: arrays by name, which keep the values of persistable variables between runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ScopeTensor:
 
 
 class ScopeVariable:
-    """What `scope.find_var(name)` gives."""
+    """The variable that `scope.find_var(name)` returns, with fluid's `get_tensor()`."""
 
     def __init__(self, scope: Scope, name: str):
         self._tensor, self.name = ScopeTensor(scope, name), name
@@ -49,10 +49,10 @@ class ScopeVariable:
 
 
 class RankValues(Protocol):
-    """Ranks that have newer values of the variables of a scope."""
+    """An executor of many ranks that trained the variables of a scope."""
 
     def copy_to(self, scope: Scope) -> None:
-        """Give the scope's variables the values that the ranks have."""
+        """Copy the values of the ranks into the scope."""
 
 
 class Scope:
@@ -66,13 +66,13 @@ class Scope:
         self.arrays: MutableMapping[str, Any] = {} if parent is None else ChainMap({}, parent.arrays)
         self.steps: MutableMapping[Any, int] = WeakKeyDictionary()  # runs so far, by program
         self.newer_on_ranks: RankValues | None = None
-        self.same_on_ranks: RankValues | None = None  # ranks that have the values of this scope
+        self.same_on_ranks: RankValues | None = None  # ranks whose values equal those of this scope
         self.parent = parent
         self._replaced = 0
 
     @property
     def version(self) -> int:
-        """Counts the times an array was replaced by another object."""
+        """How often an array was replaced by another object."""
         return self._replaced if self.parent is None else self._replaced + self.parent.version
 
     @version.setter
@@ -80,7 +80,7 @@ class Scope:
         self._replaced = value
 
     def sync(self) -> None:
-        """Take the newest values from ranks that trained with the variables of this scope."""
+        """Copy the newest values from ranks that trained the variables of this scope."""
         if self.newer_on_ranks is not None:
             ranks, self.newer_on_ranks = self.newer_on_ranks, None
             ranks.copy_to(self)
@@ -89,7 +89,7 @@ class Scope:
             self.parent.sync()
 
     def new_scope(self) -> Scope:
-        """A scope that sees the variables of this one, and keeps those that it makes to itself.
+        """A child scope. It reads the variables of this scope; variables that it creates are not visible here.
 
         >>> s = Scope(); s.set("w", np.ones(1, "float32"))
         >>> inner = s.new_scope(); inner.set("v", np.zeros(1, "float32"))
@@ -99,7 +99,7 @@ class Scope:
         return Scope(self)
 
     def var(self, name: str) -> ScopeVariable:
-        """The variable of that name, which need not have a value yet."""
+        """The variable of that name. It may have no value yet."""
         return ScopeVariable(self, name)
 
     def find_var(self, name: str) -> ScopeVariable | None:
@@ -140,14 +140,14 @@ class Scope:
         return np.array(ScopeTensor(self, name))
 
     def drop_kids(self) -> None:
-        """fluid's call; a scope does not keep those that `new_scope` made of it."""
+        """fluid's call. It does nothing: a scope keeps no reference to its child scopes."""
 
 
 _global = Scope()
 
 
 def global_scope() -> Scope:
-    """The scope that executors keep variables in: that of `scope_guard`, else one of the process."""
+    """The scope that executors use: the one given to `scope_guard`, else the default scope of the process."""
     return _global
 
 

@@ -70,7 +70,7 @@ def test_a_feed_that_is_no_array(program):
     text = "variable 'x' is declared f32[-1,2], the feed"
     assert message(fx.FeedError, {"x": "abc"}) == f"{text} holds <U3 (rows of unequal length, or text?)"
     assert message(fx.FeedError, {"x": {1, 2}}) == f"{text} holds object (rows of unequal length, or text?)"
-    assert message(fx.FeedError, {"x": [[1.0], [1.0, 2.0]]}).startswith(f"{text} is no array: ")
+    assert message(fx.FeedError, {"x": [[1.0], [1.0, 2.0]]}).startswith(f"{text} is not an array: ")
     assert message(fx.FeedError, [X]) == "feed must be a dict of name to array, got list"
 
 
@@ -117,7 +117,7 @@ def test_sizes_that_do_not_fit_each_other():
     a, b = fx.data("a", [-1, 2], "float32"), fx.data("b", [-1, 2], "float32")
     y = L.elementwise_add(a, b)
     assert message(fx.FeedError, {"a": np.ones((2, 2), "float32"), "b": np.ones((3, 2), "float32")}, [y]) == (
-        "op elementwise_add: axis 0 of 'a' is 2 and axis 0 of 'b' is 3; the program takes these open axes to be of one size\n"
+        "op elementwise_add: axis 0 of 'a' is 2 and axis 0 of 'b' is 3; the program gives these open axes one size\n"
         '  feed one size, or declare the axes of the data with two names, as in fx.data(name, ["rows", ...])\n'
         "  in %elementwise_add_0.tmp_0 = elementwise_add(%a, %b)\n  written at FILE:LINE"
     )
@@ -170,7 +170,7 @@ def test_feeds_and_fetches_of_many_ranks():
                 fx.FeedError,
                 {"x": X, "y": np.ones((4, 2), "float32")},
                 [z],
-                "op elementwise_add: axis 0 of 'x' is 2 and axis 0 of 'y' is 4; the program takes these open axes to be of one size",
+                "op elementwise_add: axis 0 of 'x' is 2 and axis 0 of 'y' is 4; the program gives these open axes one size",
             ),
             (
                 fx.FeedError,
@@ -205,8 +205,8 @@ def test_places_and_policies_of_many_ranks():
             parallel(**options)
         assert str(error.value) == text
     for make, text in [
-        (lambda: fx.process_places(0), "places: how many there are must be a whole number above 0, got int: 0"),
-        (lambda: fx.cpu_places("two"), "places: how many there are must be a whole number above 0, got str: 'two'"),
+        (lambda: fx.process_places(0), "places: the number of places must be an integer above 0, got int: 0"),
+        (lambda: fx.cpu_places("two"), "places: the number of places must be an integer above 0, got str: 'two'"),
         (lambda: fx.process_places(2, "m.ops"), "process_places: imports must be a list of modules, got str: 'm.ops'; give ['m.ops']"),
     ]:
         with pytest.raises(fx.ProgramError) as error:

@@ -407,6 +407,6 @@ def test_fluids_parallel_executor_arguments_beside_a_transpiler():
     with pytest.raises(fx.ExecutionError) as e:
         fx.ParallelExecutor([], use_cuda=False, loss_name="loss")
     assert str(e.value) == (
-        "ParallelExecutor has no argument 'use_cuda': what fluid's use_cuda, loss_name and main_program said is in the "
+        "ParallelExecutor has no argument 'use_cuda': instead of fluid's use_cuda, loss_name and main_program it takes the "
         "transpiler and the places, ParallelExecutor(t, places=fx.cuda_places())"
     )

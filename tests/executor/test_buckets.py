@@ -126,7 +126,7 @@ def test_a_plan_whose_bucket_has_an_operand_elsewhere_is_refused(names):
     assert inside
     for n, v in inside.items():
         moved = v._replace(strided=v.strided._replace(offset=v.strided.offset + (4 if n != names[-1] else -4)))
-        with pytest.raises(fx.ExecutionError, match="this is a fault of fluidx"):
+        with pytest.raises(fx.ExecutionError, match="this is a bug in fluidx"):
             check_storage(p._replace(values={**p.values, n: moved}))
 
 
@@ -142,5 +142,5 @@ def test_a_bucket_is_not_filled_while_it_is_on_its_way():
     there = p.values[p.steps[first].op.input_arg_names[0]]
     late = next(g for _, g in model.gradients if p.values[g].buffer != there.buffer)
     moved = p.values[late]._replace(buffer=there.buffer, strided=p.values[late].strided and p.values[late].strided._replace(offset=0))
-    with pytest.raises(fx.ExecutionError, match="this is a fault of fluidx"):
+    with pytest.raises(fx.ExecutionError, match="this is a bug in fluidx"):
         check_storage(p._replace(values={**p.values, late: moved}))

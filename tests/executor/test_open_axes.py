@@ -69,7 +69,7 @@ def trained(rows):
 
 
 MESSAGE = """\
-op elementwise_mul: axis 0 of 'x' is 5 and axis 0 of 'softmax_0.tmp_0' is 1; the program takes these open axes to be of one size
+op elementwise_mul: axis 0 of 'x' is 5 and axis 0 of 'softmax_0.tmp_0' is 1; the program gives these open axes one size
   feed one size, or declare the axes of the data with two names, as in fx.data(name, ["rows", ...])
   in %elementwise_mul_0.tmp_0 = elementwise_mul(%x, %softmax_0.tmp_0)
   written at """
@@ -92,7 +92,7 @@ def ranks_run(rows, feed):
         return [ranks.run(feed=feed, fetch_list=[loss])[0].item() for _ in range(3)]
 
 
-@pytest.mark.parametrize("rows, why", [(-1, "the program takes these open axes to be of one size"), ("one", "ranks hold slices of them")])
+@pytest.mark.parametrize("rows, why", [(-1, "the program gives these open axes one size"), ("one", "ranks hold slices of them")])
 def test_ranks_refuse_to_broadcast_what_they_hold_slices_of(rows, why):
     with pytest.raises(FeedError, match=f"axis 0 of 'x' is 5 and axis 0 of 'softmax_0.tmp_0' is 1; {why}"):
         ranks_run(rows, {"x": X, "y": Y})

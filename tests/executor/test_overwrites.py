@@ -207,7 +207,7 @@ def test_what_is_made_inside_another_value_is_where_that_has_it():
             check_storage(planned)
 
     swapped = values(p, **{made[0]: first._replace(strided=lies[1]), made[1]: second._replace(strided=lies[0])})
-    refuses(rf"\(concat\) finds %.* elsewhere than where %{whole} has it", swapped)
+    refuses(rf"\(concat\) needs %.* at its place in %{whole}, and it is at another place", swapped)
     refuses(f"writes %{made[0]} and %{made[1]} into the same bytes", values(p, **{made[1]: second._replace(strided=lies[0])}))
     ahead = lies[1]._replace(offset=lies[1].offset - 4)
     refuses(f"writes %{made[0]} and %{made[1]} into the same bytes", values(p, **{made[1]: second._replace(strided=ahead)}))
@@ -229,7 +229,7 @@ def test_what_is_made_inside_another_value_is_where_that_has_it():
 def test_a_result_in_strides_must_let_its_views_be_views():
     p = Case("attention").plan
     out = next(step.writes[0] for step in p.steps if step.op.type == "scaled_dot_product_attention")
-    with pytest.raises(fx.ExecutionError, match=r"\(reshape\) makes %.* a view of %.*, which cannot be as that lies"):
+    with pytest.raises(fx.ExecutionError, match=r"\(reshape\) makes %.* a view of %.*, whose layout allows none"):
         check_storage(values(p, **{out: p.values[out]._replace(strided=None)}))
 
 

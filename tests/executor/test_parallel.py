@@ -311,7 +311,7 @@ def test_programs_that_were_changed_do_not_run():
         assert str(error.value) == (
             'rank 1: program main has\n    %g = all_reduce(%w@GRAD) {group="dp", op="max"}\n'
             '  where it had\n    %g = all_reduce(%w@GRAD) {group="dp", op="sum"}\n'
-            "  it was changed after it was given to this executor and proved; transpile the changed source, or make a new executor"
+            "  the program was changed after this executor was made; transpile the changed source, or make a new executor"
         )
         del block.oplist[at]
         with pytest.raises(fx.ir.ProgramError, match="^rank 1: program main has 8 operators, it had 9\n"):

@@ -335,5 +335,5 @@ def test_texts_of_one_transpile_are_the_same_wherever_it_is_made():
 def test_programs_of_other_transpiles_are_refused_with_what_differs(other, difference):
     texts = texts_of()
     texts[1] = texts_of(**other)[1]
-    with pytest.raises(fx.ExecutionError, match=f"the ranks' programs are not of one transpile; the first difference is{difference}"):
+    with pytest.raises(fx.ExecutionError, match=f"the ranks' programs are not from one transpile; the first difference is{difference}"):
         fx.ParallelExecutor([parse_pair(text) for text in texts])

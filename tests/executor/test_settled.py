@@ -87,7 +87,7 @@ def test_a_plan_that_makes_a_part_elsewhere_than_the_variable_has_it_is_refused(
     check_storage(p)
     for name, offset in (("a", 4), ("a", 16), ("b", 0)):
         moved = p.values[name]._replace(strided=p.values[name].strided._replace(offset=offset))
-        with pytest.raises(fx.ExecutionError, match="this is a fault of fluidx"):
+        with pytest.raises(fx.ExecutionError, match="this is a bug in fluidx"):
             check_storage(p._replace(values={**p.values, name: moved}))
 
 

@@ -253,7 +253,7 @@ def _said(fault: Fault) -> dict[str, str]:
     host = {"host": rf"on host {name}, process \d+"}
     if fault.how == "other program":
         if alone:  # before any rank begins
-            start = r"^fluidx\.ir\.errors\.ExecutionError: the ranks' programs are not of one transpile"
+            start = r"^fluidx\.ir\.errors\.ExecutionError: the ranks' programs are not from one transpile"
         disagree = rf"{start}(.*\n)*?.*\b(rank {rank}\b|ranks [\d, ]*\b{rank}\b)"
         return {"rank": disagree, **({} if alone else host | recorder)}
     first = {

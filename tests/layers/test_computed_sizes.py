@@ -55,7 +55,7 @@ def test_sizes_that_are_numbers_are_known_behind():
     x, a = fx.data("x", [-1, 3], "float32"), number("a")
     y = L.reshape(x, [a, 6])
     assert y.shape == (-1, 6) and L.fc(y, 2).shape == (-1, 2)
-    said = r"op reshape_by made of 'z' what its type rule does not say: it is f32\[2,3\], expected f32\[-1,4\]"
+    said = r"op reshape_by computed a value of 'z' that does not fit its type rule: it is f32\[2,3\], expected f32\[-1,4\]"
     with pytest.raises(fx.ExecutionError, match=said):
         z = x.block.create_var("z", [-1, 4], "float32")
         x.block.append_op("reshape_by", {"X": x, "Shape": L.shape(x)}, {"Out": z}, {"known": [-1, 4]})

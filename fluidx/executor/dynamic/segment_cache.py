@@ -1,4 +1,4 @@
-"""What runs of outlines need, kept for the next ones of their kind: a plan with its arrays, or several with operators between."""
+"""A cache of bound plans and segmented runs, and RunBuilder, which makes them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class ScopedCache(OrderedDict[tuple, tuple[T, int, tuple]]):
-    """What was made for runs, by what it was made for; what was not asked for longest goes."""
+    """A cache of limited size (least recently used goes first). An entry is valid for one version of its scope."""
 
     def __init__(self, most: int):
         super().__init__()
         self.most = most
 
     def find(self, key: tuple, scope: Scope) -> T | None:
-        """What is kept; None where arrays of the scope are others by now."""
+        """The entry; None if there is none, or if arrays of the scope were replaced."""
         found = self.get(key)
         if found is None or found[1] != scope.version:
             return None
@@ -34,20 +34,20 @@ class ScopedCache(OrderedDict[tuple, tuple[T, int, tuple]]):
         return found[0]
 
     def keep(self, key: tuple, made: T, scope: Scope, source: Any) -> T:
-        self[key] = made, scope.version, (source, scope)  # the references keep ids from being reused
+        self[key] = made, scope.version, (source, scope)  # the references prevent that ids are reused
         if len(self) > self.most:
             self.popitem(last=False)
         return made
 
 
 class RunBuilder:
-    """Makes outlines ready to run in a scope. `kept` has what was made of parts of programs."""
+    """Plans and binds outlines for runs in a scope. `kept` caches the segments of programs."""
 
     def __init__(self, scope: Scope, ctx: RunContext, xp: Any, fuse: bool, kept: ScopedCache[BoundPlan | SegmentedRun]):
         self.scope, self.ctx, self.xp, self.fuse, self.kept = scope, ctx, xp, fuse, kept
 
     def ready(self, outline: Outline, types: Mapping[str, Any]) -> BoundPlan | SegmentedRun:
-        """An outline ready to run on feeds of these types: one plan if it can be."""
+        """The outline ready to run on feeds of these types: one bound plan if possible, else segments."""
         cut = outline.fact(segments)
         if not cut:
             try:
@@ -57,7 +57,7 @@ class RunBuilder:
         return SegmentedRun(outline, cut, self)
 
     def part(self, outline: Outline, types: Mapping[str, Any]) -> BoundPlan | SegmentedRun:
-        """The same, kept for the next time."""
+        """The same for a part of a program, cached."""
         key = (id(outline), id(self.scope), tuple(types.values()), self.fuse)
         found = self.kept.find(key, self.scope)
         return found or self.kept.keep(key, self.ready(outline, types), self.scope, outline)

@@ -1,9 +1,8 @@
-"""Runs of programs with operators whose results have sizes that values decide, or that work on values which only the host has: planned
-segment by segment, each when its sizes are known.
+"""Segmented runs: programs with data-dependent sizes, or with values that only the host has, are planned segment by segment.
 
-Between two segments stands an operator that is handed values on the host; one that runs sub-blocks runs them as programs of their own,
-round by round. What one makes and others read is copied out of its plan and into theirs; state stays where it is. The plan of a segment
-is kept for the next time that its sizes recur.
+A segment is planned when its sizes are known. Between two segments runs an operator that gets host values. If it has sub-blocks, these run
+as separate programs, iteration by iteration. Values that other segments read are copied from one plan to the next; state stays in place.
+The plan of a segment is cached for its sizes.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class SegmentedRun:
-    """An outline in segments."""
+    """Runs an outline in segments."""
 
     def __init__(self, outline: Outline, segments: Sequence[Segment], builder: RunBuilder):
         self.program, self.fetch, self.segments, self.builder = outline.program, outline.fetch, segments, builder
@@ -45,7 +44,7 @@ class SegmentedRun:
         self.bodies: dict[int, BodyProgram] = {}
 
     def run(self, feed: Mapping[str, Any], watched: observers.ObserverSettings) -> list[Any]:
-        """One run: the plans of the segments one after the other, and the operators between them."""
+        """One run: the plans of the segments in order, and the operators between them."""
         values = dict(feed)
         for planned, host, keeps in self.segments:
             if planned is not None:
@@ -56,7 +55,7 @@ class SegmentedRun:
         return [_copied(self._rows(n, values[n], counted=True), self.xp) for n in self.fetch]
 
     def _run(self, outline: Outline, feed: Mapping[str, Any], watched: observers.ObserverSettings) -> dict[str, Any]:
-        """What a part of the program makes, on the host."""
+        """Run a part of the program; its results, on the host."""
         block = outline.program.global_block()
         feed = {n: self._rows(n, v, counted=True) for n, v in feed.items()}
         types = {n: type_of(v) if isinstance(v, np.ndarray) else block.desc(n).type for n, v in feed.items()}
@@ -67,7 +66,7 @@ class SegmentedRun:
     # -- operators between plans ------------------------------------------------------------------------------------------------
 
     def _call(self, op: Operator, values: Mapping[str, Any], fed: Collection[str], watched: observers.ObserverSettings) -> dict[str, Any]:
-        """What an operator makes of values, which are the host's; state that it makes goes into the scope."""
+        """Run an operator on host values; its results. State that it writes goes into the scope."""
         definition = opdef(op.type)
         if definition.bodies:
             return self._without_state(self._run_bodies(op, values, watched), fed)
@@ -89,14 +88,15 @@ class SegmentedRun:
         return self._without_state(outs, fed)
 
     def _without_state(self, made: dict[str, Any], fed: Collection[str]) -> dict[str, Any]:
-        """Values without state, which goes into the scope."""
+        """Write state into the scope; return the other values."""
         state = [n for n in made if n not in fed and (d := self.program.global_block().find(n)) is not None and d.persistable]
         for n in state:
             self._keep(n, made.pop(n))
         return made
 
     def _run_bodies(self, op: Operator, values: Mapping[str, Any], watched: observers.ObserverSettings) -> dict[str, Any]:
-        """What an operator makes that runs sub-blocks: each time what such a block comes to with the sizes that its values have then."""
+        """Run an operator with sub-blocks; its results. Each execution of a sub-block is planned with the sizes of its values at that
+        time."""
         now = _CurrentValues(lambda n: self._value(n, op, values))
         found = {body.idx: body for body in bodies(op)}
 
@@ -116,13 +116,13 @@ class SegmentedRun:
 
     @staticmethod
     def _results(definition: type[OpDef], given: list[Any], told: dict[str, Any], declared: Mapping[str, ValueType]) -> Any:
-        """What a kernel, or a view, makes of values."""
+        """The results of a kernel, or of a view, for these values."""
         if definition.kernel is None:
             assert definition.view is not None
             return definition.view(given[0], **told)
         if not definition.takes_out:
             return definition.kernel(np, *given, **told)
-        if any(map(_not_array, declared.values())):  # no array that could be written over: the operand is handed on
+        if any(map(_not_array, declared.values())):  # no array to write into: the result is the operand itself
             assert definition.identity_if is not None
             return given[0]
         outs = [np.empty(t.shape, np_dtype(t.dtype)) for t in declared.values()]
@@ -139,12 +139,12 @@ class SegmentedRun:
         return to_host(self.xp, found)
 
     def _rows(self, name: str, value: Any, counted: bool = False) -> Any:
-        """A value; of a stash, which plans share, the rows that are written by now, if `counted` only where it says how many there are."""
+        """A value. For a stash, which plans share, the rows that are written so far; with `counted`, only if the stash does not grow."""
         rows = self.ctx.stashes.get(name)
         return value if rows is None or (counted and rows.grows) else to_host(self.xp, rows.written())
 
     def _types(self, op: Operator, ins: Mapping[str, Any]) -> dict[str, ValueType]:
-        """What the type rule says of the results, from the sizes of the operands."""
+        """The types of the results by the type rule, for the sizes of the operands."""
         definition = opdef(op.type)
         block = self.program.global_block()
 
@@ -160,10 +160,10 @@ class SegmentedRun:
 
     def _check(self, op: Operator, name: str, declared: ValueType, value: Any) -> None:
         if why := unlike(value, declared):
-            explain(op, ExecutionError(f"op {op.type} made of {name!r} what its type rule does not say: {why}"))
+            explain(op, ExecutionError(f"op {op.type} computed a value of {name!r} that does not fit its type rule: {why}"))
 
     def _keep(self, name: str, value: Any) -> None:
-        """Write state, which may change its sizes."""
+        """Write a state variable; its size may change."""
         old = self.scope.arrays.get(name)
         if old is not None and old.shape == value.shape and old.dtype == value.dtype:
             self.scope.set(name, value)
@@ -173,7 +173,7 @@ class SegmentedRun:
     def _look(
         self, op: Operator, ins: Mapping[str, Any], outs: Mapping[str, Any], watched: observers.ObserverSettings, start: int, stop: int
     ) -> None:
-        """Let whoever looks on see the operator as a plan of one step."""
+        """Show the operator to observers, as a plan of one step."""
         if not (observers.watchers or watched.unfused):
             return
         ins, outs = ({n: a for n, a in side.items() if isinstance(a, np.ndarray) and a.dtype.kind != "O"} for side in (ins, outs))
@@ -190,7 +190,7 @@ class SegmentedRun:
 
 
 class _CurrentValues(dict[str, Any]):
-    """Values while sub-blocks run; one that none of them has written is what it was."""
+    """Values while sub-blocks run. A value that no sub-block has written yet is the one from before."""
 
     def __init__(self, before: Callable[[str], Any]):
         super().__init__()
@@ -202,17 +202,17 @@ class _CurrentValues(dict[str, Any]):
 
 
 def _not_array(t: ValueType) -> bool:
-    """Is a value of a type no array?"""
+    """Is a value of this type not an array?"""
     return not isinstance(t, (TensorType, AnyRankType))
 
 
 def to_numpy(xp: Any, value: Any) -> Any:
-    """A value of which arrays may lie on a device; only the host has lists, dicts and None."""
+    """Copy a value to the host. Lists, dicts and None are on the host already."""
     return value if value is None or isinstance(value, (list, dict)) else xp.asnumpy(value)
 
 
 def _copied(value: Any, xp: Any) -> Any:
-    """A value of the caller's own: a result may be part of an operand."""
+    """A copy for the caller: a result may share memory with an operand."""
     if isinstance(value, list):
         return [_copied(v, np) for v in value]
     if not isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Sub-blocks that no plan holds, as programs of their own: what a block reads from around it is fed, what it gives is fetched."""
+"""Sub-blocks of a segmented run as separate programs: values from outside the block are feeds, its results are fetches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..plan.selection import Outline
 
 
 class BodyProgram(NamedTuple):
-    """`gives` has the names around the block of what the program computes, with those that they have in the program."""
+    """The program of a sub-block. `gives` maps a name outside the block to the name in this program, for each result."""
 
     outline: Outline
     gives: Mapping[str, str]
@@ -25,7 +25,7 @@ class BodyProgram(NamedTuple):
 def body_program(program: Program, op: Operator, body: SubBlock) -> BodyProgram:
     """The program of a sub-block that `op` runs.
 
-    Every value has a name of its own there, so that one which changes its size from round to round is two values. State that the block only
+    Every written value gets a new name, so that a value that changes its size between iterations is two values. State that the block only
     reads stays state.
     """
     source, made = program.blocks[body.idx], Program(program.name)
@@ -37,7 +37,7 @@ def body_program(program: Program, op: Operator, body: SubBlock) -> BodyProgram:
     given = [n for n in read if n in writes or not source.desc(n).persistable]
     for n in read:
         d = source.desc(n)
-        if n in given:  # only data of the program has rows that are a batch
+        if n in given:  # only a data variable of the program has a batch axis
             d = d.changed(persistable=False, is_parameter=False, is_data=True, attrs={} if d.is_data else {"resized": True})
         block.descs[n] = d
     now = copy_single(source.oplist, source, block, {}, "@round", set(_kept_in_place(program, source)))
@@ -48,7 +48,7 @@ def body_program(program: Program, op: Operator, body: SubBlock) -> BodyProgram:
 
 
 def _kept_in_place(program: Program, block: Block) -> Iterator[str]:
-    """What operators of a block, and of those that it runs, change under its one name."""
+    """The values that operators of a block, and of its sub-blocks, update in place under one name."""
     for op in block.oplist:
         if opdef(op.type).in_place:
             yield from op.output_arg_names

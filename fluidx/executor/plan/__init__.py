@@ -1,1 +1,1 @@
-"""Planning: from a program and shapes to the steps, the storage and the kernels of one run. Nothing runs here."""
+"""Planning: it turns a program and shapes into the steps, storage and kernels of one run. Nothing runs here."""

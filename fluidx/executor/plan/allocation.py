@@ -1,4 +1,4 @@
-"""Assign buffers to values by lifetime: two values that never live at the same time share memory."""
+"""Memory of a plan: offsets in an arena by lifetime (values that are not live at the same time share memory), and aligned arrays."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-ALIGN = 64  # bytes: a cache line, and what vector loads like
+ALIGN = 64  # bytes: a cache line, and the alignment of vector loads
 
 
 @dataclass(slots=True)
 class Interval:
-    """Bytes needed from operator `start` to operator `stop`, both included. Operators of sub-blocks are numbered by fractions."""
+    """Bytes that are live from operator `start` to operator `stop`, both included. Operators of sub-blocks have fractional numbers."""
 
     nbytes: int
     start: float
@@ -24,7 +24,7 @@ class Interval:
 
 
 def assign(intervals: Sequence[Interval]) -> tuple[list[int], int]:
-    """Offsets for the intervals in one arena, and the arena's size. Best fit among the gaps free at the moment, in order of start.
+    """Offsets for the intervals in one arena, and the arena's size. In order of start, each gets the best fit among the free gaps.
 
     >>> assign([Interval(100, 0, 1), Interval(100, 1, 2), Interval(100, 2, 3)])
     ([0, 128, 0], 256)
@@ -41,7 +41,7 @@ def assign(intervals: Sequence[Interval]) -> tuple[list[int], int]:
             _, j = heappop(ends)
             insort(free, (sizes[j], offsets[j]))
         k = bisect_left(free, (need, -1))
-        # a block that is twice as large stays for a larger value: a parameter that two ranks share, not its half
+        # a gap of at least twice the size stays free for a larger value: for a parameter that two ranks share, not for its half
         if k < len(free) and (free[k][0] < 2 * need or free[k][0] <= 4096):
             sizes[i], offsets[i] = free.pop(k)
         else:
@@ -53,15 +53,15 @@ def assign(intervals: Sequence[Interval]) -> tuple[list[int], int]:
 def _own_bytes(nbytes: int) -> np.ndarray:
     try:
         return np.zeros(nbytes, np.uint8)
-    except (ValueError, OverflowError):  # more than an array can have
+    except (ValueError, OverflowError):  # more bytes than an array can have
         raise MemoryError(f"{nbytes} bytes") from None
 
 
-new_bytes: Callable[[int], np.ndarray] = _own_bytes  # zeros; a process that is a rank takes them where other ranks see them
+new_bytes: Callable[[int], np.ndarray] = _own_bytes  # zeros; the process of a rank replaces it by memory that other ranks see
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros that begin on a line of the cache. NumPy's own begin anywhere, and then half the loads of a vector kernel touch two lines.
+    """Zeros aligned to a cache line. NumPy's are not aligned, so that half the loads of a vector kernel would touch two lines.
 
     >>> zeros((3, 5), np.dtype("float32")).ctypes.data % ALIGN
     0
@@ -70,36 +70,36 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def aligned_bytes(nbytes: int) -> np.ndarray:
-    """Zero bytes of which the first begins a line of the cache."""
+    """Zero bytes that begin on a cache line."""
     raw = new_bytes(nbytes + ALIGN)
     start = -raw.ctypes.data % ALIGN
     return raw[start : start + nbytes]
 
 
 def copied(a: np.ndarray) -> np.ndarray:
-    """A copy that begins on a line of the cache."""
+    """A copy aligned to a cache line."""
     out = zeros(a.shape, a.dtype)
     out[...] = a
     return out
 
 
 def put(a: Any, value: np.ndarray) -> None:
-    """Copy an array of the host into one of the host, or of a GPU."""
+    """Copy a host array into an array of the host or of a GPU."""
     if type(a) is np.ndarray:
         np.copyto(a, value)
     else:
-        with a.device:  # another one may be this thread's
+        with a.device:  # the current device of this thread may be another one
             a.set(np.asarray(value, order="C"))
 
 
 def fetched(a: Any, out: np.ndarray | None = None) -> np.ndarray:
-    """What an array of a GPU has, on the host: in `out`, contiguous, if it is given."""
+    """Copy a GPU array to the host, into the contiguous array `out` if it is given."""
     with a.device:
         return a.get(out=out)
 
 
 def carve(arena: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
-    """An array of `shape` and `dtype` in the arena's bytes at `offset`."""
+    """An array of `shape` and `dtype` over the arena's bytes at `offset`."""
     n = dtype.itemsize
     for d in shape:
         n *= d
@@ -107,6 +107,6 @@ def carve(arena: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def carve_strided(xp: Any, arena: Any, offset: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Any:
-    """The same with these distances, in bytes, between the elements of a value that has some."""
+    """The same for a non-empty value with strides, in bytes."""
     stop = offset + dtype.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     return xp.lib.stride_tricks.as_strided(arena[offset:stop].view(dtype), shape, strides)

@@ -1,7 +1,7 @@
-"""What a step of a plan costs, known before it runs: bytes read and written on this rank, and arithmetic operations.
+"""The cost of a plan step, computed before it runs: bytes read and written on this rank, and arithmetic operations.
 
-Operations follow from the op's access pattern: as many as its loops have points, which is the product of the sizes of all its factors, and
-twice that where products are summed. An op whose pattern does not name its loops, or that does more at a point, declares `flops`.
+The number of operations follows from the op's access pattern: the points of its loops, which is the product of the sizes of all factors;
+twice that for a sum of products. An op whose pattern does not name its loops, or that does more at each point, declares `flops`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Cost(NamedTuple):
-    """Bytes that are read and written, each operand once, and arithmetic operations. What a kernel keeps for itself is not in it.
+    """Bytes read and written (each operand counts once) and arithmetic operations. Internal buffers of kernels do not count.
 
     >>> Cost(8, 4, 3) + Cost(8, 4, 3)
     Cost(read=16, written=8, flops=6)
@@ -50,7 +50,7 @@ def communicates(step: Step) -> bool:
 
 
 def step_cost(step: Step, values: Mapping[str, Value]) -> Cost:
-    """The cost of a step of the plan that has these values. The steps of sub-blocks are steps of their own."""
+    """The cost of a step, in a plan with these values. Steps of sub-blocks are separate steps."""
     if step.kernel in ("view", "joined", "control", "nothing"):
         return Cost()
     if step.kernel == "fused":
@@ -62,7 +62,7 @@ def step_cost(step: Step, values: Mapping[str, Value]) -> Cost:
 
 
 def thread_bytes(step: Step, values: Mapping[str, Value]) -> int:
-    """The bytes that each thread keeps for the C kernel of a step."""
+    """The bytes of internal buffers that each thread keeps for the C kernel of a step."""
     op, here, definition = step.op, step.here, opdef(step.op.type)
     if step.kernel not in ("native", "fused") or not definition.native_memory_per_thread:
         return 0
@@ -74,7 +74,7 @@ def thread_bytes(step: Step, values: Mapping[str, Value]) -> int:
         return shadows.of(aside.get((name, True)) or values[name].type)
 
     def written(name: str) -> np.ndarray:
-        # the first results of all operators of a chain have one type
+        # in a chain, the first results of all operators have one type
         found = name if name in values else next(n for o in step.ops if (n := o.output_arg_names[0]) in values)
         return shadows.of(aside.get((name, False)) or values[found].type)
 
@@ -87,9 +87,9 @@ def thread_bytes(step: Step, values: Mapping[str, Value]) -> int:
 
 
 def _chain_cost(step: Step, values: Mapping[str, Value]) -> Cost:
-    """Of what lies nowhere, nothing is read and written."""
+    """The cost of a chain. Values that are not stored cost no bytes."""
     read, stored = ([values[n].type for n in names if n in values] for names in (step.reads, step.writes))
-    first, made = opdef(step.op.type), values[step.ops[-1].output_arg_names[0]].type  # all results along the chain are of one type
+    first, made = opdef(step.op.type), values[step.ops[-1].output_arg_names[0]].type  # all results in a chain have one type
     flops, elementwise = 0, step.ops
     if first.native_tail:
         op, elementwise = step.op, step.ops[1:]
@@ -111,7 +111,7 @@ def _op_cost(op: Operator, step: Step, values: Mapping[str, Value]) -> Cost:
         return Cost(_nbytes(zip(in_names, ins, strict=True)), written, 0)
     p = definition.pattern_of(ins, outs, op.attrs if here is None else here.attrs)
     flops = op_flops(definition, p, ins, outs, op.attrs if here is None else here.attrs)
-    # of a table that rows are looked up in, and of what is cut out of, no more is read than is made of it
+    # an embedding table or a sliced operand is read only in part: no more bytes than the result has
     some = definition.flops == 0
     read = _nbytes(
         (n, t, written if some or any(f in p.located for axis in p.ins[k] or () for f in axis) else None)
@@ -127,13 +127,13 @@ def _types(names: Iterable[str | None], values: Mapping[str, Value], here: Local
 
 
 def _nbytes(operands: Iterable[tuple]) -> int:
-    """Bytes of (name, type) or (name, type, at most), each name once."""
+    """The bytes of operands (name, type) or (name, type, limit); each name counts once."""
     sizes = {n: min(t.nbytes, t.nbytes if not most or most[0] is None else most[0]) for n, t, *most in operands if t is not None}
     return sum(sizes.values())
 
 
 def op_flops(definition: type[OpDef], p: Pattern, ins: Types, outs: Types, attrs: Mapping[str, object]) -> int:
-    """Arithmetic operations of an op on operands and results of these types.
+    """The number of arithmetic operations of an op, for operands and results of these types.
 
     >>> import fluidx.ops
     >>> def flops(name, ins, outs, **attrs):
@@ -152,13 +152,13 @@ def op_flops(definition: type[OpDef], p: Pattern, ins: Types, outs: Types, attrs
 
 
 def _sums_products(p: Pattern) -> bool:
-    """Is a factor summed that two operands have?"""
+    """Does the op sum over a factor that two operands have?"""
     having = [{f for axis in axes or () for f in axis} for k, axes in enumerate(p.ins) if k not in p.shape_only]
     return any(sum(f in factors for factors in having) > 1 for f, how in p.reduced.items() if how == "sum")
 
 
 def points(p: Pattern, ins: Types, outs: Types) -> int:
-    """The points of an op's loops: the product of the sizes of its factors. Axes without one are those of one operand, the largest."""
+    """The points of an op's loops: the product of the sizes of its factors. Axes without a factor count for the largest operand only."""
     sizes: dict[str, int] = {}
     compound: dict[tuple[str, ...], int] = {}
     dots = 1
@@ -169,7 +169,7 @@ def points(p: Pattern, ins: Types, outs: Types) -> int:
         for factors, d in zip(axes, t.shape, strict=True):
             if len(factors) > 1:
                 compound[factors] = max(d, compound.get(factors, 1))
-            elif not factors or "/" in factors[0]:  # of size 1; or runs of a factor that is an axis elsewhere
+            elif not factors or "/" in factors[0]:  # size 1; or blocks of a factor that is an axis of another operand
                 continue
             elif factors[0][0] == ".":
                 alone *= d
@@ -182,7 +182,7 @@ def points(p: Pattern, ins: Types, outs: Types) -> int:
 
 
 def _outside(compound: Mapping[tuple[str, ...], int], sizes: Mapping[str, int], said: Mapping[str, int]) -> int:
-    """What axes that several factors make add to the factors that are axes themselves."""
+    """The size of the factors that appear only in axes made of several factors."""
     known = dict(sizes)
     for factors, d in compound.items():
         new = [f for f in factors if f not in known]
@@ -195,7 +195,7 @@ def _outside(compound: Mapping[tuple[str, ...], int], sizes: Mapping[str, int], 
 
 
 def total(costs: Sequence[Cost]) -> Cost:
-    """The sum of some costs.
+    """The sum of costs.
 
     >>> total([Cost(1, 2, 3), Cost(4, 5, 6)])
     Cost(read=5, written=7, flops=9)

@@ -1,4 +1,4 @@
-"""Plan a program that is not initialised and not fed: sizes come from its declarations and from what is said of the open ones."""
+"""Plan a program without state and feeds: sizes come from its declarations, and open sizes from arguments."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def dry_plan(
     fuse: bool = True,
     overlap: int | None = None,
 ) -> Plan:
-    """The plan for feeds of these shapes; an open first axis that they do not say has `batch` rows. Of a rank program: that rank's plan.
-    `fuse` and `overlap` are those of `plan`.
+    """The plan for feeds of these shapes. A feed without a shape has `batch` rows on its open first axis. The plan of a rank program is
+    that rank's. `fuse` and `overlap` are arguments of `plan`.
 
-    `fetch` are names; without them what no operator reads is fetched. Raises FeedError for a shape of no feed, one that does not fit, and
-    an open axis of which nothing is said.
+    `fetch` are names; the default is the results that no operator reads. Raises FeedError for a shape of an unknown feed, a shape that does
+    not fit, and an open axis without a size.
 
     >>> import fluidx as fx
     >>> main = fx.Program("double")
@@ -52,7 +52,7 @@ def dry_plan(
     ranks = range(program.world_size) if program.rank is None else [program.rank]
     groups = {g: program.group_ranks(g, ranks[0]) for g in program.groups}
     ctx = RunContext(ranks[0], program.world_size, None, groups, program.turns)
-    if program.rank is None:  # as an Executor runs it: annotations for a transpile, on one device
+    if program.rank is None:  # an Executor runs it on one device: placements are annotations for a transpile
         ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)), turns=program.turns)
     feeds = {n: _shaped(n, t, shapes.get(n), batch) for n, t in data.items() if n in shapes or _is_read(program, n)}
     check_sizes(block.descs, feeds)
@@ -73,7 +73,7 @@ def _shaped(name: str, declared: TensorType, shape: Sequence[int] | None, batch:
 
 
 def _is_read(program: Program, name: str) -> bool:
-    """Is a variable read, or its size asked for?"""
+    """Is a variable read, or does an operator need its size?"""
     return any(name in flow.reads(program, op) or name in _asked(op) for op in program.global_block().oplist)
 
 
@@ -83,7 +83,7 @@ def _asked(op: Operator) -> list[str]:
 
 
 def _state(program: Program, ctx: RunContext) -> dict[str, np.ndarray]:
-    """Arrays in the shapes of the state that lies on this rank, without memory of their own."""
+    """Arrays with the shapes of this rank's state variables, without memory."""
     coords = ctx.coords()
     held = {}
     for n, d in program.global_block().descs.items():

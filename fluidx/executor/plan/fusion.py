@@ -1,10 +1,10 @@
-"""Chains: neighbouring elementwise operators over values of one shape become one step, which goes over memory once.
+"""Fusion: a chain of neighbouring elementwise operators over values of one shape becomes one step, which passes over memory once.
 
-A chain is an operator and those behind it that read what it makes. What nothing else reads is not stored. The order of operations inside an
-element stays, so fused and separate steps of the vector machine have the same bits.
+A chain is an operator and the following operators that read its result. A result that nothing else reads is not stored. The order of
+operations on each element stays, so fused and separate steps of the vector machine give the same bits.
 
-The first may be an operator whose kernel takes a tail, such as a matrix product: the others then run over each part of its result as
-soon as it is made.
+The first operator may be one whose kernel takes a tail, such as a matrix product. The others (the tail) then run over each part of its
+result as soon as the part is computed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .selection import Outline
 from .shadows import LayoutKeys, Shadows
 from .sizes import RankSizes
 
-_MOST = 16  # operators of one chain: more would not fit the registers of the vector machine
+_MOST = 16  # operators in one chain: more would not fit into the registers of the vector machine
 
 
 def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, layouts: Mapping[str, LayoutKeys]) -> list[tuple[Operator, ...]]:
-    """All operators in their order, those of one chain together. `lies`: how each value lies in storage of its own."""
+    """All operators in order, with the operators of a chain in one tuple. `layouts`: the layout of each value in its own storage."""
     types, here = sizes.types, sizes.here
     needed = _needed(outline, sizes.reads) if here else outline.fact(_needed)
     units: list[tuple[Operator, ...]] = []
@@ -42,8 +42,8 @@ def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, layouts: Mappin
 
     def covered(stored: Sequence[str]) -> bool:
         names = [n for op in chain for n in op.input_arg_names]
-        # how many loops there are hangs on no size above 1; whether rows are long enough for a tail, on all but that of axis 0, which no
-        # row has part in where there are several
+        # the number of loops depends on no size above 1. Whether rows are long enough for a tail depends on all sizes but axis 0, because
+        # with several rows axis 0 is not part of a row
         row = types[stored[0]].shape[1:] if opdef(chain[0].type).native_tail else ()
         key = (id(chain[0]), len(chain), *stored, row, *[layouts[n].rough for n in (*names, *stored)])
         known = outline.chains.get(key)
@@ -61,7 +61,7 @@ def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, layouts: Mappin
             if len(chain) == 1 or stored and covered(stored):
                 units.append(tuple(chain))
                 chain.clear()
-            else:  # where the first has a tail, those behind it may be a chain by themselves
+            else:  # if the first takes a tail, the operators behind it may be a chain by themselves
                 first = 1 if opdef(chain[0].type).native_tail else len(chain)
                 units.extend((op,) for op in chain[:first])
                 del chain[:first]
@@ -85,19 +85,19 @@ def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, layouts: Mappin
 def fused(
     chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], scratch: Sequence[np.ndarray] = ()
 ) -> list[native.NativeCall]:
-    """The calls that do a chain, over the arrays of what it reads and of what it stores. `scratch` is what its first operator asks for."""
+    """The kernel calls of a chain, over the arrays that it reads and stores. `scratch` are the scratch arrays of its first operator."""
     calls = _calls(chain, stored, array, scratch)
-    assert calls is not None, "a chain was planned whose operands lie otherwise now"
+    assert calls is not None, "the operands of a planned chain have other layouts now"
     return calls
 
 
 def covers(chain: Sequence[Operator], stored: Sequence[str], shadow: Callable[[str], np.ndarray]) -> bool:
-    """Whether there are calls for a chain whose operands lie like these arrays, which nothing touches."""
+    """Are there kernel calls for a chain whose operands have the layouts of these shadow arrays?"""
     return _calls(chain, stored, shadow, dry=True) is not None
 
 
 def _outputs(chain: Sequence[Operator], needed: Mapping[str, int]) -> list[str]:
-    """The first results of the operators of a chain that something else reads, of `needed` readers in all."""
+    """The results in a chain that something outside of it reads. `needed` counts all readers of each value."""
     inside: dict[str, int] = {}
     for op in chain:
         for n in op.input_arg_names:
@@ -116,7 +116,7 @@ def _calls(
     out, rest = first.output_arg_names[0], [n for op in chain[1:] if (n := op.output_arg_names[0]) in stored]
     if not rest:
         return None
-    place = array(out if out in stored else rest[0])  # what the first makes lies there until the tail has read it
+    place = array(out if out in stored else rest[0])  # holds the first operator's result until the tail has read it
 
     def layouts(name: str) -> np.ndarray:
         return place if name == out else array(name)
@@ -137,7 +137,7 @@ def _elementwise(
 
 
 def _wired(chain: Sequence[Operator], stored: Sequence[str], layouts: Mapping[str, LayoutKeys]) -> Iterator[Hashable]:
-    """What is the same for two chains of a program that do the same with operands that lie alike, whatever these are called."""
+    """A key that is equal for two chains with equal operators, wiring and operand layouts, whatever the names are."""
     number: dict[str, int] = {}
     for op in chain:
         names = (*op.input_arg_names, *op.output_arg_names)
@@ -147,7 +147,7 @@ def _wired(chain: Sequence[Operator], stored: Sequence[str], layouts: Mapping[st
 
 
 def _any_size(chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray]) -> bool:
-    """Does it hang on the loops over the results alone whether there are calls for a chain?"""
+    """Does it depend on the loops over the results alone whether there are calls for a chain?"""
     first, formulas = opdef(chain[0].type), chain
     if first.native_tail:
         said, formulas = first.native_any_size, chain[1:]
@@ -161,10 +161,10 @@ def _any_size(chain: Sequence[Operator], stored: Sequence[str], array: Callable[
 def _operands(
     chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray]
 ) -> tuple[list[Expr], dict[str, np.ndarray], list[np.ndarray]]:
-    """An expression for each stored value, over symbols for what the chain reads: one for each shape that an operand is read in. The arrays
-    of the symbols, and those of the stored values."""
-    number: dict[str, int] = {}  # of the values that the chain makes
-    symbols: dict[tuple[str, tuple[int, ...]], str] = {}  # alike chains have the same ones, and are assembled once
+    """Three results: an expression for each stored value, over symbols for the operands (one symbol for each shape that an operand is read
+    in); the arrays of the symbols; the arrays of the stored values."""
+    number: dict[str, int] = {}  # of the values that the chain computes
+    symbols: dict[tuple[str, tuple[int, ...]], str] = {}  # equal chains get equal symbols, so they are assembled once
     shape = array(stored[0]).shape
     parts: list[tuple[Expr, tuple[tuple[str, int | str], ...]]] = []
     for op in chain:
@@ -184,7 +184,7 @@ def _operands(
 
 @lru_cache(maxsize=1024)
 def _composed(parts: tuple[tuple[Expr, tuple[tuple[str, int | str], ...]], ...], stored: tuple[int, ...]) -> list[Expr]:
-    """The expressions of the stored parts. Each part is an expression, and for each of its symbols a part before it or another symbol."""
+    """The expressions of the stored parts. A part is an expression, with an earlier part or another symbol for each of its symbols."""
     made: list[Expr] = []
     for e, operands in parts:
         made.append(_grafted(e, {name: sym(o) if isinstance(o, str) else made[o] for name, o in operands}))
@@ -192,12 +192,12 @@ def _composed(parts: tuple[tuple[Expr, tuple[tuple[str, int | str], ...]], ...],
 
 
 def _grafted(e: Expr, values: Mapping[str, Expr]) -> Expr:
-    """`e` over other expressions, as it stands: simplified, two products with constants would be one and round once."""
+    """Substitute expressions into `e` without simplifying: two products with constants would become one, which rounds once."""
     return rebuild(e, lambda n, args: values[n.args[0]] if n.fn == "sym" else make_node(n.fn, *args) if args else None)
 
 
 def _needed(outline: Outline, reads: Callable[[Operator], Iterable[str]] | None = None) -> dict[str, int]:
-    """How often each value is read, a fetch counted as once. `reads`: what an operator reads, if not all that it names."""
+    """The number of readers of each value; a fetch counts as one. `reads(op)`: the values that an operator reads (default: all inputs)."""
     found: dict[str, int] = dict.fromkeys(outline.fetch, 1)
     for op in outline.ops:
         for n in flow.reads(outline.program, op) if reads is None else reads(op):
@@ -206,7 +206,7 @@ def _needed(outline: Outline, reads: Callable[[Operator], Iterable[str]] | None 
 
 
 def _fusable(outline: Outline) -> list[bool]:
-    """Which operators are elementwise or may have a tail, and make a value that has one content in a run and is no state."""
+    """For each operator: is it elementwise or does it take a tail, and is its result a temporary value that is written once in a run?"""
     once = {n for n, at in flow.definitions(outline.program, outline.ops).items() if len(at) == 1}.difference(outline.given)
     descs = outline.program.global_block().descs
     once = {n for n in once if (d := descs.get(n)) is not None and not d.persistable}
@@ -217,6 +217,6 @@ def _fusable(outline: Outline) -> list[bool]:
 
 
 def _is_float(op: Operator, types: Mapping[str, TensorType]) -> bool:
-    """Are all operands of one dtype that the vector machine has?"""
+    """Do all operands have one dtype, which the vector machine supports?"""
     dtypes = {types[n].dtype for n in (*op.input_arg_names, *op.output_arg_names)}
     return len(dtypes) == 1 and dtypes <= {"float32", "float64"}

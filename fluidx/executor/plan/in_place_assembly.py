@@ -1,7 +1,7 @@
-"""New values of variables that an operator puts together of parts: a part may be made where the variable has it, over the old value.
+"""Update a variable in place, part by part: when an operator joins parts to a variable's new value, each part is written over the old one.
 
-A strategy that updates flat ranges of parameters ends with that: what this rank has updated and what it receives of the others become the
-parameter. Made in their places, nothing is copied. That may be where all that reads the old value has done so by then.
+A strategy that updates flat ranges of parameters ends with such an operator: it joins the range that this rank updated and the ranges that
+it received. Parts that are written at their final places need no copy. This is allowed if all readers of the old value run before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def written_once(outline: Outline) -> Mapping[str, int]:
-    """The variables of the scope to which one operator gives a value, with its place in the outline."""
+    """The state variables that exactly one operator writes, with the operator's number in the outline."""
     descs = outline.program.global_block().descs
     found: dict[str, list[int]] = {}
     for k, op in enumerate(outline.ops):
@@ -31,16 +31,16 @@ def written_once(outline: Outline) -> Mapping[str, int]:
 
 
 def may_assemble(storage: Storage, i: float, unit: Sequence[Operator], whole: str, name: str, strided: StridedView) -> bool:
-    """May a result of unit `i` be made over a part of a variable, its new value?
+    """May a result of unit `i` be written into its part of the variable `whole`, over the old value?
 
-    An operator by itself may read there what it writes, element by element.
+    A single operator may read the old elements that it overwrites, element by element.
     """
     outline, spans = storage.outline, storage.spans
     at = outline.fact(_numbers)
     start, stop = at.get(id(unit[0])), outline.fact(written_once)[whole]
     if start is None or (name in storage.on_host) is not (whole in storage.on_host):
         return False
-    start -= int(i) - spans[i][0] if i in spans else 0  # messages of a batch start together
+    start -= int(i) - spans[i][0] if i in spans else 0  # the messages of a batch start together
     own = storage.pairs[id(unit[0])].get(name) if len(unit) == 1 else None
     if own is not None and not (storage.types[own] == storage.types[name] and _is_at(storage, own, strided)):
         own = None
@@ -61,13 +61,13 @@ def _is_at(storage: Storage, name: str, strided: StridedView) -> bool:
 
 
 def _is_apart(storage: Storage, view: str, name: str, strided: StridedView) -> bool:
-    """Is a value that an operator has made of a variable no view of it, or one that has no byte of where a result would lie?"""
-    if view not in storage.view_of:  # who makes a view later reads the variable later
+    """Is a value made from a variable either not a view of it, or a view that shares no byte with the place of the result?"""
+    if view not in storage.view_of:  # an operator that makes a view later reads the variable later
         return True
     start, stop = storage.starts[view], storage.starts[view] + storage.types[view].nbytes
     return storage.shadow[view].flags.c_contiguous and (stop <= strided.offset or strided.offset + storage.types[name].nbytes <= start)
 
 
 def _numbers(outline: Outline) -> dict[int, int]:
-    """The operators, by id, numbered."""
+    """The number of each operator, by its id."""
     return {id(op): k for k, op in enumerate(outline.ops)}

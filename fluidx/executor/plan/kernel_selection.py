@@ -1,6 +1,6 @@
-"""Which body computes each operator of a plan: the first of its op's table that covers the operands as they lie.
+"""Kernel selection: each operator of a plan gets the first kernel body in its op's table that supports the layouts of the operands.
 
-Asking the bodies costs more than the rest of a plan, so what they answered is kept with the program, for its plans of other sizes.
+Asking the bodies costs more time than the rest of planning. So their answers are cached with the program, for its plans of other sizes.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from .fusion import covers
 from .shadows import LayoutKeys
 from .storage import PlanNode, Storage
 
-_MOST = 1 << 14  # answers that one program keeps, and some more for each of its operators
-_NEXT = count(1)  # no number is given twice, whoever forgets what it stood for
+_MOST = 1 << 14  # answers that are cached for one program, plus 8 for each operator
+_NEXT = count(1)  # numbers are never reused, also after a cache is cleared
 
 
 class _Kept(NamedTuple):
-    """The body by its op and how the operands lie; its scratch by the body too, and by sizes."""
+    """Bodies by op and operand layouts; scratch types by op, body and exact sizes."""
 
     bodies: dict[tuple, KernelBody]
     scratch: dict[tuple, Sequence[TensorType]]
 
 
 class KernelAnswers:
-    """What bodies answered of the operands of a program's operators, on one device and by one choice of kernels.
+    """A cache of the kernel bodies' answers for a program's operators, on one device and for one choice of kernels.
 
-    Keys are made of numbers, each of which stands for one thing as long as the program lives: an op with attributes and slots, or a way
-    to lie. What is numbered by identity is held, so that nothing else gets its id; equal attributes need not be the same.
+    Keys are numbers. As long as the program lives, each number stands for one op with attributes and slots, or for one layout. Objects that
+    are numbered by identity are kept alive, so that their ids are not reused; equal attributes need not be the same object.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class KernelAnswers:
         return found
 
     def head(self, op: Operator, definition: type[OpDef]) -> tuple[int, bool]:
-        """The number of an op with these attributes and slots, and whether its kernels cover all sizes above 1 alike."""
+        """The number of an op with these attributes and slots; and whether its kernels treat all sizes above 1 alike."""
         known = self._ops.get(id(op))
         if known is None or known[0] is not op or known[1] is not definition:
             ins, outs = op.inputs, op.outputs
@@ -68,20 +68,20 @@ class KernelAnswers:
         return known[2], known[3]
 
     def plain(self, types: Mapping[str, TensorType]) -> dict[str, LayoutKeys]:
-        """How values of these types lie in storage of their own."""
+        """The layout keys of values of these types, each in its own storage."""
         layouts, found = self._types, {}
         for name, t in types.items():
             known = layouts.get(id(t))
             if known is None or known[0] is not t:
                 exact = next(_NEXT)
-                # the strides of what has no elements say nothing
+                # the strides of an empty array mean nothing
                 rough = exact if 0 in t.shape else self._way((t.dtype, tuple([d if d < 2 else 2 for d in t.shape])))
                 known = layouts[id(t)] = t, LayoutKeys(exact, rough)
             found[name] = known[1]
         return found
 
     def view(self, a: np.ndarray) -> LayoutKeys:
-        """How a view lies, for which every size counts."""
+        """The layout key of a view: every size counts."""
         way = self._way((a.dtype, a.shape, a.strides))
         return LayoutKeys(way, way)
 
@@ -90,8 +90,8 @@ class KernelAnswers:
 
 
 class PartChoice(NamedTuple):
-    """The body that was chosen for an operator whose kernel depends on which part of the whole its operands are. Of these there is no more
-    than their shape, dtype and strides: a plan that is kept holds no memory."""
+    """The body chosen for an operator whose kernel depends on which part of the global values its operands are. Operands are kept as shape,
+    dtype and strides, so that a cached plan holds no memory."""
 
     op: Operator
     table: Sequence[KernelBody]
@@ -101,7 +101,7 @@ class PartChoice(NamedTuple):
     outs: Any
 
     def holds(self, ctx: RunContext, part: Part | None) -> bool:
-        """Is it the choice for another part, too?"""
+        """Would the same body be chosen for this part?"""
         ins, outs = _stand_in(self.ins), _stand_in(self.outs)
         return next(body for body in self.table if body.covers(ins, outs, self.attrs, ctx, part)) is self.body
 
@@ -111,7 +111,7 @@ def _layout(a: Any) -> Any:
 
 
 def _stand_in(layout: Any) -> Any:
-    """An array of this layout whose elements nobody may touch."""
+    """An array of this layout whose elements must not be accessed."""
     if isinstance(layout, list) or layout is None:
         return layout and list(map(_stand_in, layout))
     shape, dtype, strides = layout
@@ -119,21 +119,21 @@ def _stand_in(layout: Any) -> Any:
 
 
 class Chooser:
-    """Chooses a body for every operator of a plan."""
+    """Chooses a kernel body for every operator of a plan."""
 
     def __init__(self, storage: Storage, device: str, natively: bool, answers: KernelAnswers, layouts: dict[str, LayoutKeys]):
         self.storage, self.device, self.natively = storage, device, natively
         self._answers = answers
-        self._of_context = _Kept({}, {})  # answers that hang on the rank and its communicator
+        self._of_context = _Kept({}, {})  # answers that depend on the rank and its communicator
         self.of_parts: list[PartChoice] = []
         for n in (*storage.view_of, *storage.strided):
-            if (a := storage.shadow[n]) is not storage.shadows.of(storage.types[n]):  # not one that lies as if it were none
+            if (a := storage.shadow[n]) is not storage.shadows.of(storage.types[n]):  # only if its layout differs from the plain one
                 layouts[n] = self._answers.view(a)
         self._exact = {n: lie.exact for n, lie in layouts.items()}
         self._rough = {n: lie.rough for n, lie in layouts.items()}
 
     def kernel(self, node: PlanNode) -> str:
-        """What is done for an operator; where a body of its op runs, the scratch that this body asks for gets a place."""
+        """The kernel of a step (see `Step`). If a body of its op runs, storage is reserved for the scratch that the body needs."""
         definition, here = node.definition, node.here
         if node.made:
             return node.made
@@ -145,16 +145,16 @@ class Chooser:
             return "control"
         if here is not None and (here.skip or here.fills):
             return "nothing" if here.skip else "fill"
-        aside = bool(node.scratch)  # copies that do not follow from the types, as those of `widen` do
+        copied = bool(node.scratch)  # copies that do not follow from the types alone, unlike those of `widen`
         if self.storage.halves:
             self.storage.widen(node, self.device)
-        body, scratch = self._choose(node) if aside or node.here is not None else self._known(node)
+        body, scratch = self._choose(node) if copied or node.here is not None else self._known(node)
         for t in scratch:
             self.storage.add_scratch(node, t)
         return body.name if len(node.ops) == 1 else "fused"
 
     def _straighten(self, node: PlanNode) -> None:
-        """Where views make the operands of a chain lie as no call takes them, they are copied to one piece first."""
+        """If no call supports the layouts of a chain's operands, because they are views, copy them to contiguous scratch first."""
         storage = self.storage
         made = {n for op in node.ops for n in op.output_arg_names}
         moved = [n for op in node.ops for n in op.input_arg_names if n not in made and storage.moved(n)]
@@ -164,7 +164,7 @@ class Chooser:
                 storage.add_scratch(node, storage.types[n], n, reads=True)
 
     def _known(self, node: PlanNode) -> tuple[KernelBody, Sequence[TensorType]]:
-        """What was chosen where operands lay like this, and the scratch that the body asks for where they had these sizes."""
+        """The cached choice for operands of these layouts, and the body's scratch for these sizes."""
         op, definition = node.op, node.definition
         known = self._answers.kept if not definition.native_takes_ctx and definition.view_ctx is None else self._of_context
         names, (head, any_size) = op.input_arg_names + op.output_arg_names, self._answers.head(op, definition)
@@ -187,7 +187,7 @@ class Chooser:
         return body, self.storage.asked(node, body)
 
     def _body(self, node: PlanNode) -> KernelBody:
-        """The first body that covers the operands as they lie."""
+        """The first body that supports the layouts of the operands."""
         table = bodies(node.definition, self.device, self.natively)
         if len(table) == 1:
             return table[0]

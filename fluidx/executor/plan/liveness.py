@@ -1,4 +1,4 @@
-"""Whether the feeds of a program are there, which of its operators start together, and how long its values are needed."""
+"""Checks of feeds, groups of sends and receives that start together, and liveness of values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOREVER = 1 << 60
 
 
 def check_feeds(program: Program, ops: Sequence[Operator], feed_types: Mapping[str, TensorType], fetch: Sequence[str]) -> None:
-    """Raise FeedError for a feed that no variable takes, and for data that is read and not fed."""
+    """Raise FeedError for a feed that the program does not declare, and for a data variable that is read but not fed."""
     descs = program.global_block().descs
     data = {n: d for n, d in descs.items() if d.is_data}
     for name in feed_types:
@@ -38,7 +38,7 @@ def check_feeds(program: Program, ops: Sequence[Operator], feed_types: Mapping[s
 
 
 def started_together(ops: Sequence[Operator]) -> dict[int, tuple[int, int]]:
-    """(first, last) of the neighbouring sends and receives that start with operator k."""
+    """{k: (first, last)} of the neighbouring sends and receives that operator k starts together with."""
     found = spans(ops)
     for span in sorted(set(found.values())):
         if (op := forwarded(ops, span)) is not None:
@@ -50,8 +50,8 @@ def started_together(ops: Sequence[Operator]) -> dict[int, tuple[int, int]]:
 
 
 class Liveness(NamedTuple):
-    """Of units, which are operators or chains of them, by number: sends and receives that start together, the last unit that touches
-    a value, and the units that write it. Operators of sub-blocks have numbers between those of units (`times`)."""
+    """Liveness in units, which are operators or chains. `spans`: sends and receives that start together; `last`: the last unit that touches
+    a value; `writers`: the units that write it. Operators of sub-blocks have numbers between those of units (`times`)."""
 
     spans: Mapping[int, tuple[int, int]]
     last: Mapping[str, float]
@@ -59,7 +59,7 @@ class Liveness(NamedTuple):
 
 
 def nested(program: Program, op: Operator) -> Iterator[tuple[Block, Operator]]:
-    """The operators of the blocks that `op` runs, each behind those of the blocks that it runs itself, with the block that holds it."""
+    """(block, operator) for all operators in the sub-blocks of `op`. Operators of inner sub-blocks come before the one that runs them."""
     for idx in op.sub_blocks():
         block = program.blocks[idx]
         for inner in block.oplist:
@@ -68,7 +68,7 @@ def nested(program: Program, op: Operator) -> Iterator[tuple[Block, Operator]]:
 
 
 def times(i: int, count: int) -> list[float]:
-    """The numbers of so many operators in sub-blocks that unit `i` runs: it is through behind them.
+    """The numbers of `count` operators in the sub-blocks that unit `i` runs: they lie before `i`, because `i` ends after them.
 
     >>> times(3, 4)
     [2.2, 2.4, 2.6, 2.8]
@@ -77,9 +77,10 @@ def times(i: int, count: int) -> list[float]:
 
 
 def lifetimes(outline: Outline, counts: Sequence[int], reads: Callable[[Operator], Iterable[str]] | None = None) -> Liveness:
-    """The lives of the values of the operators, so many of which are each unit. `reads`: what an operator reads, if not all that it names.
+    """The liveness of all values. `counts`: the number of operators in each unit. `reads(op)`: the values that an operator reads (default:
+    all inputs).
 
-    Raises ProgramError for a batch of messages that forwards one.
+    Raises ProgramError if a batch of messages sends a value that it receives itself.
     """
     program, rest = outline.program, iter(outline.ops)
     units = [tuple(islice(rest, n)) for n in counts]
@@ -97,7 +98,7 @@ def lifetimes(outline: Outline, counts: Sequence[int], reads: Callable[[Operator
             last.update(dict.fromkeys(body.results(op), until))
 
     for i, unit in enumerate(units):
-        until = spans[i][1] if i in spans else i  # what a batch sends is read until the whole batch is through
+        until = spans[i][1] if i in spans else i  # values that a batch sends are read until the whole batch has ended
         for op in unit:
             inside = [inner for _, inner in nested(program, op)] if op.sub_blocks() else []
             for at, inner in zip(times(i, len(inside)), inside, strict=True):

@@ -1,4 +1,4 @@
-"""Which steps of a plan run beside those that compute: on a GPU's stream for communication, or on a second thread of a CPU rank."""
+"""Overlap in a plan: which steps run at the same time as compute, on a GPU's communication stream or on a second thread of a CPU rank."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...ir.operator import Role
 from .overlap_rules import Access, hidden, overlap
 from .storage import COMMUNICATES, PlanNode, Root, Storage
 
-_WORTH = 1 << 20  # bytes: a tenth of a millisecond of copying, three times what waking a thread takes
+_WORTH = 1 << 20  # bytes: copying them takes 0.1 ms, three times as long as waking a thread
 
 Span = tuple[int, int]  # the first, and the last + 1, of the nodes that become one step
 
 
 class OverlappedSteps(NamedTuple):
-    """Steps that run beside the others, by number, and before which step to wait for which of them; the number of steps stands for the
-    end."""
+    """Numbers of the steps that overlap with compute. `waits`: {a step: the overlapped step that must end before it}; the number of steps
+    stands for the end of the run."""
 
     steps: frozenset[int]
     waits: Mapping[int, int]
@@ -28,9 +28,9 @@ NOTHING = OverlappedSteps(frozenset(), {})
 
 
 def least_hidden(ranks: int) -> int | None:
-    """The bytes of communication that second threads of ranks must hide, at least, for them to be used; None: there are none.
+    """The bytes of communication that second threads of ranks must at least hide to be used; None: never use them.
 
-    Where they would take turns with the threads that compute, nothing is hidden.
+    If second threads share cores with the threads that compute, nothing is hidden.
     """
     asked = config.overlap()
     if ranks == 1 or asked is False or (asked is None and native.cores() < 2 * ranks):
@@ -39,19 +39,19 @@ def least_hidden(ranks: int) -> int | None:
 
 
 def on_stream(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span]) -> OverlappedSteps:
-    """Communication by itself: what else is done to messages is computed."""
+    """Overlap on a GPU stream: only communication steps; other steps on messages count as compute."""
     return _extended(storage, nodes, order, [_access(storage, nodes[k:stop], False) for k, stop in order], 0)
 
 
 def on_thread(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span], least: int) -> OverlappedSteps:
-    """Communication, and what a transpiler put behind it, if at least so many bytes of it are hidden behind compute."""
+    """Overlap on a second thread: communication and the `dist` operators behind it, if compute hides at least `least` bytes of it."""
     if any(node.definition.effect in COMMUNICATES for some in storage.inner.values() for node in some):
-        return NOTHING  # inside a loop or a branch it runs on the thread that computes, and two would not keep one order
+        return NOTHING  # communication in a loop or branch runs on the compute thread; with a second thread the order would differ
     return _extended(storage, nodes, order, [_access(storage, nodes[k:stop], True) for k, stop in order], least)
 
 
 def _access(storage: Storage, some: Sequence[PlanNode], follows: bool) -> Access:
-    if some[0].made:  # another name for what lies there
+    if some[0].made:  # a view or a join: no memory access
         return Access(frozenset(), frozenset())
     roots, ops = storage.roots, [op for node in some for op in node.ops]
     read = {id(roots[n]): roots[n] for op in ops for n in storage.sizes.reads(op) if n in roots}
@@ -65,7 +65,7 @@ def _access(storage: Storage, some: Sequence[PlanNode], follows: bool) -> Access
 def _extended(
     storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span], accesses: Sequence[Access], least: int
 ) -> OverlappedSteps:
-    """Storage that is being sent or received stays taken until the wait."""
+    """The overlapped steps. Storage that is being sent or received stays live until the wait."""
     found = overlap(accesses)
     if hidden(accesses, found) < least:
         return NOTHING

@@ -1,7 +1,7 @@
-"""What runs beside compute, and where the two must wait for each other, derived from what the operators read and write.
+"""Overlap rules: which steps run at the same time as compute, and where the two must wait, derived from reads and writes.
 
-Communication runs on a stream of its own, in program order: of a GPU, or on a second thread of a CPU rank. It starts when compute has
-reached it; compute goes on meanwhile, until the first operator that reads what is being received, or overwrites what is being sent.
+Communication runs in program order on its own stream: a GPU stream, or a second thread of a CPU rank. It starts when compute reaches it.
+Compute goes on until the first operator that reads a value being received, or overwrites a value being sent.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Access:
-    """What one step of a plan touches: the storage that it reads and that it writes, and how many bytes that is."""
+    """The storage that one plan step reads and writes, and its size in bytes."""
 
     reads: frozenset[Hashable]
     writes: frozenset[Hashable]
     communicates: bool = False
-    follows: bool = False  # it may run behind communication, on its stream, where compute would have to wait for that before it
+    follows: bool = False  # it may run on the communication stream if compute would have to wait for communication before it
     nbytes: int = 0
 
 
 class Overlap(NamedTuple):
-    """The steps that run beside compute. For each step that must wait: those of them that are finished then, the last being the one that
-    it waits for; key len(steps) stands for the end of the run."""
+    """The steps that overlap with compute. `waits`: for each step that must wait, the overlapped steps that have ended then; it waits for
+    the last of them. Key len(steps) stands for the end of the run."""
 
     overlapped: frozenset[int]
     waits: dict[int, list[int]]
 
 
 def overlap(steps: Sequence[Access]) -> Overlap:
-    """What runs beside compute, and who waits for it.
+    """The steps that overlap with compute, and the steps that wait for them.
 
     >>> a, b = frozenset("a"), frozenset("b")
     >>> overlap([Access(a, b, True), Access(a, frozenset("c")), Access(b, a)])
@@ -44,7 +44,7 @@ def overlap(steps: Sequence[Access]) -> Overlap:
     out: dict[int, list[int]] = {}
     for j, step in enumerate(steps):
         received = running & {i for s in step.reads | step.writes for i in writers.get(s, ())}
-        if step.communicates or step.follows and received:  # what is beside compute follows in order, by its stream
+        if step.communicates or step.follows and received:  # overlapped steps run in order, on one stream
             running.add(j)
             started.append(j)
             for s in step.reads:
@@ -54,7 +54,7 @@ def overlap(steps: Sequence[Access]) -> Overlap:
             continue
         met = received | running & {i for s in step.writes for i in readers.get(s, ())}
         if met:
-            last = max(met)  # what was started earlier on the stream is finished then too
+            last = max(met)  # steps that started earlier on the stream have ended too
             out[j] = sorted(i for i in running if i <= last)
             running = {i for i in running if i > last}
     if running:
@@ -63,8 +63,7 @@ def overlap(steps: Sequence[Access]) -> Overlap:
 
 
 def hidden(steps: Sequence[Access], found: Overlap) -> int:
-    """The bytes that steps touch while some of the others are at work beside them, of those that compute or those that communicate,
-    whichever are fewer.
+    """The bytes that compute steps touch during overlap, or the bytes of the overlapped steps, whichever is less.
 
     >>> some = [Access(frozenset("a"), frozenset("b"), True, nbytes=80), Access(frozenset("x"), frozenset("y"), nbytes=30)]
     >>> hidden(some, overlap(some))

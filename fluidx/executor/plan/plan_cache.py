@@ -1,4 +1,4 @@
-"""What a plan follows from beside its operators: where that is equal, plans are, whichever rank they are for."""
+"""Cache of plans: the key has all inputs of planning besides the operators, so ranks with equal keys share a plan."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .records import Plan, Step
 from .selection import Outline
 from .sizes import RankSizes
 
-_MOST = 8  # plans that one outline keeps
+_MOST = 8  # plans cached for one outline
 
 
 class KeptPlan(NamedTuple):
-    """A plan for one rank. `types` are those of which its key has the ids."""
+    """A cached plan. `types` are kept alive because the key contains their ids."""
 
     plan: Plan
     types: Sequence[TensorType]
     of_parts: Sequence[PartChoice]
 
     def on(self, sizes: RankSizes, ctx: RunContext) -> Plan | None:
-        """The plan for the rank of these sizes: its operators get the part of this rank. None where a kernel cannot compute that part."""
+        """The plan for the rank with these sizes: its operators get this rank's part. None if a kernel cannot compute that part."""
         if not self.of_parts:
             return self.plan
         parts = {id(one.op): sizes.here[id(one.op)].part for one in self.of_parts}
@@ -44,21 +44,21 @@ class KeptPlan(NamedTuple):
 
 
 def kept(outline: Outline, key: Hashable, sizes: RankSizes, ctx: RunContext) -> Plan | None:
-    """The plan that an outline keeps under a key, for the rank of these sizes."""
+    """The cached plan of an outline under a key, for the rank with these sizes; None if there is none."""
     known = outline.plans.get(key)
     return None if known is None else known.on(sizes, ctx)
 
 
 def keep(outline: Outline, key: Hashable, plan: Plan, sizes: RankSizes, of_parts: Sequence[PartChoice]) -> None:
-    """Keep a plan under a key."""
+    """Cache a plan under a key."""
     if len(outline.plans) >= _MOST:
         outline.plans.clear()
     outline.plans[key] = KeptPlan(plan, [*sizes.types.values()], of_parts)
 
 
 def plan_key(sizes: RankSizes, outline: Outline, ctx: RunContext, device: str, natively: bool, fuse: bool, overlap: int | None) -> Hashable:
-    """What the plan of an outline follows from. Of the rank: the types of its parts, what its operators do instead, which values other
-    ranks hold, and its index in the groups whose parts are views. The offset of its part in the whole does not count."""
+    """The key of an outline's plan. Of the rank it has: the types of its local values, changed operators, the values that only other ranks
+    hold, and its index in the groups whose parts are views. The offset of its part in the global value does not count."""
     types, local, comm = sizes.types, sizes.local, ctx.comm
     absent = frozenset(local.absent) if local is not None else frozenset()
     only_on_others = [n for n, t in types.items() if (n in absent or 0 in t.shape) and sizes.only_on_others(n)]
@@ -81,7 +81,7 @@ def _instead(here: LocalOp) -> Hashable:
 
 
 def _groups(outline: Outline) -> tuple[str, ...]:
-    """The groups in which the index of a rank decides how its part lies in the whole. Of a collective, all ranks choose the same kernel."""
+    """The groups in which a rank's index decides the layout of its part. Collectives do not count: all ranks choose the same kernel."""
     inside = [inner for op in outline.ops if op.sub_blocks() for _, inner in nested(outline.program, op)]
     ops = [op for op in (*outline.ops, *inside) if "group" in op.attrs and opdef(op.type).effect is Effect.PURE]
     return tuple(dict.fromkeys(op.attrs["group"] for op in ops))

@@ -1,4 +1,4 @@
-"""Plan a program once, for one set of feed shapes and fetches: which operators run, sizes, storage, kernels, waits."""
+"""The planner: for one set of feed shapes and fetches it chooses the operators that run, their sizes, storage, kernels and waits."""
 
 from __future__ import annotations
 
@@ -39,12 +39,16 @@ def plan(
     overlap: int | None = None,
     outline: Outline | None = None,
 ) -> Plan:
-    """Plan `program` for feeds of these types, which are those of the whole values, as in the program; of a rank program it is one
-    rank's part that is planned. `held` are the arrays of the scope, of which the shapes are looked at. `natively`: whether C kernels may be
-    used; None: where they are built and FLUIDX_KERNELS allows it. `fuse`: whether a chain of operators may be one step. `rewrite`: whether
-    what needs no operator goes (fluidx.rewrite), by which no bit changes; None: if `fuse`, and FLUIDX_REWRITE allows it. `overlap`: the
-    bytes of communication, at least, that a second thread of a CPU rank must hide for it to be used; None: there is none. `outline`: what
-    is to be planned of the program; None: all that the fetches need, in one plan. Raises FeedError, NotInitializedError or ProgramError.
+    """Plan `program` for feeds of these types. Types are global, as in the program; a rank program is planned for its rank's part.
+
+    - `held`: the arrays of the scope; only their dtypes and shapes are used.
+    - `natively`: may C kernels be used? None: yes if they are built and FLUIDX_KERNELS allows it.
+    - `fuse`: may a chain of operators be one step?
+    - `rewrite`: are operators simplified (fluidx.rewrite)? No bit changes. None: yes if `fuse` and FLUIDX_REWRITE allow it.
+    - `overlap`: the bytes of communication that a second thread of a CPU rank must at least hide to be used. None: no second thread.
+    - `outline`: the operators to plan. None: all that the fetches need, in one plan.
+
+    Raises FeedError, NotInitializedError or ProgramError.
 
     >>> import fluidx as fx
     >>> main = fx.Program("double")
@@ -77,7 +81,7 @@ def _planned(
     sizes: RankSizes, outline: Outline, feed_types: Mapping[str, TensorType], ctx: RunContext, device: str, natively: bool, fuse: bool,
     overlap: int | None,
 ) -> tuple[Plan, list[PartChoice]]:  # fmt: skip
-    """The plan of operators whose sizes are known, and the kernels that were chosen for parts of wholes."""
+    """The plan of operators whose sizes are known, and the kernel choices that depend on the rank's part."""
     program, fetch = outline.program, outline.fetch
     shadows = Shadows(sizes.types.values())
     answers = KernelAnswers.of(program, device, natively)
@@ -134,7 +138,7 @@ def _planned(
 
 
 def _simplified(sizes: RankSizes, outline: Outline, natively: bool | None) -> Outline:
-    """The outline of the operators that are left. One that reads other names does on this rank what it did before."""
+    """The outline after rewriting. An operator that now reads other names keeps its `LocalOp`."""
     found, left = outline.simplified(sizes.types, natively)
     if sizes.here and found.renamed:
         before = {id(new): id(op) for op, new in found.renamed}
@@ -145,7 +149,7 @@ def _simplified(sizes: RankSizes, outline: Outline, natively: bool | None) -> Ou
 
 
 def _order(nodes: Sequence[PlanNode], spans: Mapping[int, Span]) -> Iterator[Span]:
-    """(first, last + 1) of the nodes that become one step each: sends and recvs of one batch go together."""
+    """(first, last + 1) of the nodes that become one step: the sends and recvs of a batch are one step."""
     k = 0
     while k < len(nodes):
         stop = spans[k][1] + 1 if k in spans else k + 1

@@ -1,6 +1,6 @@
-"""What an operator of a rank program does on its rank: types of the parts that lie here, what its kernel is told, which parts are empty.
+"""A rank program seen from its rank: types of local values, and for each operator its local attributes, its part and empty results.
 
-Variables are declared with the type of the whole value and a placement; what a rank holds follows from both and from its coordinates.
+Variables are declared with a global type and a placement. The local type follows from both and from the rank's coordinates.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from ...ir.program import Program, Var
 from ...ir.types import ANY, Placement, TensorType
 from ..context import RunContext
 
-_PART_OPS = (Effect.PURE, Effect.RANDOM)  # only these are told anything; what communicates works out its parts itself
+_PART_OPS = (Effect.PURE, Effect.RANDOM)  # only these get a LocalOp; communication operators compute their parts themselves
 
 
 class LocalOp(NamedTuple):
-    """What one operator does on this rank, where that is not what it says for the whole."""
+    """An operator as this rank runs it, if that differs from the operator in the program."""
 
     attrs: Mapping[str, Any]  # with sizes made local
     part: Part | None = None
-    ghosts: Mapping[int, TensorType] = {}  # operand number -> the type of one of which only the shape is read: no value is needed
-    skip: bool = False  # nothing of the outputs lies here
-    fills: tuple[tuple[int, Any], ...] = ()  # (output number, value) instead of a call: this rank has no terms to reduce
+    ghosts: Mapping[int, TensorType] = {}  # operand number -> type, for operands of which only the shape is read: no value is needed
+    skip: bool = False  # this rank has no element of the outputs
+    fills: tuple[tuple[int, Any], ...] = ()  # (output number, constant) instead of a call: this rank has no terms to reduce
 
     def real_inputs(self, op: Operator, definition: type[OpDef]) -> list[str]:
         """The inputs whose values are read."""
         return [n for k, n in enumerate(definition.flat_slots(op.inputs, definition.in_slots)) if n is not None and k not in self.ghosts]
 
     def inputs(self, op: Operator, definition: type[OpDef], read: Callable[[str], Any], ghost: Callable[[TensorType], Any]) -> list[Any]:
-        """The inputs arranged as arguments: what `read` gives, and where only a shape is read and another one lies here, `ghost`."""
+        """The inputs arranged as arguments: `read(name)`, or `ghost(type)` for an input of which only the shape is read."""
         k, given = 0, {}
         for slot in definition.in_slots:
             names = op.inputs.get(slot.name, ())
@@ -49,7 +49,7 @@ class LocalOp(NamedTuple):
 
 
 class RankView:
-    """The placements of a rank program seen from its rank. `types` hold what lies here, `wholes` what one device would have."""
+    """The placements of a rank program, seen from its rank. `wholes` has the global types."""
 
     def __init__(self, program: Program, descs: Mapping[str, Var], places: Mapping[str, Placement], coords: Coords):
         self.program, self.descs, self.places, self.coords = program, descs, places, coords
@@ -60,7 +60,7 @@ class RankView:
 
     @staticmethod
     def of(program: Program, ctx: RunContext) -> RankView | None:
-        """None for a program without placements, and for one without groups of ranks: there they are annotations for a transpile."""
+        """None for a program without placements. Also None without groups: placements are then annotations for a transpile."""
         places = {n: d.placement for b in program.blocks for n, d in b.descs.items() if d.placement}
         if not places or not program.groups:
             return None
@@ -70,19 +70,19 @@ class RankView:
         return self.coords[group][1] if group in self.coords else 0
 
     def type_of(self, name: str, whole: TensorType) -> TensorType:
-        """The type of what lies here of a value."""
+        """The local type of a value."""
         try:
             return local_type(whole, self.places.get(name, ()), self.coords)
         except KeyError as e:
             raise ProgramError(f"{self.program.label()}: %{name} is placed over {e}, a group that this rank is not in") from None
 
     def fed(self, name: str, whole: TensorType) -> TensorType:
-        """The type of the whole value that a feed makes here: where each rank has its own, of its rows."""
+        """The global type of a feed on this rank. For a replica-local value it has this rank's rows."""
         own = tuple([e for e in self.places.get(name, ()) if e.is_own])
         return local_type(whole, dealt(own), self.coords) if own else whole
 
     def is_empty(self, name: str) -> bool:
-        """Does this rank hold nothing of a value, whatever its open sizes? State exists even where it is empty."""
+        """Does this rank hold no element of a value, whatever its open sizes? A state variable exists even if it is empty."""
         if name in self.absent:
             return True
         return name in self.cut and not self.descs[name].persistable and 0 in self.type_of(name, self.descs[name].type).shape
@@ -92,27 +92,27 @@ class RankView:
         return name in self.cut and any(e.bounds is not None or e.axis == axis for e in self.places[name])
 
     def state_type(self, name: str, declared: TensorType, have: TensorType) -> TensorType:
-        """The whole type of a state variable whose part here has type `have`; `declared` as it is where an open axis is cut."""
+        """The global type of a state variable whose local value has type `have`. Open axes that are sharded stay open."""
         if ANY not in declared.shape or len(declared.shape) != len(have.shape):
             return declared
         cut = {e.axis for e in self.places[name]}
         return declared.with_shape(h if d == ANY and k not in cut else d for k, (d, h) in enumerate(zip(declared.shape, have.shape)))
 
     def is_local_rule(self, op: Operator, definition: type[OpDef]) -> bool:
-        """Is the operator's type rule about what lies on the rank? So for messages, and where a value has no meaning beyond the rank."""
+        """Does the operator's type rule work on local types? Yes for messages, and for `local` values, which have no global meaning."""
         if definition.effect is Effect.P2P:
             return True
         return not (self.own.isdisjoint(op.input_arg_names) and self.own.isdisjoint(op.output_arg_names))
 
     def touches(self, op: Operator) -> bool:
-        """Does the operator read or write anything that is not the same on every rank?"""
+        """Does the operator read or write a value that has a placement?"""
         keys = self.places.keys()
         return not (keys.isdisjoint(op.input_arg_names) and keys.isdisjoint(op.output_arg_names))
 
     # -- one operator -------------------------------------------------------------------------------------------------------
 
     def local_op(self, op: Operator, definition: type[OpDef], types: Mapping[str, TensorType]) -> LocalOp | None:
-        """What the operator does here; None when it does what it says. `types` are those of what lies here, outputs included."""
+        """The operator as this rank runs it; None if it runs unchanged. `types` are the local types, also of the outputs."""
         if self.cut.isdisjoint(op.input_arg_names) and self.cut.isdisjoint(op.output_arg_names):
             return None
         if definition.effect not in _PART_OPS or definition.move is not None or self.is_local_rule(op, definition) or op.sub_blocks():
@@ -151,7 +151,7 @@ class RankView:
     def _ghosts(
         self, p: Pattern, ins: list[str | None], in_types: list[TensorType | None], out_types: list[TensorType | None]
     ) -> dict[int, TensorType]:
-        """Types for the operands of which only the shape is read, as the other operands' parts ask."""
+        """Local types for the operands of which only the shape is read. They fit the parts of the other operands."""
         sizes, whole = _extents(p, in_types, out_types)
         out = {}
         for k in p.shape_only:
@@ -172,7 +172,8 @@ class RankView:
         self, p: Pattern, ins: list[str | None], in_types: list[TensorType | None], outs: list[str | None],
         out_types: list[TensorType | None], made: list[int],
     ) -> tuple[tuple[int, Any], ...]:  # fmt: skip
-        """Identities of the reductions that the outputs are terms of, when an operand's part is empty; () when the kernel is called."""
+        """For outputs that are terms of a reduction: its identity, if this rank's part of an operand is empty; () if the kernel is
+        called."""
         empty = [n for k, (n, t) in enumerate(zip(ins, in_types, strict=True)) if n and t and 0 in t.shape and k not in p.shape_only]
         cutting = {e.group for n in empty for e in self.places.get(n, ()) if e.is_cut}
         fills = []
@@ -206,7 +207,7 @@ def _pattern(definition: type[OpDef], ins: tuple, outs: tuple, attrs: Mapping[st
 def _extents(
     p: Pattern, ins: Sequence[TensorType | None], outs: Sequence[TensorType | None]
 ) -> tuple[dict[Any, int], tuple[int, ...] | None]:
-    """Sizes, on this rank, of factors and of axes made of several; and the shape of a flat range when the operands are flat ranges."""
+    """Local sizes of factors and of axes made of several factors; and the shape of the flat range if operands are flat ranges."""
     sizes: dict[Any, int] = {}
     for k, (axes, t) in enumerate(zip((*p.ins, *p.outs), (*ins, *outs), strict=True)):
         if axes is None or t is None or (k < len(p.ins) and k in p.shape_only):
@@ -233,7 +234,7 @@ def _extent(factors: tuple[str, ...], whole: int, sizes: Mapping[Any, int]) -> i
 
 
 def identity(op: str, dtype: np.dtype) -> Any:
-    """What changes nothing when it is reduced with: 0 for a sum, the smallest value for a maximum.
+    """The identity of a reduction: 0 for a sum, the smallest value for a maximum.
 
     >>> identity("max", np.dtype("float32")), identity("min", np.dtype("int8"))
     (-inf, 127)

@@ -1,6 +1,6 @@
-"""What a program does with given sizes, as data: steps with their kernels, values and the storage they lie in, scratch, waits.
+"""The records of a plan: steps with kernels, values with storage, scratch and waits, for given sizes.
 
-Nothing is allocated for a plan, and none of it changes: `bind` turns one into calls over arrays. `str(plan)` shows it.
+A plan is immutable and allocates nothing. `bind` turns it into calls over arrays. `str(plan)` shows it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .rank_view import LocalOp
 
 class Buffer(NamedTuple):
     """Storage that values share: bytes of the arena from operator `start` to operator `stop`, a fed array, or a variable of the scope.
-    Each of the two memories has an arena of its own."""
+    Device memory and host memory have an arena each."""
 
     kind: str  # "arena", "feed" or "state"
-    name: str  # the value it was made for
+    name: str  # the value that it was first allocated for
     nbytes: int
     start: int
     stop: int
@@ -29,15 +29,15 @@ class Buffer(NamedTuple):
 
 
 class StridedView(NamedTuple):
-    """Where in its buffer a value lies that is not in one piece: bytes from the start, and distances of neighbours along its axes."""
+    """The place of a non-contiguous value in its buffer: offset in bytes, and strides in bytes."""
 
     offset: int
     strides: tuple[int, ...]
 
 
 class Value(NamedTuple):
-    """A value: its type on this rank, and the number of the buffer that it lies in. `view_of` names the value that it is a view of;
-    one that is no view and has `lies` was made in strides, inside another value or for a view of it."""
+    """A value: its local type and the number of its buffer. `view_of` names the value of which it is a view. A value that has `strided` but
+    is no view is written with strides: inside another value, or so that a later operator is a view of it."""
 
     type: TensorType
     buffer: int
@@ -46,8 +46,8 @@ class Value(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Bytes of the arena that one step alone uses. `of` names the operand that is copied there (`reads`), or the result that is made
-    there first, converted where the type differs; without it the kernel asked for them."""
+    """Bytes of the arena for one step only. `of` names the operand that is copied there (`reads`), or the result that is first written
+    there; the copy converts the dtype if it differs. Without `of` it is scratch of the kernel."""
 
     type: TensorType
     offset: int
@@ -56,25 +56,25 @@ class Scratch(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One call of a run. `kernel` is "numpy", "native" or "any" for an operator's body, else what is done instead:
+    """One call of a run. `kernel` is "numpy", "native" or "any" for an operator's kernel body. The other kinds are:
 
-    view      nothing: the results are views of the operand
-    joined    nothing: the operands were made where the result has them
-    control   one of the sub-blocks runs, or one runs again and again
+    view      no call: the results are views of the operand
+    joined    no call: the operands were written at their places in the result
+    control   one of the sub-blocks runs, or one runs repeatedly
     exchange  neighbouring sends and receives start together
-    fused     a chain of elementwise operators, which goes over memory once; what nothing else reads is not stored
+    fused     a chain of elementwise operators, in one pass over memory; results that nothing else reads are not stored
     fill      the results are constants, because this rank has no terms to reduce
-    nothing   no part of the results lies here
+    nothing   no call: this rank has no element of the results
     """
 
     ops: tuple[Operator, ...]
     kernel: str
-    here: LocalOp | None = None  # what it does on this rank, where that is not what it says
+    here: LocalOp | None = None  # the operator as this rank runs it, if that differs
     scratch: tuple[Scratch, ...] = ()
-    overlapped: bool = False  # it starts when the steps before it that are not are through, and runs beside those behind it
-    waits_for: int | None = None  # the number of a step beside the others that has to be through before
+    overlapped: bool = False  # it starts when the earlier compute steps have ended, and runs at the same time as later ones
+    waits_for: int | None = None  # the number of an overlapped step that must end before this one starts
     marked: bool = False  # a later step waits for it
-    on_host: bool = False  # the host computes it, in its memory, whatever device the rank works on
+    on_host: bool = False  # the host computes it in host memory, whatever the rank's device is
 
     @property
     def op(self) -> Operator:
@@ -82,7 +82,7 @@ class Step(NamedTuple):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What the operators read, but for what one of a chain made before."""
+        """The values that the operators read, without those that an earlier operator of the chain computed."""
         names: dict[str, None] = {}
         made: set[str] = set()
         for op in self.ops:
@@ -97,7 +97,7 @@ class Step(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What `bind` needs to run a program with these sizes, and what one can know of that run before."""
+    """A compiled program for given sizes: everything that `bind` needs, and the costs of a run."""
 
     program: Program
     steps: tuple[Step, ...]
@@ -105,37 +105,37 @@ class Plan(NamedTuple):
     values: Mapping[str, Value]
     buffers: tuple[Buffer, ...]
     arena_bytes: int
-    feeds: tuple[str, ...]  # in the order of the feed; those of which this rank reads a part
+    feeds: tuple[str, ...]  # in the order of the feed; only those of which this rank reads a part
     fetches: tuple[str, ...]
-    fetch_types: tuple[TensorType, ...]  # of the whole values, wherever their parts lie
+    fetch_types: tuple[TensorType, ...]  # global types
     absent: frozenset[str] = frozenset()  # values that other ranks hold and this one does not
     waits_at_end: int | None = None
-    host_arena_bytes: int = 0  # of the arena in the memory of the host, for values that are said to lie there
+    host_arena_bytes: int = 0  # of the arena in host memory, for offloaded values
 
     def all_steps(self) -> Iterator[Step]:
-        """The steps, and those of sub-blocks behind them."""
+        """The steps, then the steps of sub-blocks."""
         yield from self.steps
         for steps in self.bodies.values():
             yield from steps
 
     def nbytes(self, kind: str, on_host: bool = False) -> int:
-        """Bytes of all buffers of a kind in the memory of the rank's device, or of the host; of the arena, which they share, its size."""
+        """The bytes of all buffers of a kind in device memory, or in host memory. For "arena": the size of the arena."""
         if kind == "arena":
             return self.host_arena_bytes if on_host else self.arena_bytes
         return sum(b.nbytes for b in self.buffers if b.kind == kind and b.on_host is on_host)
 
     @property
     def peak_bytes(self) -> int:
-        """What a run on this rank takes of the memory of its device: state, feeds and the arena."""
+        """The device memory of a run on this rank: state, feeds and the arena."""
         return self.nbytes("state") + self.nbytes("feed") + self.arena_bytes
 
     @property
     def host_bytes(self) -> int:
-        """What it takes of the memory of the host for what is said to lie there. On a CPU that is one memory with the device's."""
+        """The host memory of a run, for offloaded values. On a CPU, device memory and host memory are the same."""
         return self.nbytes("state", on_host=True) + self.host_arena_bytes
 
     def cost(self, step: Step) -> Cost:
-        """Bytes that a step reads and writes on this rank, and its arithmetic operations; worked out when asked.
+        """Bytes that a step reads and writes on this rank, and its arithmetic operations. Computed when it is called.
 
         >>> import fluidx as fx
         >>> from fluidx.executor.plan.dry_run import dry_plan
@@ -150,7 +150,7 @@ class Plan(NamedTuple):
 
     @property
     def thread_bytes(self) -> int:
-        """What each thread at work keeps for C kernels, once for all plans; asked of them when it is asked for."""
+        """The bytes that each thread keeps for C kernels, once for all plans. Computed when it is read."""
         return max((thread_bytes(step, self.values) for step in self.all_steps()), default=0)
 
     def __str__(self) -> str:

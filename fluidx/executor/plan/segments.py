@@ -1,5 +1,5 @@
-"""The segments of a program, one plan each: it is cut at operators whose results have sizes that values decide, or that take or give values
-which only the host has."""
+"""Segments of a program, with one plan each. A program is cut at operators whose result sizes depend on values, and at operators on values
+that only the host has (sequences, maps, strings)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .selection import Outline
 
 
 class Segment(NamedTuple):
-    """Operators that are one plan, None where there are none, and the one behind them that runs on values, None at the end. `keeps` are the
-    values that something behind it needs."""
+    """`planned`: operators that are one plan (None if there are none). `host`: the operator behind them, which runs without a plan (None at
+    the end). `keeps`: the values that later segments need."""
 
     planned: Outline | None
     host: Operator | None
@@ -26,7 +26,7 @@ class Segment(NamedTuple):
 
 
 def segments(outline: Outline, apart: Operator | None = None) -> tuple[Segment, ...]:
-    """The segments of an outline in their order; none where it is one plan. `apart`: one more operator to stand between plans."""
+    """The segments of an outline in order; () if it is one plan. `apart`: one more operator that must stand between plans."""
     program = outline.program
     cuts = Cuts(program.global_block(), outline.ops)
     runs: list[tuple[list[Operator], Operator | None]] = [([], None)]
@@ -43,7 +43,7 @@ def segments(outline: Outline, apart: Operator | None = None) -> tuple[Segment, 
 
 
 def check_whole(outline: Outline) -> None:
-    """Raise ProgramError for an outline that is not one plan."""
+    """Raise ProgramError if an outline is not one plan."""
     for segment in outline.fact(segments):
         if (op := segment.host) is not None and (why := Cuts(outline.program.global_block(), [op]).why(op)) is not None:
             raise ProgramError(
@@ -53,7 +53,7 @@ def check_whole(outline: Outline) -> None:
 
 
 def _segments(outline: Outline, runs: Sequence[tuple[list[Operator], Operator | None]]) -> Iterator[Segment]:
-    """Each segment fetches what those behind it need of it, and is fed what it needs of those before it. State lies in the scope."""
+    """Make the segments. Inputs: values of earlier segments. Outputs: values that later ones read. State stays in the scope."""
     program, given = outline.program, set(outline.given)
     descs = program.global_block().descs
 
@@ -71,7 +71,7 @@ def _segments(outline: Outline, runs: Sequence[tuple[list[Operator], Operator | 
     for (ops, host), (wanted, keeps) in zip(runs, reversed(behind), strict=True):
         writes = dict.fromkeys(n for op in ops for n in flow.writes(program, op))
         fetch = [n for n in writes if n in wanted and carried(n)]
-        if host is None:  # the end, where state has the values that are fetched
+        if host is None:  # the last segment: state has its final values, so it can be fetched
             fetch += [n for n in dict.fromkeys(outline.fetch) if not carried(n)]
         reads = dict.fromkeys(n for op in ops for n in _needs(program, op))
         planned = Outline(program, ops, tuple([n for n in reads if n in given]), tuple(fetch)) if ops or fetch else None
@@ -80,6 +80,6 @@ def _segments(outline: Outline, runs: Sequence[tuple[list[Operator], Operator | 
 
 
 def _needs(program: Program, op: Operator) -> tuple[str, ...]:
-    """What an operator reads, and what its bodies may leave as it was."""
+    """The values that an operator reads, and those that its sub-blocks may leave unchanged."""
     reads, writes = flow.touches(program, op)
     return reads if reads is op.input_arg_names else (*reads, *writes)

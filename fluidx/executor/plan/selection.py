@@ -1,4 +1,4 @@
-"""What the plans of a program share, whatever their sizes: which operators run for what is fed and fetched, and what follows from them."""
+"""Outline: the operators that run for given feeds and fetches, with cached facts that all plans of them share, whatever the sizes."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from .liveness import check_feeds
 if TYPE_CHECKING:
     from .plan_cache import KeptPlan
 
-_MOST = 64  # notes that one program keeps
+_MOST = 64  # cache entries of one program
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Outline:
-    """Operators of block 0 that run, in their order, where `given` is fed and `fetch` fetched."""
+    """The operators of block 0 that run, in order, if `given` is fed and `fetch` is fetched."""
 
     def __init__(self, program: Program, ops: Sequence[Operator], given: tuple[str, ...], fetch: tuple[str, ...]):
         self.program, self.ops, self.given, self.fetch = program, ops, given, fetch
         self._source = program.version, tuple(program.global_block().oplist)
         self._facts: dict[tuple[Hashable, ...], object] = {}
-        self.chains: dict[tuple[Hashable, ...], bool] = {}  # which there are calls for
+        self.chains: dict[tuple[Hashable, ...], bool] = {}  # cached: are there kernel calls for a chain?
         self.plans: dict[Hashable, KeptPlan] = {}
         self._simplified: dict[Hashable, tuple[Simplified, Outline]] = {}
 
     @staticmethod
     def of(program: Program, feed_types: Mapping[str, TensorType], fetch: Sequence[str]) -> Outline:
-        """The outline of what has to run. Raises FeedError for a feed that no variable takes, and for data that is read and not fed."""
+        """The outline for these feeds and fetches. Raises FeedError for an undeclared feed, and for data that is read but not fed."""
         given, names = tuple(feed_types), tuple(fetch)
         found = program.notes.get((Outline, given, names))
         if found is None or not found._is_current():
@@ -47,12 +47,12 @@ class Outline:
         return found
 
     def _is_current(self) -> bool:
-        """Is the program as it was?"""
+        """Is the program unchanged?"""
         (version, was), now = self._source, self.program.global_block().oplist
         return version == self.program.version and len(was) == len(now) and all(map(is_, was, now))
 
     def simplified(self, types: Mapping[str, TensorType], natively: bool | None) -> tuple[Simplified, Outline]:
-        """The operators that do the same, bit by bit, where values have these types, and their outline."""
+        """Simpler operators with the same results, bit by bit, for values of these types; and their outline."""
         key = native.chosen() if natively else natively  # constants are computed by these kernels
         known = self._simplified.get(key)
         if known is None or not known[0].holds(types):
@@ -62,7 +62,7 @@ class Outline:
         return known
 
     def fact(self, work: Callable[Concatenate[Outline, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `work` makes of the outline and of hashable arguments, made once. Nobody may change it."""
+        """The cached result of `work(outline, *args)`. Arguments must be hashable; the result must not be changed."""
         key = (work, *args)
         if key not in self._facts:
             self._facts[key] = work(self, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Arrays without memory of their own that stand for the values of a plan: operators are asked for views and kernels of them."""
+"""Shadow arrays: they stand for the values of a plan, with shapes and strides but shared memory. Views and kernels are tried on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import allocation
 
 
 class Shadows:
-    """Arrays that stand for values of these types and their views. Those that lie alike are one object."""
+    """Shadow arrays for values of these types and for their views. Equal layouts are one object."""
 
     def __init__(self, types: Iterable[TensorType]):
         self.types = types
@@ -23,25 +23,25 @@ class Shadows:
 
     @cached_property
     def dummy(self) -> np.ndarray:
-        """What all shadows share, and nothing touches; float32 may stand for 16-bit floats."""
+        """The memory that all shadows share; nothing accesses it. It is large enough for float32 in place of 16-bit floats."""
         distinct = {id(t): t for t in self.types}.values()
-        # where operands will be: which kernels there are of what communicates may depend on that
+        # of the same kind of memory as operands: the kernels of communication operators may depend on it
         return allocation.new_bytes(max((wide_type(t).nbytes for t in distinct), default=1) or 1)
 
     def of(self, t: TensorType) -> np.ndarray:
-        """The shadow of a value in storage of its own."""
+        """The shadow of a value in its own storage."""
         a = self.known.get((t.dtype, t.shape))
         if a is None:
             a = self.known[t.dtype, t.shape] = self.like(np.ndarray(t.shape, np_dtype(t.dtype), buffer=self.dummy))
         return a
 
     def like(self, a: np.ndarray) -> np.ndarray:
-        """The one that lies as this one does."""
+        """The shadow with the same layout."""
         return self.known.setdefault((a.dtype, a.shape, a.strides), a)
 
 
 class LayoutKeys(NamedTuple):
-    """Numbers for how a value lies: one to the size, and one that it shares with all that differ in sizes above 1 alone."""
+    """Numbers for the layout of a value: `exact` with all sizes; `rough` is equal for layouts that differ only in sizes above 1."""
 
     exact: int
     rough: int

@@ -1,4 +1,4 @@
-"""The type of every value of a run with each size known, on one rank, from what is fed and what the scope holds."""
+"""Size inference: the local type of every value of a run on one rank, from the feeds and the arrays of the scope."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .selection import Outline
 
 
 class SizesChange(ProgramError):
-    """A sub-block of operator `op` gives a value another size than it had: what `op` does is planned round by round."""
+    """A sub-block of operator `op` changes the size of a value, so `op` must be planned iteration by iteration."""
 
     def __init__(self, message: str, op: Operator):
         super().__init__(message)
@@ -30,9 +30,9 @@ class SizesChange(ProgramError):
 
 
 class RankSizes:
-    """`types` of what lies on this rank, and for operators that do not do here what they say (`here`, by id), what they do.
+    """`types`: the local types of values. `here`: by operator id, operators that this rank runs differently.
 
-    `held` are the variables of the scope; only their shapes and dtypes are looked at.
+    `held` are the variables of the scope; only their shapes and dtypes are used.
     """
 
     def __init__(self, program: Program, held: Mapping[str, Any], ctx: RunContext):
@@ -46,8 +46,8 @@ class RankSizes:
         self.open_axes: OpenAxes
 
     def infer(self, outline: Outline, feed_types: Mapping[str, TensorType]) -> None:
-        """Fill `types` and `here`. Raises NotInitializedError for state that is read and not there, SizesChange where the sizes of a value
-        change from round to round of a loop, or differ between branches."""
+        """Fill `types` and `here`. Raises NotInitializedError for state that is read but has no value, and SizesChange if the size of a
+        value changes between iterations of a loop, or differs between branches."""
         for n, t in feed_types.items():
             self.define(n, t if self.local is None else self.local.fed(n, t))
         self.open_axes = outline.fact(OpenAxes)
@@ -64,24 +64,24 @@ class RankSizes:
             )
 
     def whole(self, name: str) -> TensorType:
-        """The type of the whole value, of which a rank may hold a part."""
+        """The global type of a value."""
         t = self.local.wholes.get(name) if self.local is not None else None
         return t or self.types[name]
 
     def only_on_others(self, name: str) -> bool:
-        """Do only other ranks hold anything of the value?"""
+        """Do only other ranks hold elements of the value?"""
         return self.local is not None and name not in self.held and self.local.is_empty(name)
 
     def _is_cut(self, name: str, axis: int) -> bool:
         return self.local is not None and self.local.is_cut(name, axis)
 
     def reads(self, op: Operator) -> Iterable[str]:
-        """What an operator reads, its bodies included, without that of which it reads the shape only."""
+        """The values that an operator and its sub-blocks read, without those of which only the shape is read."""
         here = self.here.get(id(op))
         return flow.reads(self.program, op) if here is None or not here.ghosts else here.real_inputs(op, opdef(op.type))
 
     def define(self, name: str, whole: TensorType) -> None:
-        """Give a value its type, from that of the whole value."""
+        """Set the type of a value from its global type."""
         whole = self.program.shared(whole)
         if self.local is not None and name in self.local.places:
             self.local.wholes[name] = whole
@@ -90,7 +90,7 @@ class RankSizes:
             self.types[name] = whole
 
     def known(self, name: str, op: Operator | None) -> TensorType:
-        """The type of what lies here of a value that is read."""
+        """The local type of a value that is read."""
         t = self.types.get(name)
         if t is not None:
             return t
@@ -100,7 +100,7 @@ class RankSizes:
                 t = self.types[name] = self.program.shared(d.type)
                 return t
         if d is not None and self.only_on_others(name) and d.type.numel >= 0:
-            self.define(name, d.type)  # what a broadcast from another rank is given here, say: it is not looked at
+            self.define(name, d.type)  # for example the operand of a broadcast from another rank: its value is not read
             return self.types[name]
         if d is not None and d.persistable:
             whole, want = d.type, d.type
@@ -121,7 +121,7 @@ class RankSizes:
         raise ProgramError(f"op {op.type} reads {name!r} before any operator defines it{site(op)}")
 
     def _infer_ops(self, rules: Iterable[_Rule], block: Block, within: Operator | None = None) -> None:
-        """`within`: the operator of block 0 that runs these, which stand in `block`."""
+        """Infer the types of operators in `block`. `within`: the operator of block 0 that runs the block."""
         types, infer, open_axes = self.types, self.program.infer, self.open_axes
         for op, definition, reads, write in rules:
             if definition.bodies:
@@ -148,7 +148,7 @@ class RankSizes:
                 types[n] = t
 
     def _infer_control(self, op: Operator, within: Operator) -> None:
-        """The bodies first; what they hand out has one type in all of them."""
+        """Infer the sub-blocks first. A result must have the same type in all of them."""
         for b in op.sub_blocks():
             block = self.program.blocks[b]
             self._infer_ops(map(_Rule.of, block.oplist), block, within)
@@ -163,7 +163,7 @@ class RankSizes:
             self.known(n, op)
 
     def _infer_placed(self, local: RankView, op: Operator, definition: type[OpDef], ins: list[Any]) -> None:
-        """Types of results that lie somewhere. The rule is asked about whole values, or about what lies here where that is all there is."""
+        """Types of results with placements. The type rule gets global types, or local types for `local` values and messages."""
         if local.is_local_rule(op, definition):
             if definition.open_axes is not None:
                 self._fill_open(local, op, definition)
@@ -180,7 +180,7 @@ class RankSizes:
             self.here[id(op)] = here
 
     def _fill_open(self, local: RankView, op: Operator, definition: type[OpDef]) -> None:
-        """Types of results whose open axes are as long as the operator says, of the whole value."""
+        """Types of results whose open axes take global sizes from other variables, as the operator's attributes say."""
         assert definition.open_axes is not None
         axes = definition.open_axes(op.attrs)
         for n, t in self._results(op, definition, []):
@@ -188,7 +188,7 @@ class RankSizes:
             if ANY in declared.shape and n not in local.own:
                 missing = next((name for name, _, _ in axes if name not in self.types), None)
                 if missing is not None:
-                    raise FeedError(f"feed is missing variable {missing!r}, of whose size op {op.type} makes that of {n!r}{site(op)}")
+                    raise FeedError(f"feed is missing variable {missing!r}; op {op.type} needs its size for the size of {n!r}{site(op)}")
                 self.define(n, with_open_axes(declared, axes, lambda name: self.whole(name).shape))
                 t = self.types[n] if self.types[n].accepts(t) else t
             self._define_part(local, op, n, t)
@@ -197,7 +197,7 @@ class RankSizes:
         return by_name(op, definition, self.program.infer(definition, ins, op.attrs))
 
     def _define_part(self, local: RankView, op: Operator, name: str, t: TensorType) -> None:
-        """Give a value its type from that of the part that lies here."""
+        """Set the type of a value from its local type."""
         if name in local.own or name not in local.places:
             if self.types.get(name, t) != t:
                 raise ProgramError(f"op {op.type} writes {t} into {name!r}, which holds {self.types[name]}")
@@ -213,8 +213,8 @@ class RankSizes:
 
 
 class _Rule(NamedTuple):
-    """An operator with its declaration; the names that it reads in the order of arguments, where each is an argument by itself; and the
-    one that it writes, where there is one."""
+    """An operator with its declaration. `reads`: its inputs in the order of arguments, if each slot has exactly one (else None). `write`:
+    its single output (else "")."""
 
     op: Operator
     definition: type[OpDef]
@@ -238,12 +238,12 @@ def _changed(message: str, op: Operator, within: Operator | None) -> ProgramErro
 
 
 def with_sizes(error: ProgramError, op: Operator) -> ProgramError:
-    """An error of a type rule, told of the sizes of a run."""
+    """The error of a type rule, with a note that sizes come from the feeds."""
     return ProgramError(f"{error}\n  in op {op.type}, with the sizes that were fed{site(op)}")
 
 
 def by_name(op: Operator, definition: type[OpDef], results: Any) -> list[tuple[str, TensorType]]:
-    """What the type rule gave, with the name of each."""
+    """(name, type) for each result of the type rule."""
     out: list[tuple[str, TensorType]] = []
     for (slot, _, many), result in zip(definition.out_slots, (results,) if len(definition.out_slots) == 1 else results, strict=True):
         out += zip(op.outputs.get(slot, ()), result if many else (result,), strict=False)
@@ -255,6 +255,6 @@ def _rules(outline: Outline) -> list[_Rule]:
 
 
 def _type(a: Any, declared: TensorType) -> TensorType:
-    """The type of an array, which mostly is the declared one."""
+    """The type of an array; the object `declared` itself if it is equal."""
     dtype, shape = dtype_name(a.dtype), tuple(a.shape)
     return declared if dtype == declared.dtype and shape == declared.shape else TensorType(dtype, shape)

@@ -1,6 +1,6 @@
-"""Where values lie: which share storage because one is a view of the other or takes its place, and for how long each is needed.
+"""Storage assignment: which values share storage, because one is a view of the other or overwrites it in place, and for how long.
 
-Views are asked of the ops on shadow arrays, which have shapes and strides and share one dummy buffer.
+Ops make their views on shadow arrays, which have shapes and strides and share one dummy buffer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Unit = tuple[Operator, ...]  # one operator, or a chain
 
 
 class _Shadows(dict[str, np.ndarray]):
-    """Shadows by name; a value that is no view lies in one piece, and has one where somebody asks."""
+    """Shadow arrays by name. That of a value that is no view is contiguous, and made when it is first read."""
 
     def __init__(self, shadows: Shadows, types: Mapping[str, TensorType]):
         self.shadows, self.types = shadows, types
@@ -51,7 +51,7 @@ class _Shadows(dict[str, np.ndarray]):
 class Root(Interval):
     """One piece of storage, shared by a value and its views."""
 
-    kind: str  # as of a Buffer
+    kind: str  # as in Buffer
     aliases: list[str] = field(default_factory=list)
     number: int = -1  # of the buffer that it becomes
     offset: int = 0  # in the arena
@@ -60,23 +60,23 @@ class Root(Interval):
 
 @dataclass(eq=False, slots=True)
 class UnplacedScratch:
-    """Scratch of one operator, until it has a place."""
+    """Scratch of one operator, before it has an offset."""
 
     type: TensorType
     root: Root
-    of: str  # as of Scratch
+    of: str  # as in Scratch
     reads: bool
 
 
 @dataclass(eq=False, slots=True)
 class PlanNode:
-    """A step before it is one: an operator that runs, or a chain of them, with what was decided about it."""
+    """A step while it is planned: an operator that runs, or a chain, with the decisions so far."""
 
     ops: tuple[Operator, ...]
     definition: type[OpDef]
-    index: float  # whole, of a unit
-    here: LocalOp | None = None  # what it does on this rank, where that is not what it says
-    made: str = ""  # "view" or "joined" (of a Step): the results are there without it
+    index: float  # an integer for a unit, a fraction in a sub-block
+    here: LocalOp | None = None  # the operator as this rank runs it, if that differs
+    made: str = ""  # "view" or "joined" (see Step): no call is needed for the results
     on_host: bool = False
     scratch: list[UnplacedScratch] = field(default_factory=list)
 
@@ -86,7 +86,7 @@ class PlanNode:
 
 
 class Storage:
-    """Decides storage for units, operators or chains of them, one after the other: `place(i, unit)`, then `finish()`."""
+    """Assigns storage to the results of units (operators or chains), one after the other: `place(i, unit)`, then `finish()`."""
 
     def __init__(self, sizes: RankSizes, shadows: Shadows, ctx: RunContext, outline: Outline, lives: Liveness):
         self.sizes, self.shadows, self.ctx = sizes, shadows, ctx
@@ -99,8 +99,8 @@ class Storage:
         self.shadow = _Shadows(shadows, sizes.types)
         self.view_of: dict[str, str] = {}
         self.strided: dict[str, StridedView] = {}
-        self.starts: dict[str, int] = {}  # bytes of its storage before a value; none where it is not here
-        self.inside: dict[int, set[int]] = {}  # operators, by id, some of whose operands, by number, are made inside their result
+        self.starts: dict[str, int] = {}  # byte offset of a value in its storage, if it is not 0
+        self.inside: dict[int, set[int]] = {}  # operator id -> numbers of the operands that are written inside the operator's result
         self.nodes: list[PlanNode] = []
         self.inner: dict[int, list[PlanNode]] = {}
         self.all_scratch: list[UnplacedScratch] = []
@@ -111,7 +111,7 @@ class Storage:
     # -- roots --------------------------------------------------------------------------------------------------------------
 
     def new_root(self, name: str, kind: str, start: float, stop: float) -> Root:
-        """Storage of its own for a value."""
+        """New storage for a value."""
         t = self.types[name]
         start = self.spans[start][0] if start in self.spans else start
         root = self.roots[name] = Root(t.nbytes, start, stop, kind, [name], on_host=name in self.on_host)
@@ -126,7 +126,7 @@ class Storage:
         return self.new_root(name, "state", -1, FOREVER)  # first touched here: persistable state
 
     def fetched(self, name: str) -> None:
-        """A value that is fetched lies somewhere, though no operator that runs may touch it. Raises ProgramError where there is none."""
+        """Give storage to a fetched value that no operator touches. Raises ProgramError if it has no value."""
         if name not in self.roots:
             if name not in self.state:
                 raise ProgramError(f"variable {name!r} has no value to fetch: no operator that runs defines it")
@@ -135,7 +135,7 @@ class Storage:
     # -- one operator -------------------------------------------------------------------------------------------------------
 
     def place(self, i: int, unit: Unit) -> PlanNode:
-        """Decide where the results of unit `i` live, and before them what the operators of its sub-blocks make."""
+        """Assign storage to the results in the sub-blocks of unit `i`, then to its own results."""
         if unit[0].sub_blocks():
             count = sum(1 for _ in nested(self.program, unit[0]))
             self._place_bodies(unit[0], iter(times(i, count)))
@@ -165,27 +165,27 @@ class Storage:
         views = definition.view is not None or definition.view_ctx is not None
         if views and all(map(self._is_new, outs)) and self._try_view(node):
             return node
-        if inside:  # the others are copied there
+        if inside:  # the other operands are copied into the result
             return node
         elsewhere = () if definition.bodies else self._place_at_destinations(self._destinations(node), i)
         self._results(node, ins, [n for n in outs if n not in elsewhere])
-        if definition.effect in COMMUNICATES:  # what is sent lies in one piece
+        if definition.effect in COMMUNICATES:  # values that are sent must be contiguous
             for n in read:
                 if not self.shadow[n].flags.c_contiguous:
                     self.add_scratch(node, self.types[n], n, reads=True)
         return node
 
     def _results(self, node: PlanNode, ins: Mapping[str, Root], outs: Iterable[str]) -> None:
-        """Storage for these results of an operator by itself, or of the first of a chain."""
+        """Storage for these results of a single operator, or of the first operator of a chain."""
         op, definition, i = node.op, node.definition, node.index
         pairs = self.pairs[id(op)]
         for name in outs:
             source = pairs.get(name)
-            if source not in ins:  # of which the shape alone is read: a chain that makes it may store it nowhere
+            if source not in ins:  # only its shape is read: a chain that computes it may not store it
                 source = None
             if not self._is_new(name):
                 root = self._root(name, i)
-                # written where an input is read: fine only if the op says so for exactly this pair
+                # writing over an input is allowed only if the op declares exactly this pair
                 if not definition.bodies and any(r is root and not source == n == name for n, r in ins.items()):
                     self.add_scratch(node, self.types[name], name)
                 root.stop = max(root.stop, self.last.get(name, i))
@@ -193,7 +193,7 @@ class Storage:
                 self._new(name, i, [source] if source is not None else [], ins)
 
     def _place_chain(self, node: PlanNode) -> None:
-        """Results that are read behind the chain get storage, that of an operand where one is free; the others have none."""
+        """Results that are read after the chain get storage, if possible that of a dead operand; the others get none."""
         i = node.index
         ins: dict[str, Root] = {}
         made: set[str] = set()
@@ -212,7 +212,7 @@ class Storage:
                 taken.update(n for n, r in ins.items() if r is self.roots[name])
 
     def _new(self, name: str, i: float, sources: Iterable[str], ins: Mapping[str, Root]) -> None:
-        """Storage for a new result: that of the first of the operands `sources` that is free, or its own."""
+        """Storage for a new result: that of the first operand in `sources` that is dead, or new storage."""
         for source in sources:
             if self._may_reuse(source, name, i, ins):
                 root = self.roots[name] = self.roots[source]
@@ -222,12 +222,12 @@ class Storage:
         self.new_root(name, "arena", i, max(self.last.get(name, i), i))
 
     def _destinations(self, node: PlanNode) -> Mapping[str, Destination]:
-        """Where those results are made which later operators would only move: where these would put them."""
+        """Destinations of results: allocate a result at the destination of the only operator that moves it."""
         early = self.readers.early_destinations(node.index, node.ops, node.op.output_arg_names)
         return early if early or node.definition.strided is None else self.readers.destinations(node.op)
 
     def _place_at_destinations(self, destinations: Mapping[str, Destination], i: float) -> Collection[str]:
-        """Places for results that have a home."""
+        """Give storage to the results that have a destination; return their names."""
         for name, (shadow, strided, join, number) in destinations.items():
             if join is None:
                 self.new_root(name, "arena", i, self.last[name])
@@ -238,12 +238,12 @@ class Storage:
                 root.aliases.append(name)
                 root.stop = max(root.stop, self.last[name])
                 self.inside.setdefault(id(join), set()).add(number)
-                self.writers[whole] = []  # what is there already when `join` comes stays there
+                self.writers[whole] = []  # parts that are in place when `join` runs stay there
             self.shadow[name], self.strided[name], self.starts[name] = shadow, strided, strided.offset
         return destinations
 
     def _room(self, whole: str, join: Operator, i: float) -> Root:
-        """Storage for what is joined later, as soon as one part of it is made: where a later operator would join that with more."""
+        """Storage for the result of `join`, allocated when its first part is written; inside a later join's result if there is one."""
         if whole not in self.roots and not self._place_at_destinations(self.readers.early_destinations(i, (join,), (whole,)), i):
             return self.new_root(whole, "arena", i, self.last[whole])
         return self.roots[whole]
@@ -260,7 +260,7 @@ class Storage:
         self.all_scratch.append(node.scratch[-1])
 
     def widen(self, node: PlanNode, device: str) -> None:
-        """Where the bodies of the operator's op do not take 16-bit floats, put float32 aside in the place of each."""
+        """Add float32 scratch for each 16-bit operand and result, if the kernel bodies of the op do not take 16-bit floats."""
         op, definition, types = node.op, node.definition, self.types
         if not definition.widens(device, [types[n] for n in op.output_arg_names]):
             return
@@ -280,7 +280,7 @@ class Storage:
                 aside.root.nbytes = aside.type.nbytes
 
     def _of_shapes(self, op: Operator, definition: type[OpDef]) -> LocalOp:
-        """16-bit operands of which an operator reads no more than the shape, so that nothing is converted for them."""
+        """Mark 16-bit operands of which only the shape is read, so that they are not converted."""
         ins, outs = (
             [None if n is None else self.types[n] for n in definition.flat_slots(slots, which)]
             for slots, which in ((op.inputs, definition.in_slots), (op.outputs, definition.out_slots))
@@ -289,7 +289,7 @@ class Storage:
         return LocalOp(op.attrs, ghosts={k: t for k in told if (t := ins[k]) is not None and t.dtype in HALVES})
 
     def operands(self, node: PlanNode) -> tuple[list[Any], list[Any]]:
-        """The inputs and outputs of an operator as shadow arrays, as its body gets them: copies aside lie in one piece."""
+        """The inputs and outputs of an operator as shadow arrays, as its kernel body gets them: copies in scratch are contiguous."""
         op = node.op
         read = written = self.shadow.__getitem__
         if node.scratch:
@@ -301,7 +301,7 @@ class Storage:
         return node.here.inputs(op, node.definition, read, lambda t: np.broadcast_to(np.zeros((), np_dtype(t.dtype)), t.shape)), outs
 
     def asked(self, node: PlanNode, body: KernelBody) -> Sequence[TensorType]:
-        """The scratch that a body of the operator's op asks for."""
+        """The types of the scratch arrays that a kernel body of the operator's op needs."""
         if body.scratch is None:
             return ()
         types, aside = self.types, {(a.of, a.reads): a.type for a in node.scratch}
@@ -309,12 +309,12 @@ class Storage:
         ins, outs = definition.operands(op, lambda n: aside.get((n, True), types[n]), lambda n: aside.get((n, False), types[n]))
         if here is None:
             return body.scratch(ins, outs, op.attrs)
-        if here.ghosts:  # what lies here of them may be another part than the operator works on
+        if here.ghosts:  # their local values may be other parts than the operator works on
             ins = here.inputs(op, definition, lambda n: aside.get((n, True), types[n]), lambda t: t)
         return body.scratch(ins, outs, here.attrs)
 
     def _may_reuse(self, source: str, name: str, i: float, ins: Mapping[str, Root]) -> bool:
-        """May a result lie where an operand lies that nothing reads any more?"""
+        """May a result reuse the storage of a dead operand?"""
         root = self.roots[source]
         return (
             root.kind == "arena"
@@ -325,12 +325,12 @@ class Storage:
         )
 
     def _covers_storage(self, name: str, root: Root) -> bool:
-        """Do a value's elements lie one behind the other from the start of its storage to the end?"""
+        """Is a value contiguous, and does it fill its storage?"""
         a = self.shadow[name]
         return a.nbytes == root.nbytes and a.flags.c_contiguous
 
     def moved(self, name: str) -> bool:
-        """Does a value lie in another way than one does that has storage of its own?"""
+        """Is a value a view, or strided?"""
         return name in self.view_of or name in self.strided
 
     def _try_view(self, node: PlanNode) -> bool:
@@ -338,32 +338,35 @@ class Storage:
         source = op.input_arg_names[0]
         root, stop = self.roots[source], max([self.last.get(n, i) for n in outs])
         if self._later_writes(root, i, stop) or any(w > i for n in outs for w in self.writers.get(n, ())):
-            return False  # one of the two names gets a value of its own while the other is in use
+            return False  # one of the two names is written while the other is still in use
         attrs = op.attrs if node.here is None else node.here.attrs
         found = node.definition.views_of(self.shadow[source], self.ctx, attrs)
         if found is None or [(a.shape, dtype_name(a.dtype)) for a in found] != [(self.types[n].shape, self.types[n].dtype) for n in outs]:
             return False
-        # what is cut in many is copied where that serves its readers better
+        # a split into many views is a copy instead if a reader does not accept the strides
         if node.definition.out_slots[0].many and not all(map(self.readers.accept, outs, found)):
             return False
         root.aliases += outs
         root.stop = max(root.stop, stop)
         for n, a in zip(outs, found, strict=True):
             self.starts[n] = self.starts.get(source, 0) + start_of(a) - start_of(self.shadow[source])
-            if node.definition.view_ctx is not None and a.flags.c_contiguous:  # a plan does not say of which rank it is
+            if (
+                node.definition.view_ctx is not None and a.flags.c_contiguous
+            ):  # recorded because the view depends on the rank, and a shared plan does not name the rank
                 self.strided[n] = StridedView(self.starts[n], a.strides)
             self.roots[n], self.shadow[n], self.view_of[n] = root, self.shadows.like(a), source
         node.made = "view"
         return True
 
     def _later_writes(self, root: Root, i: float, stop: float) -> bool:
-        """Is the storage overwritten by name between operator `i` and `stop`? In-place results never are while a view is alive."""
+        """Is a value of this storage overwritten by name between operator `i` and `stop`? In-place reuse never happens while a view
+        lives."""
         return any(i < w <= stop for n in root.aliases for w in self.writers.get(n, ()))
 
     # -- offsets ------------------------------------------------------------------------------------------------------------
 
     def finish(self) -> tuple[dict[str, Value], tuple[Buffer, ...], tuple[int, int]]:
-        """Values, buffers, and the bytes of the two arenas, the device's and the host's; all scratch has its place then."""
+        """Values, buffers, and the sizes of the device arena and the host arena. It also gives offsets to all scratch."""
         types, view_of = self.types, self.view_of
         roots: list[Root] = []
         for r in self.roots.values():
@@ -378,12 +381,12 @@ class Storage:
         return values, buffers, totals
 
     def placed(self, node: PlanNode) -> tuple[Scratch, ...]:
-        """Where the scratch of an operator lies, after `finish`."""
+        """The scratch of an operator with its offsets, after `finish`."""
         return tuple([Scratch(a.type, a.root.offset, a.of, a.reads) for a in node.scratch]) if node.scratch else ()
 
 
 def _laid_out(roots: Sequence[Root]) -> int:
-    """Give each a place in one arena; the bytes of that."""
+    """Give each root an offset in one arena; return the arena's size."""
     offsets, total = assign(roots)
     for r, offset in zip(roots, offsets, strict=True):
         r.offset = offset
@@ -391,7 +394,7 @@ def _laid_out(roots: Sequence[Root]) -> int:
 
 
 def _state(outline: Outline) -> frozenset[str]:
-    """The variables of the program that are state."""
+    """The state variables of the program."""
     return frozenset([n for n, d in outline.program.global_block().descs.items() if d.persistable])
 
 
@@ -401,6 +404,6 @@ def _in_place(outline: Outline) -> dict[int, dict[str, str]]:
 
 
 def _pairs(op: Operator) -> dict[str, str]:
-    """The results of an operator that may lie where an operand lies, with that operand."""
+    """{result: operand} for the results of an operator that may overwrite an operand in place."""
     ins, outs = op.inputs, op.outputs
     return {outs[b][0]: ins[a][0] for a, b in opdef(op.type).inplace if ins.get(a) and outs.get(b)}

@@ -1,7 +1,7 @@
-"""Proof that the storage of a plan is right: what a step reads is what the program wrote there last.
+"""Proof that the storage of a plan is right: each step reads the bytes that the program wrote last for that value.
 
-It is read off the record alone, without the stages that made it: a walk over the steps notes which content lies in which range of
-memory. A write ends every other content that it touches; a step that reads content which has ended is refused.
+The proof uses only the records of the plan, not the code that made them. A walk over the steps tracks which content is in which range of
+memory. A write ends all other content that it overlaps. A step that reads ended content is refused.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .records import Plan, Step
 
 
 class Span(NamedTuple):
-    """Bytes of one piece of memory: the arena (-1), that of the host (-2), or the buffer of a feed or a variable by its number. With a
-    `pitch` only the first `run` of so many count, from `start` on."""
+    """Bytes in one memory: the arena (-1), the host arena (-2), or the buffer of a feed or a variable (its number). With a `pitch`, from
+    `start` on, only the first `run` bytes of every `pitch` bytes count."""
 
     space: int
     start: int
@@ -42,7 +42,7 @@ class Span(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """What one write left behind. Two are the same only if they are the same object."""
+    """The content that one write left in memory. It is compared by identity."""
 
     name: str
     span: Span
@@ -50,8 +50,8 @@ class _Content(NamedTuple):
 
 
 def check_storage(plan: Plan) -> None:
-    """Raise ExecutionError unless every step of the plan reads values that are still where they were written, and unless what a step
-    writes leaves its own operands and scratch alone.
+    """Raise ExecutionError unless every step of the plan reads values that are still in memory, and writes nothing over its own operands
+    and scratch.
 
     >>> import fluidx as fx
     >>> from fluidx.executor.plan.dry_run import dry_plan
@@ -74,20 +74,20 @@ def check_storage(plan: Plan) -> None:
 class _StorageWalk:
     def __init__(self, plan: Plan):
         self.plan = plan
-        self.live: dict[int, list[_Content]] = {}  # by space, what has not been overwritten
-        self.content: dict[str, tuple[_Content, ...]] = {}  # of each name, what was written last; of one that is joined, in parts
-        self.ended: dict[int, tuple[_Content, str]] = {}  # content, by id, and what wrote over it
-        self.strides: dict[str, np.ndarray] = {}  # what does not lie in one piece, as views of an array that nothing touches
-        self.running: list[tuple[int, str, list[Span], list[Span]]] = []  # beside compute: step, its label, what it reads and writes
+        self.live: dict[int, list[_Content]] = {}  # by space: content that has not been overwritten
+        self.content: dict[str, tuple[_Content, ...]] = {}  # by name: the content written last; several parts for a joined value
+        self.ended: dict[int, tuple[_Content, str]] = {}  # by id: content, and the step that overwrote it
+        self.strides: dict[str, np.ndarray] = {}  # views, as arrays over a dummy that nothing accesses
+        self.running: list[tuple[int, str, list[Span], list[Span]]] = []  # overlapped steps: number, label, spans read and written
         sizes = [*(b.nbytes for b in plan.buffers), *(v.type.nbytes for v in plan.values.values())]
-        self.started: set[int] = set()  # what runs, or ran, beside compute
+        self.started: set[int] = set()  # overlapped steps that run or have ended
         self.dummy = np.empty(max(sizes, default=1) or 1, np.uint8)
         for name, v in plan.values.items():
             if plan.buffers[v.buffer].kind != "arena" and not v.view_of and v.strided is None:
                 self.write(name, "the start of the run")
 
     def refuse(self, text: str, op: Operator | None) -> None:
-        raise ExecutionError(f"plan of {self.plan.program.label()}: {text}; this is a fault of fluidx, not of the program{where(op)}")
+        raise ExecutionError(f"plan of {self.plan.program.label()}: {text}; this is a bug in fluidx, not in the program{where(op)}")
 
     def span(self, name: str) -> Span:
         buffer = self.plan.values[name].buffer
@@ -102,7 +102,7 @@ class _StorageWalk:
         return whole._replace(start=start, stop=start + view.nbytes)
 
     def rows(self, name: str, whole: Span) -> Span:
-        """The bytes of a value that was made in strides: rows of one length, at one distance."""
+        """The bytes of a strided value: rows of equal length at a fixed distance."""
         t, strided = self.plan.values[name].type, self.plan.values[name].strided
         assert strided is not None
         axes = sorted((s, n) for s, n in zip(strided.strides, t.shape, strict=True) if n > 1)
@@ -124,14 +124,14 @@ class _StorageWalk:
     # -- contents -----------------------------------------------------------------------------------------------------------
 
     def write(self, name: str, label: str) -> None:
-        """A new content of a value."""
+        """A step writes a value."""
         made = _Content(name, self.span(name), label)
         self.content[name] = (made,)
         self.end(made.span, f"{label} wrote %{name}")
         self.live.setdefault(made.span.space, []).append(made)
 
     def end(self, span: Span, why: str) -> None:
-        """Whatever lies in these bytes is gone."""
+        """End all content that overlaps these bytes."""
         there = self.live.get(span.space, [])
         gone = [c for c in there if c.span.overlaps(span)]
         if gone:
@@ -139,7 +139,7 @@ class _StorageWalk:
             self.ended.update({id(c): (c, why) for c in gone})
 
     def read(self, name: str, label: str, op: Operator | None) -> None:
-        """The last content of a value has to be there still."""
+        """Refuse the step unless the last content of a value is still in memory."""
         t = self.plan.values[name].type
         if not t.nbytes or name in self.plan.absent:
             return
@@ -168,13 +168,13 @@ class _StorageWalk:
                 self.running.append((k, label_of, [self.span(n) for n in self.reads(step)], written))
 
     def wait(self, number: int | None, label: str, op: Operator | None) -> None:
-        """A step that runs beside the others is through, and those before it, which have been running."""
+        """An overlapped step has ended, and so have the overlapped steps before it."""
         if number is None:
             return
         if number not in self.started:
-            self.refuse(f"{label} waits for step {number}, which has not started to run beside it", op)
+            self.refuse(f"{label} waits for step {number}, which has not started to overlap with it", op)
         if not self.plan.steps[number].marked:
-            self.refuse(f"{label} waits for step {number}, which does not say when it is through", op)
+            self.refuse(f"{label} waits for step {number}, which does not signal its end", op)
         self.running = [r for r in self.running if r[0] > number]
 
     def end_of_run(self, plan: Plan) -> None:
@@ -185,7 +185,7 @@ class _StorageWalk:
             self.read(name, "the fetch", None)
 
     def reads(self, step: Step) -> list[str]:
-        """The values that a step looks at. One of which it needs the shape only may be gone."""
+        """The values that a step reads. A value of which it reads only the shape may have been overwritten."""
         if step.kernel in ("nothing", "fill"):
             return []
         here = step.here
@@ -196,7 +196,7 @@ class _StorageWalk:
         return [n for n in step.writes if n in self.plan.values]
 
     def view(self, step: Step, label: str) -> None:
-        """A view is the content of what it is a view of, under another name, or of some bytes of that."""
+        """A view has the content of its source, or of some bytes of it, under another name."""
         op, names = step.op, step.op.output_arg_names
         source = op.input_arg_names[0]
         self.read(source, label, op)
@@ -207,7 +207,7 @@ class _StorageWalk:
         if definition.view is not None:
             views = definition.views_of(self.shadow(source), None, op.attrs if step.here is None else step.here.attrs)
             if views is None:
-                self.refuse(f"{label} makes %{names[0]} a view of %{source}, which cannot be as that lies", op)
+                self.refuse(f"{label} makes %{names[0]} a view of %{source}, whose layout allows none", op)
             self.strides.update(zip(names, views or (), strict=True))
         for name in names if source in self.content else ():
             self.content[name] = self.content[source]
@@ -216,17 +216,17 @@ class _StorageWalk:
                 self.live.setdefault(span.space, []).extend(self.content[name])
 
     def joined(self, step: Step, label: str) -> None:
-        """The result has the contents of the operands, which must lie where it has them."""
+        """A joined result has the contents of its operands. They must be at their places in the result."""
         op = step.op
         names, whole = op.input_arg_names, op.output_arg_names[0]
         for name, (_, there) in zip(names, self.part_places(step), strict=True):
             self.read(name, label, op)
             if not there:
-                self.refuse(f"{label} finds %{name} elsewhere than where %{whole} has it", op)
+                self.refuse(f"{label} needs %{name} at its place in %{whole}, and it is at another place", op)
         self.content[whole] = tuple([c for n in names for c in self.content.get(n, ())])
 
     def part_places(self, step: Step) -> list[tuple[Any, bool]]:
-        """Where the result of an operator that joins has each operand, and whether that lies there."""
+        """For an operator that joins: the place of each operand in the result, and whether the operand is there."""
         op, values, definition = step.op, self.plan.values, opdef(step.op.type)
         if definition.operand_views is None or not definition.in_slots[0].many or step.kernel == "nothing" or len(op.output_arg_names) != 1:
             return []
@@ -238,7 +238,7 @@ class _StorageWalk:
         ]
 
     def join_rest(self, step: Step, label: str, part_places: list[tuple[Any, bool]]) -> None:
-        """Some operands lie where the result has them, and keep their contents; the others are copied there."""
+        """Operands that are at their places in the result keep their contents; the others are copied there."""
         op, contents = step.op, list[_Content]()
         whole = self.span(op.output_arg_names[0])
         for name, (a, there) in zip(op.input_arg_names, part_places, strict=True):
@@ -255,17 +255,17 @@ class _StorageWalk:
         self.content[op.output_arg_names[0]] = tuple(contents)
 
     def shadow(self, name: str) -> np.ndarray:
-        """An array that lies in its buffer as the value does."""
+        """An array over the dummy with the value's offset and strides."""
         if name in self.strides:
             return self.strides[name]
         t, strided = self.plan.values[name].type, self.plan.values[name].strided
         if strided is not None:
-            self.span(name)  # refuses what does not fit
+            self.span(name)  # refuses a value that exceeds its buffer
         offset, strides = (0, None) if strided is None else strided
         return np.ndarray(t.shape, np_dtype(t.dtype), buffer=self.dummy, offset=offset, strides=strides)
 
     def same_bytes(self, name: str, other: str) -> bool:
-        """Do two values of one type lie in the same bytes, one element behind the other?"""
+        """Are two values of one type contiguous, and in the same bytes?"""
         a, b = self.shadow(name), self.shadow(other)
         return a.flags.c_contiguous and b.flags.c_contiguous and _place(a) == _place(b)
 
@@ -280,13 +280,13 @@ class _StorageWalk:
         taken = [self.span(n) for n in (*reads, *writes)]
         for k, span in enumerate(scratch):
             if any(span.overlaps(other) for other in (*taken, *scratch[:k])):
-                self.refuse(f"{label} has scratch at {span.start} where its operands, results or other scratch lie", op)
+                self.refuse(f"{label} has scratch at {span.start}, over its operands, results or other scratch", op)
         for span in (*taken, *scratch):
             if span.space < 0 and not 0 <= span.start <= span.stop <= (size := self.plan.nbytes("arena", on_host=span.space == -2)):
                 self.refuse(f"{label} uses bytes {span.start} to {span.stop} of an arena of {size}", op)
         if not step.overlapped:
             if self.running and communicates(step):
-                self.refuse(f"{label} communicates while {self.running[0][1]} does so beside it", op)
+                self.refuse(f"{label} communicates while {self.running[0][1]} communicates too", op)
             self.check_running(label, op, [self.span(n) for n in reads], [*(self.span(n) for n in writes), *scratch])
         part_places = self.part_places(step)
         if any(there and a.size for a, there in part_places):
@@ -300,7 +300,7 @@ class _StorageWalk:
             self.write(n, label)
 
     def check_overwrite(self, step: Step, name: str, reads: list[str], writes: list[str], label: str) -> None:
-        """A result may lie where an operand lies only if the kernel reads each element before it writes it."""
+        """A result may overwrite an operand only if the kernel reads each element before it writes it."""
         span, values = self.span(name), self.plan.values
         for other in writes:
             if other != name and span.overlaps(self.span(other)):
@@ -313,9 +313,9 @@ class _StorageWalk:
                 self.refuse(f"{label} writes %{name} over its operand %{other}", step.op)
 
     def inplace(self, step: Step) -> Iterator[tuple[str, str]]:
-        """The (operand, result) pairs of a step that may lie in the same place."""
+        """The (operand, result) pairs of a step that may share storage."""
         first = opdef(step.op.type)
-        if step.kernel == "fused" and first.native_tail:  # what it writes its first result over, it still reads
+        if step.kernel == "fused" and first.native_tail:  # it reads its operands again after it writes its first result
             pairs = [(a, b) for a, b in first.inplace if b != first.outputs[0]]
             yield from ((step.op.inputs[a][0], step.op.outputs[b][0]) for a, b in pairs if step.op.outputs.get(b))
             return
@@ -326,14 +326,14 @@ class _StorageWalk:
                 yield from ((n, out) for n in op.inputs.get(a, ())[:1] for out in op.outputs.get(b, ())[:1])
 
     def check_running(self, label: str, op: Operator, reads: list[Span], writes: list[Span]) -> None:
-        """Nothing may touch what communication is still sending or receiving; what is beside compute itself follows in order."""
+        """A step must not touch values that are still being sent or received. Overlapped steps themselves run in order."""
         for _, other, sent, received in self.running:
             for span in (*reads, *writes):
                 if any(span.overlaps(s) for s in received) or span in writes and any(span.overlaps(s) for s in sent):
                     self.refuse(f"{label} uses bytes {span.start} to {span.stop} before {other} is waited for", op)
 
     def control(self, step: Step, label: str) -> None:
-        """Every body may have run, or none; one that repeats finds what its last round left behind."""
+        """Each sub-block may have run or not. A loop body starts with the contents that its last iteration left."""
         live, content, ended = self.live, self.content, self.ended
         over: dict[int, tuple[_Content, str]] = {}
         for body in bodies(step.op):
@@ -360,5 +360,5 @@ def _arena(on_host: bool) -> int:
 
 
 def _place(a: np.ndarray) -> tuple[int, list[int]]:
-    """The address of an array, and the distances along its axes."""
+    """The address of an array, and the strides of its axes above size 1."""
     return a.ctypes.data, [s for s, n in zip(a.strides, a.shape, strict=True) if n > 1]

@@ -1,10 +1,10 @@
-"""Which values may lie in strides: those whose readers all take them so. A result may then be made where a later operator would copy it.
+"""Results with strides: a result is written directly where a later operator would copy it, if all its readers accept the strides.
 
-An operator that only lays its operands out anew, such as concat, has nothing to do where they lie inside its result from the start, and a
-reshape of a transpose is a view where what is transposed lies in the order that the reshape needs. Only results of one operator are put
-together so: what they are parts of takes memory no earlier than they would. Where an op allows it
-(`OpDef.assembled_by_many`, for buckets that are sent), results of any operators are, and the rest is copied there. What is joined may
-be a variable of the scope: what its parts are made over has been read by then.
+An operator that only moves its operands, such as concat, needs no call if they are written inside its result. A reshape of a transpose is a
+view if the operand of the transpose is written in the order that the reshape needs. Normally only results of one operator are joined this
+way, so that the joined value takes memory no earlier than its parts. Where an op allows it (`OpDef.assembled_by_many`, for buckets that are
+sent), results of several operators are joined, and other operands are copied. The joined value may be a state variable, if all readers of
+its old value run before.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .sizes import RankSizes
 
 
 class Destination(NamedTuple):
-    """Where a result lies: in a value that `join` makes of it and others, of which it is operand `number`, or in storage of its own, in
-    another order of the axes."""
+    """The place where a result is written: inside the result of `join`, as its operand `number`; or, without `join`, in its own storage
+    with another order of the axes."""
 
     shadow: np.ndarray
     strided: StridedView
@@ -38,26 +38,25 @@ class Destination(NamedTuple):
 
 
 class Readers:
-    """What reads the values of a program, and how they may lie for it. `fresh` says of a name whether one operator makes it, once, and
-    `settles` whether results of a unit may be made over part of a variable: (number and operators of the unit, the variable, the result,
-    where it would lie)."""
+    """The readers of a program's values, and the layouts that they accept. `fresh(name)`: is the value written exactly once?
+    `may_assemble(number of a unit, its operators, variable, result, place)`: may a result be written over part of a variable?"""
 
     def __init__(
         self, sizes: RankSizes, shadows: Shadows, ctx: RunContext, outline: Outline, fresh: Callable[[str], bool],
         may_assemble: Callable[[float, Sequence[Operator], str, str, StridedView], bool],
     ):  # fmt: skip
         self.sizes, self.shadows, self.ctx, self.outline, self.fresh, self.may_assemble = sizes, shadows, ctx, outline, fresh, may_assemble
-        self.begun: set[int] = set()  # operators, by id, that join what some operator has made in their result already
+        self.begun: set[int] = set()  # ids of joining operators that have a part in their result already
         self._joined_parts: dict[int, tuple[np.ndarray, dict[str, tuple[int, Any]]]] = {}  # by the id of the operator that joins them
         self.early = outline.fact(_early)
 
     @cached_property
     def of(self) -> Mapping[str, Sequence[Operator]]:
-        """The operators that read each value."""
+        """The readers of each value."""
         return _readers(self.outline, self.sizes.reads) if self.sizes.here else self.outline.fact(_readers)
 
     def accept(self, name: str, a: np.ndarray, join: Operator | None = None) -> bool:
-        """Do all that read the value, and views of it, take such an array as well as one in one piece? `join` is not asked."""
+        """Do all readers of the value, and of its views, accept this layout instead of a contiguous one? `join` is not asked."""
         if a.flags.c_contiguous:
             return True
         return self.fresh(name) and all(op is join or self._accepts(op, name, a, join) for op in self.of.get(name, ()))
@@ -78,7 +77,7 @@ class Readers:
     # -- results inside others ----------------------------------------------------------------------------------------------
 
     def destinations(self, op: Operator) -> dict[str, Destination]:
-        """Of the results of an operator, those that are better made elsewhere than in one piece."""
+        """The results of an operator that should be written at a destination instead of contiguously."""
         paths = {slot.name: self._path(n) for slot in opdef(op.type).out_slots for n in op.outputs.get(slot.name, ()) if self.fresh(n)}
         found: dict[str, Destination] = {}
         for slot, path in paths.items():
@@ -92,7 +91,7 @@ class Readers:
         return found
 
     def early_destinations(self, i: float, unit: Sequence[Operator], names: Iterable[str]) -> dict[str, Destination]:
-        """Of these results of a unit, those that are made where a later operator joins them with results of others."""
+        """The results of a unit that are written inside a value which a later operator joins from results of several operators."""
         found: dict[str, Destination] = {}
         for name in names if self.early else ():
             path = self._path(name) if self.fresh(name) else []
@@ -110,7 +109,7 @@ class Readers:
         return found
 
     def _parts(self, join: Operator) -> tuple[np.ndarray, Mapping[str, tuple[int, Any]]]:
-        """What an operator joins, and for each operand its number and its place there."""
+        """The shadow of a join's result, and for each operand its number and its place in the result."""
         known = self._joined_parts.get(id(join))
         if known is None:
             whole = self.shadows.of(self.sizes.types[join.output_arg_names[0]])
@@ -121,7 +120,7 @@ class Readers:
         return known
 
     def _path(self, name: str) -> list[Operator]:
-        """The operators that lay a value out anew, one behind the other; one that joins it with others is the last."""
+        """The chain of operators that only move a value. An operator that joins it with others is the last."""
         path: list[Operator] = []
         while not path or not _joins(path[-1]):
             movers = [op for op in self.of.get(name, ()) if opdef(op.type).operand_views is not None]
@@ -134,18 +133,18 @@ class Readers:
         return path
 
     def _kept(self, op: Operator) -> bool:
-        """Does an operator join what it gives to a variable of the scope, to which nothing else gives a value?"""
+        """Does an operator join parts to a state variable that nothing else writes?"""
         return opdef(op.type).assembled_by_many and op.output_arg_names[0] in self.outline.fact(written_once)
 
     def _back(self, a: np.ndarray | None, path: Sequence[Operator]) -> np.ndarray | None:
-        """Where the first operand of a path lies, if the result of the path is this array."""
+        """The place of a path's first operand if the path's result is this array."""
         for op in reversed(path):
             if a is not None:
                 a = _inside(op, a, self.sizes)[0]
         return a
 
     def _reordered(self, op: Operator, slot: str, path: Sequence[Operator]) -> Destination | None:
-        """A home for a result that would be copied along the path: as that copy has it."""
+        """A destination for a result that would be copied along the path: the layout of that copy."""
         a = self.shadows.of(self.sizes.types[op.outputs[slot][0]])
         for k, mover in enumerate(path):
             if _joins(mover):
@@ -158,7 +157,7 @@ class Readers:
         return None
 
     def _joined(self, op: Operator, paths: Mapping[str, Sequence[Operator]], join: Operator) -> dict[str, Destination]:
-        """Homes for the results that an operator joins, if there is one for each of its operands."""
+        """Destinations for the results that `join` joins, if each of its operands has one."""
         whole = self.shadows.of(self.sizes.types[join.output_arg_names[0]])
         lying = dict(zip(join.input_arg_names, _inside(join, whole, self.sizes), strict=False))
         found: dict[str, Destination] = {}
@@ -176,7 +175,7 @@ class Readers:
     def _destination_of(
         self, op: Operator, slot: str, a: np.ndarray | None, whole: np.ndarray, join: Operator | None
     ) -> Destination | None:
-        """The home of a result that lies as this array does, if the operator and all readers take it there."""
+        """The destination of a result with the layout of `a`, if the operator and all readers accept it."""
         name, said = op.outputs[slot][0], opdef(op.type).strided
         if a is None or not a.size or said is None or not said(slot, a) or not self.accept(name, a, join):
             return None
@@ -184,7 +183,7 @@ class Readers:
 
 
 def _readers(outline: Outline, reads: Callable[[Operator], Iterable[str]] | None = None) -> dict[str, list[Operator]]:
-    """The operators that read each value in its own block. `reads`: what an operator reads, if not all that it names."""
+    """The readers of each value in its own block. `reads(op)`: the values that an operator reads (default: all inputs)."""
     found: dict[str, list[Operator]] = {}
 
     def note(op: Operator, own: Container[str] | None = None) -> None:
@@ -200,7 +199,7 @@ def _readers(outline: Outline, reads: Callable[[Operator], Iterable[str]] | None
 
 
 def _early(outline: Outline) -> bool:
-    """Does an operator join what several may have made in its result?"""
+    """Is there an operator whose result several operators may assemble?"""
     return any(opdef(type_).assembled_by_many for type_ in op_types(outline.ops))
 
 

@@ -1,4 +1,4 @@
-"""The cores that the threads of CPU ranks keep to, where FLUIDX_AFFINITY asks for it."""
+"""CPU affinity of ranks: the cores on which the threads of each CPU rank run, if FLUIDX_AFFINITY is set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Cores = frozenset[int]
 
 
 def cores_of(ranks: int) -> list[Cores | None]:
-    """For each rank the cores that its threads keep to, or None: all of them. Raises ExecutionError for what cannot be had here."""
+    """The cores for the threads of each rank; None: all cores. Raises ExecutionError if FLUIDX_AFFINITY does not fit this machine."""
     asked = config.affinity() if ranks else ""
     if not asked:
         return [None] * ranks
@@ -45,20 +45,20 @@ def _listed(cores: Sequence[int]) -> str:
 
 
 def _shares(here: Sequence[int], ranks: int) -> list[Cores]:
-    """Neighbouring cores for each rank; ranks share them where there are not enough."""
+    """Neighbouring cores for each rank. Ranks share cores if there are too few."""
     n = len(here)
     return [frozenset(here[n * r // ranks : max(n * (r + 1) // ranks, n * r // ranks + 1)]) for r in range(ranks)]
 
 
 def keep_to(cores: Cores | None) -> None:
-    """Let the calling thread run on these cores only."""
+    """Restrict the calling thread to these cores."""
     if cores is not None:
         os.sched_setaffinity(0, cores)
 
 
 @contextmanager
 def kept_to(cores: Cores | None) -> Iterator[None]:
-    """A time during which it does."""
+    """A context in which the calling thread runs on these cores only."""
     if cores is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What launched ranks compare before they do something together, and how they say in what they differ."""
+"""Agreement of launched ranks: digests that they compare before a collective call, and texts that show in what they differ."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ...ir.text import declarations, quote, settings, show_op
 
 @lru_cache(1024)
 def digest_of(what: tuple) -> int:
-    """The same in every process."""
+    """A digest that is equal in every process."""
     return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=7).digest(), "big")
 
 
 def describe_call(what: tuple) -> str:
-    """What a rank is about to do, for an error."""
+    """A description of the call that a rank makes, for an error."""
     if what[0] != "run":
         return str(what[0])
     merged, _, *rest = what[1:]
@@ -33,7 +33,7 @@ def describe_call(what: tuple) -> str:
 
 
 def grouped(things: Sequence[Any]) -> list[tuple[Any, list[int]]]:
-    """Each of the things that ranks say, and which say it.
+    """Each distinct value, with the ranks that have it.
 
     >>> grouped(["a", "b", "a"])
     [('a', [0, 2]), ('b', [1])]
@@ -64,20 +64,20 @@ def _bytes_of(value: Any) -> Any:
 
 
 def feeds_differ(said: Sequence[Mapping[str, int]]) -> str:
-    """Which feed the ranks give different values, by their `sums_of`, and what to do."""
+    """The error text for a feed with different values on the ranks, found by their `sums_of`."""
     name = next(n for n in said[0] if len({sums[n] for sums in said}) > 1)
     who = [f"rank{'s' * (len(of) > 1)} {listed(of)}" for _, of in grouped([sums[name] for sums in said])]
     return (
         f"the ranks feed different values of {name!r}: one on {', another on '.join(who)}\n"
-        "  each launched rank feeds the whole batch, and takes its rows of it: draw it from the same seed or file on all ranks, such as "
-        "rng = np.random.default_rng(0), in the same order; or let each rank feed rows of its own, with incubate.fleet.collective"
+        "  each launched rank feeds the whole batch and uses its own rows of it: draw the batch from the same seed or file on all ranks, "
+        "as with rng = np.random.default_rng(0), in the same order; or let each rank feed its own rows, with incubate.fleet.collective"
     )
 
 
 def parts(pair: ProgramPair) -> list[list[str]]:
-    """What a rank tells of a pair: what it sets and declares, its operators, and all its lines."""
+    """The texts by which ranks compare a pair of programs: settings and declarations, operators, and all lines."""
     lines, at = str(pair).splitlines(), 1 + len(settings(pair.main)) + len(declarations(pair.main.blocks[0])[0])
-    said = f"  origin {quote(pair.main.origin)}"  # that it is another one says nothing yet
+    said = f"  origin {quote(pair.main.origin)}"  # a different origin alone is no difference
     return [[line for line in lines[:at] if line != said], operators(pair), lines]
 
 
@@ -86,7 +86,8 @@ def operators(pair: ProgramPair) -> list[str]:
 
 
 def difference(of: int, said: Sequence[Sequence[Sequence[str]]]) -> str:
-    """Where the programs differ that ranks have for rank `of`, by their `parts`: the first line, and the first operator."""
+    """The first different line and the first different operator among the programs that the ranks have for rank `of`, from their
+    `parts`."""
     heads, ops, lines = (first_difference(texts) for texts in zip(*said, strict=True))
     first, *op = [d for d in (heads, ops) if d] or [lines]
     text = f"the first difference in rank {of}'s is{first}" + "".join(f"\n  the first operator that differs is{one}" for one in op)
@@ -94,7 +95,7 @@ def difference(of: int, said: Sequence[Sequence[Sequence[str]]]) -> str:
 
 
 def first_difference(texts: Sequence[Sequence[str]]) -> str:
-    """The first lines in which the ranks' texts differ, with the ranks; empty where none does."""
+    """The first lines in which the ranks' texts differ, with the ranks; "" if they are equal."""
     for some in itertools.zip_longest(*texts, fillvalue="(nothing)"):
         if len(found := grouped([line.strip() for line in some])) > 1:
             return "".join(f"\n  rank{'s' * (len(ranks) > 1)} {listed(ranks)}: {line}" for line, ranks in found)

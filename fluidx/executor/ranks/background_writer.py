@@ -1,4 +1,4 @@
-"""A thread in the process of a rank, which does something with values of its variables while the rank goes on: this side of it."""
+"""Client of the background threads inside rank processes, such as those that write checkpoints while the rank goes on."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ...comm.process_spawner import GONE, Channel, Process
 from ...ir.program import Program
 from .remote_errors import rebuilt
 
-LOOK = 0.25  # seconds between two looks at whether somebody has stopped a process
+LOOK = 0.25  # seconds between two checks whether a process was stopped
 
 
 class SharedCopy:
-    """`values` lie in the memory that the processes share, and stay there until it is closed; also where its process has ended."""
+    """Values of a rank's variables in shared memory, with a channel to its background thread. They stay valid until `close`, even if the
+    rank's process has ended."""
 
     def __init__(self, process: Process, channel: Channel, values: Mapping[str, np.ndarray], timeout: float, program: Program):
         self.process, self.channel, self.values, self.timeout, self.program = process, channel, values, timeout, program
         self.close = weakref.finalize(self, channel.close)
 
     def ask(self, *message: Any) -> Any:
-        """What it gives for a message; its error is raised. EOFError where its process has ended, or is stopped for the time in which
-        others would give it up."""
+        """The thread's answer to a message; its error is raised. EOFError if the process has ended, or has been stopped for the timeout."""
         try:
             self.channel.send(message)
             self._wait()

@@ -13,7 +13,7 @@ from .parallel_executor import ParallelExecutor
 
 
 def new_executor(places: Any) -> ParallelExecutor:
-    """An executor for ranks on these places, not yet initialised. ParallelExecutor's initializer refuses an argument that is no list."""
+    """An executor for ranks on these places, not yet initialised. ParallelExecutor's `__init__` refuses places that are not a list."""
     listed: Any = places if places is None or hasattr(places, "__iter__") else [places]
     if (rank := _launched(listed)) is not None:
         from .launched_executor import LaunchedExecutor
@@ -27,7 +27,7 @@ def new_executor(places: Any) -> ParallelExecutor:
 
 
 def _launched(places: Sequence[Place] | None) -> Member | None:
-    """The rank that this process is, if the places are for ranks that a launcher started."""
+    """This process as a launched rank, if the places are for ranks that a launcher started; else None."""
     if places is None or any(isinstance(p, RankGpu) for p in places):
         return member()
     if any(isinstance(p, MpiPlace) for p in places):

@@ -1,4 +1,4 @@
-"""Which ranks fetch what of a fetch list, and where what they fetch lies."""
+"""Fetch owners: maps each fetch to ranks, to the names that they fetch, and to the placement of the result."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from .split_and_join import FeedSplitter, Term
 
 
 class FetchOwners(NamedTuple):
-    """A fetch list, worked out: what each rank fetches, and where what is fetched lies."""
+    """The owners of a fetch list: the names that each rank fetches, and the placement of each fetch."""
 
     ranks: list[list[str]]
     places: list[Placement]
 
 
 class GlobalFetch(NamedTuple):
-    """One fetch: its place among what each rank fetches, and how it is made of that."""
+    """One fetch: its positions among the values that each rank fetches, and how it is joined from them."""
 
     name: str
-    at: list[list[int]]  # by rank; several where it lies over turns, none where the rank has nothing of it
-    placement: Placement  # of what a rank has of all its turns
+    at: list[list[int]]  # by rank: positions; several if it is placed over a time axis, none if the rank has no part
+    placement: Placement  # of a rank's value, joined over the time axis
     shape: tuple[int, ...]
     terms: list[Term] | None
-    turns: Entry | None  # how turns have it
+    turns: Entry | None  # the entry for the time axis, if there is one
 
     def part(self, rank: int, fetched: Sequence[Any]) -> Any:
-        """What a rank has, of what it fetched: the parts or terms of all turns together."""
+        """A rank's local value, from its fetched values: the parts of all time steps joined, or their terms reduced."""
         found = [fetched[k] for k in self.at[rank]]
         if self.turns is None or not found:
             return found[0] if found else None
@@ -40,7 +40,7 @@ class GlobalFetch(NamedTuple):
 
 
 class ValueOwners:
-    """Which ranks have which values after a run of their programs."""
+    """Finds the ranks that have a value after a run of their programs."""
 
     def __init__(self, mains: Sequence[Program], descs: Mapping[str, Var], splitter: FeedSplitter):
         self.mains, self.descs, self.splitter = mains, descs, splitter
@@ -48,7 +48,7 @@ class ValueOwners:
         self._turns = dict(turn_groups(mains[0].turns))
 
     def owners(self, names: Sequence[str], merged: bool) -> FetchOwners:
-        """For a global value one rank for each of its parts is asked. Raises FeedError for what cannot be had."""
+        """The owners of a fetch list. For a global value, one rank for each part. Raises FeedError if a value cannot be fetched."""
         places = [self.descs[n].placement for n in names]
         ranks: list[list[str]] = [[] for _ in self.mains]
         for n, place in zip(names, places, strict=True):
@@ -59,8 +59,8 @@ class ValueOwners:
                 continue
             if any(e.group in self._turns for e in place):
                 raise FeedError(
-                    f"fetch_list names {n!r}, which is {show_placement(place)}: what there is of a value in one turn; fetch the value, "
-                    "or what each rank has with return_merged=False"
+                    f"fetch_list names {n!r}, which is {show_placement(place)}: the part of a value at one index of a time axis; fetch the "
+                    "value, or the local value of each rank with return_merged=False"
                 )
             if is_local(place):
                 raise FeedError(
@@ -72,7 +72,7 @@ class ValueOwners:
                 there = [m for m in self._in_turns(n) if self._defines(r, m)]
                 if not there:
                     if 0 in local_shape(self.descs[n].type.shape, place, self.splitter.coords[r]):
-                        continue  # there is nothing to compute
+                        continue  # its part is empty
                     raise FeedError(
                         f"fetch_list names {n!r}, which no operator of rank {r} defines; return_merged=False gives what the ranks have"
                     )
@@ -80,12 +80,12 @@ class ValueOwners:
         return FetchOwners(ranks, places)
 
     def global_fetches(self, names: Sequence[str], owners: FetchOwners, types: Sequence[Sequence[TensorType]]) -> list[GlobalFetch]:
-        """How every fetch is made of what the ranks fetch, which has these types."""
+        """How each fetch is joined from the values that the ranks fetch. `types`: the types of these values, by rank."""
         found = []
         for n, place in zip(names, owners.places, strict=True):
             at = [[asked.index(m) for m in self._in_turns(n) if m in asked] for asked in owners.ranks]
             shape = next((t[k[0]].shape for t, k in zip(types, at, strict=True) if k), ())
-            if any(e.is_own for e in place):  # each rank has its own number of rows
+            if any(e.is_own for e in place):  # replica-local: the number of rows differs by rank
                 shape = self.descs[n].type.shape
             of_rank = self._of_a_rank(place)
             terms = None if is_local(place) else self.splitter.terms(of_rank, shape, [r for r, k in enumerate(at) if k])
@@ -94,18 +94,18 @@ class ValueOwners:
         return found
 
     def _in_turns(self, name: str) -> list[str]:
-        """The names under which a rank has a value: one for each turn where it lies over turns."""
+        """The names of a value on a rank: one for each index of the time axis if it is placed over one."""
         turns = self.mains[0].turns
         axis = over_turns(self.descs[name].placement, turns)
         return [in_turn(name, axis, k) for k in range(turns[axis])] if axis else [name]
 
     def _of_a_rank(self, place: Placement) -> Placement:
-        """How what a rank has of all its turns lies."""
+        """The placement of a rank's value, without the entry for a time axis."""
         turns = self.mains[0].turns
         return tuple([e for e in place if e.group not in turns]) if turns else place
 
     def _defines(self, rank: int, name: str) -> bool:
-        """Does the rank have a value of that name after a run?"""
+        """Has the rank a value of this name after a run?"""
         block = self.mains[rank].global_block()
         d = block.descs.get(name)
         if d is not None and (d.persistable or d.is_data):

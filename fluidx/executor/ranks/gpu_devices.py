@@ -1,4 +1,4 @@
-"""GPUs of ranks that are processes: which one is this rank's, and by what it meets those of the others."""
+"""GPUs of launched ranks: which GPU this rank uses, and its NCCL set-up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...ir.errors import ExecutionError
 from ..error_text import describe_error
 from ..places import CUDAPlace, RankGpu, array_module
 
-# by which NCCL is told that ranks may share a GPU, or that they are on different hosts, which comes to the same
+# NCCL variables that allow ranks to share a GPU: by permission, or because the ranks seem to be on different hosts
 _SHARING = ("NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_HOSTID")
 
 
@@ -28,7 +28,7 @@ class Gpu(NamedTuple):
 
 
 class DeviceReport(NamedTuple):
-    """What a rank finds: its host, which has a name and is known by another, its GPUs, known by theirs, and why it can use none."""
+    """A rank's GPUs: the name and the id of its host, the PCI bus ids of its GPUs, and why it can use none ("" if it can)."""
 
     name: str
     host: str
@@ -40,21 +40,21 @@ _mine: dict[Member, Gpu] = {}
 
 
 def gpu_of(member: Member) -> Gpu:
-    """The GPU that this rank computes on: all ranks call it, and one meeting of them finds each its own.
+    """The GPU of this rank. All ranks must call it: one collective call assigns a GPU to each.
 
-    Raises ExecutionError, on all of them, where one has none.
+    Raises ExecutionError on all ranks if one of them has no GPU.
     """
     if member not in _mine:
         seen = [DeviceReport(*said) for said in member.gather(_seen())]
         place = RankGpu(chosen(seen)[member.rank])
         world = MemberNcclWorld(member.comm, place.device)
-        atexit.register(world.close)  # CuPy would give its communicators back by a call that can wait for other ranks
+        atexit.register(world.close)  # CuPy's own clean-up of communicators is a call that can wait for other ranks
         _mine[member] = Gpu(place, array_module(place), world.communicator(member.rank))
     return _mine[member]
 
 
 def why_not(ranks: int, environ: Mapping[str, str] = os.environ) -> str:
-    """Why so many ranks of this host cannot each have a GPU, or an empty text."""
+    """The reason why so many ranks of this host cannot have a GPU each; "" if they can."""
     seen = _seen()
     if seen.why_not:
         return seen.why_not
@@ -66,10 +66,10 @@ def why_not(ranks: int, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def chosen(seen: Sequence[DeviceReport], environ: Mapping[str, str] = os.environ) -> list[int]:
-    """For each rank the number of its GPU among those that it sees: of as many as it has ranks, a host gives each the next.
+    """For each rank, the number of its GPU among those that it sees. The ranks of a host get its GPUs in order.
 
-    A launcher may have given each rank its own, which all of them see as number 0 (CUDA_VISIBLE_DEVICES). Raises ExecutionError where
-    ranks would have the same one.
+    If a launcher gave each rank one GPU (CUDA_VISIBLE_DEVICES), every rank sees it as number 0. Raises ExecutionError if two ranks would
+    share a GPU.
 
     >>> node = DeviceReport("a", "a", ("0000:65:00.0", "0000:b3:00.0"), "")
     >>> chosen([node, node, node._replace(host="b"), node._replace(host="b")])
@@ -100,13 +100,13 @@ def _seen() -> DeviceReport:
         cuda = array_module(CUDAPlace(0)).cuda
         library()
         gpus = [cuda.runtime.deviceGetPCIBusId(k) for k in range(cuda.runtime.getDeviceCount())]
-    except Exception as e:  # also a driver's own: the other ranks wait for an answer
+    except Exception as e:  # any error, also the driver's: the other ranks wait for an answer
         return DeviceReport(name, host, (), describe_error(e))
     return DeviceReport(name, host, gpus, "")
 
 
 def _host() -> str:
-    """What tells this host from others, whose names may be the same."""
+    """An id of this host. Host names may be equal on several hosts."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

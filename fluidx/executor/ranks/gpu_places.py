@@ -7,10 +7,9 @@ from ..places import CUDAPlace, array_module
 
 
 def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
-    """The given GPUs, or all that CuPy sees. In a script that was launched as several processes, which is not given any: one for each of
-    them, which call this alike.
+    """The given GPUs, or all that CuPy sees. In a launched script, without `device_ids`: the GPU of each rank; all ranks must call it.
 
-    Raises FluidxError when CuPy or a GPU is missing, and ExecutionError where ranks would have to share one.
+    Raises FluidxError if CuPy or a GPU is missing, and ExecutionError if ranks would have to share a GPU.
     """
     if device_ids is None and (rank := member()) is not None:
         from .gpu_devices import gpu_of  # loads NCCL

@@ -1,7 +1,7 @@
-"""Ranks that a launcher started: every process runs the same script, and its ParallelExecutor is one rank of all.
+"""LaunchedExecutor: the ParallelExecutor of ranks that a launcher started. Every process runs the same script and is one rank.
 
-Whatever is called is called by all ranks: each begins with a meeting that compares what they are about to do. Fetched values and state lie
-in memory that the processes share, so each rank joins them by itself.
+All ranks must make the same calls. Each call begins with a collective call that compares what the ranks are about to do. Fetched values and
+state are in memory that the processes share, so each rank joins them by itself.
 """
 
 from __future__ import annotations
@@ -49,45 +49,45 @@ _NO_SUMS: Mapping[str, int] = {}
 
 
 class _RemoteFetches(NamedTuple):
-    """What another rank fetches, where it lies."""
+    """The fetches of another rank, as arrays in shared memory."""
 
     fetch_types: Sequence[TensorType]
     fetches: Sequence[np.ndarray]
 
 
 class _RemoteScope(Scope):
-    """The variables of another rank, as it showed them last. Its own process gives them values."""
+    """The variables of another rank, as it published them last. Only its own process sets them."""
 
     def set(self, name: str, value: Any) -> None:
         pass
 
 
 class BackgroundSave(Protocol):
-    """Files that threads of the ranks write."""
+    """A checkpoint that background threads of the ranks write."""
 
     def written(self) -> bool:
-        """Has this rank's thread ended?"""
+        """Has this rank's thread finished writing?"""
 
     def finish(self) -> None:
-        """Wait for all ranks' threads, and do together what is left to do. What goes wrong with the files is kept for whoever asks."""
+        """Wait for all ranks' threads and complete the checkpoint together. Errors with the files are stored for a later query."""
 
 
 class LaunchedExecutor(ParallelExecutor):
-    """A ParallelExecutor without places in a script that was launched as one of several ranks."""
+    """A ParallelExecutor without places, in a script that was launched as several ranks."""
 
     _member: Member
-    _copies: weakref.WeakKeyDictionary[BoundPlan, list[np.ndarray]]  # what this rank fetches, where others see it
-    _lost: BaseException | None = None  # since a rank failed the ranks can meet no more
-    _profiled = False  # somebody wants to see the run that begins
+    _copies: weakref.WeakKeyDictionary[BoundPlan, list[np.ndarray]]  # this rank's fetches, in shared memory
+    _lost: BaseException | None = None  # the failure after which no collective call is possible
+    _profiled = False  # does a profiler observe the run that begins?
     _runs = 0
-    _loading = False  # variables are given values without a meeting
-    _save: BackgroundSave | None = None  # what is written while the ranks go on
+    _loading = False  # are variables set without a collective call for each?
+    _save: BackgroundSave | None = None  # the checkpoint that is written in the background
     _ranks_are = "are processes, one of which is"
     spans_processes = True
 
     @classmethod
     def of(cls, member: Member) -> LaunchedExecutor:
-        """A new one, not yet initialised, for this process as a rank."""
+        """A new executor, not yet initialised, for this process as a rank."""
         made = object.__new__(cls)
         launched_alone.note_joined()
         made._member, made._copies = member, weakref.WeakKeyDictionary()
@@ -95,7 +95,7 @@ class LaunchedExecutor(ParallelExecutor):
 
     def __init__(self, programs: Any = None, places: Any = None, *args: Any, **kwargs: Any):
         self._on_gpu = config.device() == "cuda" if places is None else any(isinstance(p, RankGpu) for p in places)
-        allocation.new_bytes = self._member.room  # where the other ranks see them
+        allocation.new_bytes = self._member.room  # memory that the other ranks see
         if isinstance(programs, ProgramPair):
             programs = self._pairs_of_all(programs)
         super().__init__(programs, places, *args, **kwargs)
@@ -129,11 +129,12 @@ class LaunchedExecutor(ParallelExecutor):
         if self._progress is not None:
             self._progress.begin(step)
 
-    # -- what all ranks do alike -----------------------------------------------------------------------------------------------
+    # -- collective calls ------------------------------------------------------------------------------------------------------
 
     def _agree(self, what: tuple, ready: bool = True, sums: Mapping[str, int] = _NO_SUMS) -> bool:
-        """All ranks are about to do this, and none still reads what it did before. Are all ready? Raises ExecutionError where one is about
-        to do something else, FeedError where checksums of feeds differ."""
+        """Check that all ranks make the call `what`; returns whether all are `ready`. After it, no rank still reads results of the call
+        before.
+        Raises ExecutionError if a rank makes another call, FeedError if checksums of feeds differ."""
         mine, written = digest_of(what), self._save is not None and self._save.written()
         all_of = self._collective(
             lambda: self._member.gathered([mine, ready, written, observers.any_wants(self._mains), sum(sums.values())])
@@ -160,7 +161,8 @@ class LaunchedExecutor(ParallelExecutor):
             self._fail_job(e)
 
     def _together(self, make: Callable[[], Any], whose: str = "") -> list[Any]:
-        """What every rank makes, which JSON can say; the first error is raised on all of them, on the others with words `whose` it is."""
+        """The results of `make()` on every rank (JSON data). The first error is raised on all ranks; on the others `whose` is added to
+        it."""
         error, said = None, {}
         try:
             said = {"done": make()}
@@ -175,7 +177,7 @@ class LaunchedExecutor(ParallelExecutor):
         return [one["done"] for one in all_said]
 
     def _fail_job(self, error: BaseException) -> NoReturn:
-        """This rank's failure, or that of another which ends this one."""
+        """Fail the job: report this rank's error, or the error of another rank that ended this one."""
         rank, text = getattr(root_cause(error), "rank", None), describe_error(error)
         if not isinstance(error, Exception) and (own := self._current[self.rank]) is not None:
             text += where(own.compute.running())
@@ -187,7 +189,7 @@ class LaunchedExecutor(ParallelExecutor):
         raise RankError(text, self.rank if rank is None else rank) from error
 
     def _on_all_ranks(self, *jobs: Job) -> list[Any]:
-        """This rank's share of a job."""
+        """Run this rank's part of a job."""
         values: list[Any] = [None] * self.world_size
         try:
             if len(jobs) == 1:
@@ -202,7 +204,7 @@ class LaunchedExecutor(ParallelExecutor):
     # -- programs --------------------------------------------------------------------------------------------------------------
 
     def _pairs_of_all(self, pair: ProgramPair) -> list[ProgramPair]:
-        """All ranks' programs, where each has its own."""
+        """The programs of all ranks, exchanged among ranks that each have only their own."""
         constants = {digest: allocation.copied(c.values) for digest, c in pair.constants().items()}
         if pair.main.rank not in (None, self._member.rank):
             raise ExecutionError(
@@ -220,7 +222,7 @@ class LaunchedExecutor(ParallelExecutor):
         ]
 
     def _compare_programs(self) -> None:
-        """Raise ExecutionError where ranks have different programs, or another fluidx."""
+        """Raise ExecutionError if ranks have different programs, options or versions of fluidx."""
         pairs = [ProgramPair(m, s) for m, s in zip(self._mains, self._startups, strict=True)]
         digests = [hashlib.sha256(str(pair).encode()).hexdigest() for pair in pairs]
         self._agree(("make an executor",))
@@ -236,7 +238,7 @@ class LaunchedExecutor(ParallelExecutor):
         self._refuse(difference(other, said))
 
     def _refuse(self, text: str) -> NoReturn:
-        """All ranks find the same."""
+        """Raise ExecutionError. All ranks find the same difference, so all raise."""
         raise ExecutionError(f"the ranks do not run the same program: {text}")
 
     # -- runs --------------------------------------------------------------------------------------------------------------------
@@ -256,7 +258,7 @@ class LaunchedExecutor(ParallelExecutor):
         found = super()._known(kind, feed)
         self._begin_run(self.scopes[0].steps.get(self._mains[0], 0))
         self._runs += 1
-        # a look at all bytes of a feed costs time: runs 1, 2, 4, 8, ... find seeds and orders that differ, soon or late
+        # checksums of feeds cost time: runs 1, 2, 4, 8, ... compare them, which finds different seeds or orders sooner or later
         sums = sums_of(feed) if self._runs & (self._runs - 1) == 0 and not self.feeds_own_rows else {}
         return found if self._agree(("run", *kind), found is not None, sums) else None
 
@@ -267,7 +269,7 @@ class LaunchedExecutor(ParallelExecutor):
             with using(self.places[self.rank]):
                 own = self._compile(self.rank, self._mains[self.rank], whole, fetches[self.rank], fuse, overlap)
             made.append(own)
-            # what others are to see lies where they see it, or is copied there
+            # fetches must be in shared memory, or are copied there
             self._copies[own] = [a if self._member.shows(a) else allocation.zeros(a.shape, a.dtype) for a in own.fetches]
             return [(t.dtype, list(t.shape)) for t in own.fetch_types], [address_of(a) for a in self._copies[own]]
 
@@ -282,7 +284,7 @@ class LaunchedExecutor(ParallelExecutor):
         return None
 
     def _finish(self, rank: int) -> None:
-        if self._on_gpu:  # who does not come to the end of a run is named here; NCCL names nobody
+        if self._on_gpu:  # this call names a rank that does not reach the end of the run; NCCL does not
             self._member.meet()
         super()._finish(rank)
 
@@ -321,7 +323,7 @@ class LaunchedExecutor(ParallelExecutor):
         return values, True
 
     def _show(self, ready: PreparedRun, times: observers.Times, step: int) -> None:
-        """Let profilers see a run of all ranks, by the clock of rank 0."""
+        """Report a run of all ranks to profilers, in the time of rank 0's clock."""
         own = None if ready.remote_plans else describe_plan(ready.bounds[self.rank])
         all_said = self._collective(lambda: self._member.gather([times, own]))
         if not ready.remote_plans:
@@ -332,8 +334,8 @@ class LaunchedExecutor(ParallelExecutor):
 
     @cached_property
     def _clocks(self) -> list[int]:
-        """By how many ns the ranks' clocks are before that of rank 0. Those of other hosts are looked at behind a meeting, which ends for
-        all within the time that a message takes."""
+        """The offset of each rank's clock to that of rank 0, in ns. For several hosts, clocks are read after a barrier, which ends on all
+        ranks within the time of one message."""
         if self._member.memory is not None:
             return [0] * self.world_size
         self._collective(self._member.meet)
@@ -350,37 +352,39 @@ class LaunchedExecutor(ParallelExecutor):
     # -- state -------------------------------------------------------------------------------------------------------------------
 
     def state(self, name: str) -> np.ndarray:
-        """The global value of a persistable variable, joined from what the ranks hold of it. All ranks ask for it."""
+        """The global value of a persistable variable, joined from the ranks' local values. All ranks must call it."""
         with self._published([name]):
             return super().state(name)
 
     def set_state(self, name: str, value: Any) -> None:
-        """Give a persistable variable a value: this rank takes its part of it. All ranks give the same."""
+        """Set the global value of a persistable variable: this rank takes its part. All ranks must call it with the same value."""
         if not self._loading:
             self._agree((f"set {name!r}",))
         super().set_state(name, value)
 
     def gather_each(self, what: str, make: Callable[[], Any]) -> list[Any]:
-        """What each rank makes, in rank order. All ranks call it; the first error is raised on all, on the others with rank and host."""
+        """The results of `make()` on each rank, in rank order. All ranks must call it. The first error is raised on all ranks; the others
+        name its rank and host."""
         self.finish_save()
         self._agree((what,))
         return self._together(make, f" (rank {self.rank}, on host {socket.gethostname()})")
 
     def finish_later(self, save: BackgroundSave) -> None:
-        """Call `save.finish()` when a later meeting finds it written on all ranks, or when the script ends. All ranks call this."""
+        """Call `save.finish()` when a later collective call finds it written on all ranks, or when the script ends. All ranks must call
+        this."""
         self.finish_save()
         self._save = save
         atexit.register(self._finish_at_exit)
 
     def finish_save(self) -> None:
-        """Finish now what is to be finished some time, on all ranks."""
+        """Finish the background save now, on all ranks."""
         save, self._save = self._save, None
         if save is not None:
             atexit.unregister(self._finish_at_exit)
             save.finish()
 
     def _finish_at_exit(self) -> None:
-        with suppress(ExecutionError):  # the others may not come any more, and somebody tells why
+        with suppress(ExecutionError):  # another rank may have ended, which is reported elsewhere
             self._agree(("end the script",))
             self.finish_save()
 
@@ -389,7 +393,7 @@ class LaunchedExecutor(ParallelExecutor):
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """A time, which all ranks begin together, in which variables are given values without a meeting for each."""
+        """A context, entered by all ranks together, in which variables are set without a collective call for each."""
         self.finish_save()
         self._agree(("load a checkpoint",))
         self._loading = True
@@ -400,7 +404,7 @@ class LaunchedExecutor(ParallelExecutor):
 
     @contextmanager
     def _published(self, names: Sequence[str]) -> Iterator[None]:
-        """A time in which every rank sees what the others hold, and none changes it."""
+        """A context in which every rank can read the others' values of these variables, and none changes them."""
         self._check_open()
         self._agree((f"read {', '.join(map(repr, names[:4]))}", *names[4:]))
         own, seen = self.scopes[self.rank], dict[str, np.ndarray]()
@@ -424,7 +428,7 @@ class LaunchedExecutor(ParallelExecutor):
             self._collective(self._member.meet)
 
     def _visible(self, name: str) -> np.ndarray:
-        """A variable of this rank where the others see it: moved there, or copied from a GPU."""
+        """A variable of this rank in shared memory: moved there, or copied from a GPU."""
         own = self.scopes[self.rank]
         a = own.arrays[name]
         if type(a) is not np.ndarray:

@@ -1,4 +1,4 @@
-"""ParallelExecutor: run rank programs together, with one device's feed and fetch."""
+"""ParallelExecutor: run the programs of all ranks together, with global feeds and fetches as on one device."""
 
 from __future__ import annotations
 
@@ -43,42 +43,42 @@ _MAX_PLANS = 16
 _FLUID = (
     "use_cuda", "loss_name", "main_program", "share_vars_from", "exec_strategy", "build_strategy", "num_trainers", "trainer_id", "scope",
 )  # fmt: skip
-new_executor: Any = None  # makes an executor for places, not initialised; executor_choice.py sets it
-fluid_form: Any = None  # what a call with fluid's arguments makes; fluidx.compiler says it
+new_executor: Any = None  # returns an executor for places, not initialised; executor_choice.py sets it
+fluid_form: Any = None  # handles a call with fluid's arguments; fluidx.compiler sets it
 _INTERRUPTED = KeyboardInterrupt("the run was interrupted")
 
 
 class ParallelExecutor(RankState):
     """Runs N ranks on the given places, as threads of this process, or as processes where the places are `process_places`.
 
-    `programs` is a DistributeTranspiler, or one ProgramPair (main, startup) for each rank, in order, perhaps read back from text. Who holds
-    what, and who talks to whom, is in the programs.
+    `programs` is a DistributeTranspiler, or one ProgramPair (main, startup) for each rank, in order; these may come from text. Placements
+    and communication are in the programs.
 
-    `run` takes the global feed, deals it to the ranks, and returns global values: replicated ones once, sharded ones joined, partial
+    `run` takes the global feed, splits it among the ranks, and returns global values: replicated ones once, sharded ones joined, partial
     ones reduced.
 
-    `uneven` says what to do with a batch that does not divide by the ranks:
+    `uneven`: what happens to a batch that does not divide by the ranks:
 
-    - "weight": it is cut all the same, some ranks take a row more or have none: the result is one device's (default)
-    - "pad": the last row is repeated until the batch divides; the repeated rows count in means
-    - "drop": the surplus rows at the end are left out
-    - "error": FeedError
+    - "weight": it is split anyway; some ranks get one row more, or none. The result is that of one device (default).
+    - "pad": the last row is repeated until the batch divides; the repeated rows count in means.
+    - "drop": the surplus rows at the end are left out.
+    - "error": FeedError.
 
     Further arguments:
 
-    - `scopes`: the ranks' variables, where they are those of another executor, `exe.scopes`: one that trains and one that tests, say.
-    - `timeout`: seconds a rank waits for another before the run fails (default FLUIDX_TIMEOUT, 60).
-    - `verify`: prove a transpiler's rank programs right first (`transpiler.verify()`, made once); VerifyError when they are not.
+    - `scopes`: the ranks' variables, to share those of another executor (`exe.scopes`), such as one that trains and one that tests.
+    - `timeout`: seconds that a rank waits for another before the run fails (default FLUIDX_TIMEOUT, 60).
+    - `verify`: prove the rank programs of a transpiler right first (`transpiler.verify()`, done once). Raises VerifyError if they are not.
 
-    Calls from several threads wait for one another. Raises RankError when a rank fails; the others stop at once and the executor refuses
+    Calls from several threads wait for one another. Raises RankError if a rank fails: the others stop at once, and the executor refuses
     further runs until `run_startup`.
     """
 
-    feeds_own_rows = False  # do launched ranks feed different values, of which each takes its own rows?
+    feeds_own_rows = False  # does each launched rank feed only its own rows?
     _ranks_are = "are threads of"
-    _activity = ""  # what is run
+    _activity = ""  # what runs now, for error texts
     _failed: BaseException | None = None
-    _comms: Sequence[Any] = ()  # of the ranks, where they are in this process
+    _comms: Sequence[Any] = ()  # communicators of the ranks in this process
 
     def __new__(cls, programs: Any = None, places: Sequence[Place] | None = None, *args: Any, **kwargs: Any) -> ParallelExecutor:
         if cls is ParallelExecutor and fluid_form is not None:
@@ -102,8 +102,8 @@ class ParallelExecutor(RankState):
     ):
         if fluid:
             raise ExecutionError(
-                f"ParallelExecutor has no argument {next(iter(fluid))!r}: what fluid's use_cuda, loss_name and main_program said is in the "
-                "transpiler and the places, ParallelExecutor(t, places=fx.cuda_places())"
+                f"ParallelExecutor has no argument {next(iter(fluid))!r}: instead of fluid's use_cuda, loss_name and main_program it takes "
+                "the transpiler and the places, ParallelExecutor(t, places=fx.cuda_places())"
             )
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
             raise ExecutionError(f"ParallelExecutor: timeout must be a number of seconds, got {type(timeout).__name__}: {timeout!r}")
@@ -126,20 +126,20 @@ class ParallelExecutor(RankState):
         self._stamp = Stamp([*self._mains, *self._startups])
         self._plans = SharedPlans(self._stamp, self._mains, self._startups)
         self.splitter = FeedSplitter(self._mains)
-        # what any rank declares; a rank of another pipeline stage may not know a variable
+        # declarations of all ranks: a rank of another pipeline stage may not declare a variable
         self._descs: Mapping[str, Var] = ChainMap(*(m.global_block().descs for m in self._mains))
         self._owners = ValueOwners(self._mains, self._descs, self.splitter)
         self.places, self.uneven = places, uneven
         self.timeout = config.timeout() if timeout is None else float(timeout)
         self._ready: OrderedDict[tuple, PreparedRun] = OrderedDict()
-        self._current: list[BoundPlan | None] = [None] * n  # what each rank ran last
+        self._current: list[BoundPlan | None] = [None] * n  # the latest plan of each rank
         self._lock = threading.RLock()
         self._closed = False
         self._process = os.getpid()
         self._open(scopes)
 
     def _open(self, scopes: Sequence[Scope] | None) -> None:
-        """Have the ranks ready for work."""
+        """Start the ranks."""
         self.scopes = list(scopes) if scopes is not None else [Scope() for _ in range(self.world_size)]
         self._modules = [array_module(p) for p in self.places]
         self._make_world()
@@ -160,7 +160,7 @@ class ParallelExecutor(RankState):
 
     @property
     def _bound_to_process(self) -> bool:
-        """Has this process what a fork of it has not?"""
+        """Does the executor need threads of this process, which a fork does not have?"""
         return self.world_size > 1
 
     @property
@@ -171,7 +171,7 @@ class ParallelExecutor(RankState):
     # -- running ------------------------------------------------------------------------------------------------------------
 
     def run_startup(self) -> None:
-        """Run every rank's startup program: initialise, then broadcast what is the same everywhere from its owner."""
+        """Run every rank's startup program: it initialises the state, and broadcasts replicated values from one rank."""
         self._check_process()
         with self._lock:
             self._check_open()
@@ -183,7 +183,7 @@ class ParallelExecutor(RankState):
             self._start()
 
     def _reset(self) -> None:
-        """Forget that a rank failed."""
+        """Clear a failure."""
         self.world.reset()
 
     def _start(self) -> None:
@@ -205,11 +205,11 @@ class ParallelExecutor(RankState):
         return_numpy: bool = True,
         return_merged: bool = True,
     ) -> list[Any]:
-        """One step of all ranks. Returns one global value per fetch, or with `return_merged=False` a list of one per rank (None for a
-        rank that does not hold it).
+        """One step of all ranks. Returns one global value for each fetch; with `return_merged=False` a list with one local value for each
+        rank (None for a rank that does not hold it).
 
-        A feed is cut as its variable is placed: along its batch where that is sharded, and given whole to every rank where nothing is
-        said. Raises FeedError, NotInitializedError or RankError as `Executor.run` does for one device.
+        A feed is split by the placement of its variable: along its batch if that is sharded; every rank gets the whole value if it is
+        replicated. Raises FeedError, NotInitializedError or RankError, as `Executor.run` does for one device.
         """
         self._check_process()
         with self._lock:
@@ -246,21 +246,21 @@ class ParallelExecutor(RankState):
             return [m.copy() if lent and any(m is p for p in of) else m for m, of in zip(merged, parts, strict=True)]
 
     def _global(self, g: GlobalFetch, parts: Sequence[Any]) -> Any:
-        """The global value of what was fetched of each rank; None where there is none."""
+        """The global value of a fetch, from the ranks' parts; None if there is none."""
         try:
             return self.splitter.merge(g.name, parts, g.placement, g.shape, g.terms)
         except FeedError:
             return None
 
     def _expect_step(self) -> None:
-        """A step is near."""
+        """Wake waiting threads: a step comes soon."""
         if (shared := getattr(self.world, "shared", None)) is not None:
             shared.expect()
 
     def _values(
         self, ready: PreparedRun, feeds: Sequence[Mapping[str, np.ndarray]], step: int, watched: observers.ObserverSettings
     ) -> tuple[list[list[Any]], bool]:
-        """What the ranks fetch of a step, and whether it lies where the next one writes."""
+        """Run a step: the fetched values by rank, and whether they are in memory that the next step overwrites."""
         self._current[:] = ready.bounds
         for bound in ready.bounds:
             bound.ctx.step = step
@@ -268,7 +268,7 @@ class ParallelExecutor(RankState):
         return (self._launch(ready, feeds) if launched else self._step(ready, feeds, watched)), launched
 
     def _step(self, ready: PreparedRun, feeds: Sequence[Mapping[str, np.ndarray]], watched: observers.ObserverSettings) -> list[list[Any]]:
-        """What the ranks fetch of a step that each rank's own threads do."""
+        """Run a step on the ranks' own threads: the fetched values by rank."""
         after = [observers.after_step(bound, watched, rank) for rank, bound in enumerate(ready.bounds)]
 
         def job(rank: int) -> list[Any]:
@@ -283,7 +283,7 @@ class ParallelExecutor(RankState):
         return self._on_all_ranks(job, lambda rank: ready.bounds[rank].run_overlapped(after[rank]))
 
     def _prepared(self, names: list[str], feed: Any, merged: bool, apart: bool) -> tuple[Mapping[str, np.ndarray], PreparedRun]:
-        """The feed as arrays of the declared dtypes, and what all runs of its kind share. Raises FeedError for what does not fit."""
+        """The feed as arrays of the declared dtypes, and the prepared run. Raises FeedError for a feed or fetch that does not fit."""
         if not are_arrays(feed):
             feed = check_feed(self._mains[0], feed, self._descs)
         ready = self._known(kind_of(names, feed, merged, apart), feed)
@@ -308,17 +308,18 @@ class ParallelExecutor(RankState):
         return given, ready
 
     def _connect(self) -> None:
-        """Connect all GPUs, if any send messages: those go by a communicator of all, and some ranks may have none to make it for."""
+        """Connect all GPUs if any rank sends messages: messages use a communicator of all ranks, and some ranks may have no message that
+        would create it."""
         if self._comms and self._comms[-1].asynchronous and any(map(_sends, (*self._mains, *self._startups))):
             self._on_all_ranks(lambda rank: self._comms[rank].init_group(tuple(range(self.world_size))))
 
     def _known(self, kind: tuple, feed: Mapping[str, np.ndarray]) -> PreparedRun | None:
-        """What was made ready for runs of a kind, if it still is."""
+        """The cached prepared run of this kind, if it is still valid."""
         ready = self._ready.get(kind)
         return ready if ready is not None and ready.versions == self._versions() else None
 
     def _bound(self, whole: Mapping[str, np.ndarray], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> list[Any]:
-        """Every rank's main program, ready to run on feeds like these."""
+        """Plan and bind every rank's main program for feeds like these."""
         return self._on_all_ranks(lambda r: self._compile(r, self._mains[r], whole, fetches[r], fuse, overlap))
 
     def _versions(self) -> tuple[int, ...]:
@@ -340,7 +341,7 @@ class ParallelExecutor(RankState):
         self._check_unchanged(rank, program)
         groups = {g: program.group_ranks(g, rank) for g in program.groups}
         ctx = RunContext(rank, self.world_size, self._comms[rank], groups, program.turns)
-        declared = program.global_block().descs  # a rank that only serves others is fed nothing
+        declared = program.global_block().descs  # a server rank declares no feed
         given = feed_types(program, {n: v for n, v in feed.items() if n in declared})
         scope, xp = self.scopes[rank], self._modules[rank]
         device = "cpu" if xp is np else "cuda"
@@ -350,19 +351,19 @@ class ParallelExecutor(RankState):
     def _check_unchanged(self, rank: int, program: Program) -> None:
         if change := self._stamp.changed(program):
             raise ProgramError(
-                f"rank {rank}: {change}\n  it was changed after it was given to this executor and proved; "
+                f"rank {rank}: {change}\n  the program was changed after this executor was made; "
                 "transpile the changed source, or make a new executor"
             )
 
     def _finish(self, rank: int) -> None:
-        """Wait, with a deadline, for what the rank has queued on its GPU."""
+        """Wait, with a deadline, for the rank's queued GPU work."""
         if self._modules[rank] is not np:
             self._comms[rank].wait()
 
     # -- all ranks at once --------------------------------------------------------------------------------------------------
 
     def _on_all_ranks(self, *jobs: Job) -> list[Any]:
-        """`job(rank)` on every rank at once, and a second job beside it; the first failure stops all and is raised."""
+        """Run `job(rank)` on every rank at once, and a second job on second threads. The first failure stops all ranks and is raised."""
         if self.world_size == 1:
             with using(self.places[0]), kept_to(self._callers_cores):
                 return [jobs[0](0)]
@@ -383,7 +384,7 @@ class ParallelExecutor(RankState):
         return [outcomes[r].value for r in range(self.world_size)]
 
     def _launch(self, ready: PreparedRun, feeds: Sequence[Mapping[str, np.ndarray]]) -> list[list[Any]]:
-        """What the ranks fetch, where it lies, of a step that needs no Python: rank 0's is done on this thread."""
+        """Run a step in one C call: the fetches by rank, not copied. Rank 0 runs on this thread."""
         assert ready.launch is not None
         given = tuple([np.ascontiguousarray(fed[n]) for bound, fed in zip(ready.bounds, feeds, strict=True) for n, _ in bound.feeds])
         failed, self._failed = self._failed, _INTERRUPTED
@@ -409,7 +410,7 @@ class ParallelExecutor(RankState):
         if isinstance(error, FluidxError) and not isinstance(error, ExecutionError):
             self._failed = None
             self.world.reset()
-            raise error  # wrong feed or program: found before anything ran
+            raise error  # a wrong feed or program: found before anything ran
         self._failed = error
         rank, text = diagnose(rank, error, outcomes, lambda r: bound.compute.running() if (bound := self._current[r]) is not None else None)
         scene = flight_recorder.scene(os.getpid(), getattr(self.world, "shared", None), self.world_size)
@@ -417,7 +418,7 @@ class ParallelExecutor(RankState):
         raise RankError(f"{text}\n  in {self._activity}{scene}", rank) from error
 
     def _replace(self, lost: Sequence[int]) -> None:
-        """Leave stuck threads behind: whatever they still do, they do to a world and to arrays that nobody uses any more."""
+        """Give up stuck threads: make a new world and copies of the arrays, so that nothing uses what these threads may still write."""
         if not lost:
             return
         for r in lost:
@@ -429,8 +430,8 @@ class ParallelExecutor(RankState):
         self._threads.replace_threads(self.world)
 
     def _check_process(self) -> None:
-        """Raise ExecutionError in a forked process: it has the executor, and none of the ranks' threads. Before the lock is taken, which
-        another thread may have held when the process forked."""
+        """Raise ExecutionError in a forked process: it has no threads of the ranks. Called before the lock is taken, because another thread
+        may have held the lock at the fork."""
         if os.getpid() != self._process and self._bound_to_process:
             raise ExecutionError(
                 f"the ranks of this executor {self._ranks_are} process {self._process}, and this is a fork of it, process {os.getpid()}; "
@@ -442,7 +443,7 @@ class ParallelExecutor(RankState):
             raise ExecutionError("this executor is closed; make a new one")
 
     def close(self) -> None:
-        """Stop the ranks and drop what is ready to run."""
+        """Stop the ranks and drop all prepared runs."""
         with self._lock:
             self._end()
             self._ready.clear()

@@ -1,4 +1,5 @@
-"""Ranks as processes of this host: a ParallelExecutor that deals and merges, and leaves running to a process for each rank."""
+"""ProcessExecutor: the ParallelExecutor whose ranks are processes of this host. It splits feeds and joins fetches; the processes run the
+programs."""
 
 from __future__ import annotations
 
@@ -32,11 +33,11 @@ from .remote_errors import operator_of, rebuilt
 from .run_cache import PreparedRun
 from .thread_workers import Outcome, diagnose, first_failure, root_cause
 
-_TAKING = "as it took a value"
+_TAKING = "while it received a value"
 
 
 class _ProcessPlan(NamedTuple):
-    """A program that a rank's process has ready: its number there, and where its feeds and fetches lie."""
+    """A bound plan in a rank's process: its number there, and its feeds and fetches in shared memory."""
 
     number: int
     fetch_types: Sequence[TensorType]
@@ -45,14 +46,14 @@ class _ProcessPlan(NamedTuple):
 
 
 class _ProcessScope(Scope):
-    """The variables of a rank, where they lie in the memory that its process shares."""
+    """The variables of a rank, as arrays in memory that its process shares."""
 
     def __init__(self, executor: ProcessExecutor, rank: int):
         super().__init__()
         self._executor, self._rank = weakref.ref(executor), rank
 
     def bind(self, name: str, array: Any) -> None:
-        """Make room for a variable in its rank's process, and put the value there."""
+        """Allocate a variable in its rank's process, and copy the value there."""
         executor = self._executor()
         if executor is None:
             raise ExecutionError(f"variable {name!r} belongs to an executor that is closed")
@@ -66,7 +67,7 @@ class ProcessExecutor(ParallelExecutor):
     _bound_to_process = True
     pool: ProcessPool
     _given_owner: ProcessExecutor | None = None
-    _failure: BaseException | None = None  # of the processes
+    _failure: BaseException | None = None  # the failure of the processes
 
     def _open(self, scopes: Sequence[Scope] | None) -> None:
         if not all(isinstance(p, ProcessPlace) for p in self.places):
@@ -83,14 +84,14 @@ class ProcessExecutor(ParallelExecutor):
         self.scopes = [_ProcessScope(self, r) for r in range(self.world_size)]
         self._begin()
 
-    # -- processes that several executors have, whose variables are the same ---------------------------------------------------
+    # -- several executors that share processes and variables ------------------------------------------------------------------
 
     def _owner_of(self, scopes: Sequence[Scope]) -> ProcessExecutor:
-        """The executor that started the processes which have these variables."""
+        """The executor that started the processes of these scopes."""
         host = next((s._executor() for s in scopes if isinstance(s, _ProcessScope)), None)
         if host is None or list(scopes) != list(host.scopes):
             raise ExecutionError(
-                "ranks that are processes keep their own variables: pass scopes=exe.scopes of another executor on process_places, or "
+                "ranks that are processes have their own variables: pass scopes=exe.scopes of another executor on process_places, or "
                 "set values with set_state"
             )
         return host
@@ -99,14 +100,14 @@ class ProcessExecutor(ParallelExecutor):
         self._given_owner, self._lock, self.timeout, self.scopes = host, host._lock, host.timeout, host.scopes
         with self._lock:
             if host.pool.ended:
-                raise ExecutionError("the processes that have these scopes have ended; call run_startup() of their executor first")
+                raise ExecutionError("the processes of these scopes have ended; call run_startup() of their executor first")
             self.pool, self._number = host.pool, next(host._numbers)
             self._hand_programs()
             host._others.add(self)
 
     @property
     def _owner(self) -> ProcessExecutor:
-        """The one that started the processes."""
+        """The executor that started the processes."""
         return self if self._given_owner is None else self._given_owner
 
     def _sharers(self) -> list[ProcessExecutor]:
@@ -121,7 +122,7 @@ class ProcessExecutor(ParallelExecutor):
         self._owner._failure = error
 
     def _begin(self) -> None:
-        """Start the processes and hand them their programs."""
+        """Start the processes and send them their programs."""
         host = self._owner
         pool = ProcessPool(self.world_size, self.timeout, host._cores)
         host._stop = weakref.finalize(host, pool.end)
@@ -139,7 +140,7 @@ class ProcessExecutor(ParallelExecutor):
             for digest, constant in pair.constants().items():
                 self._put(rank, digest, constant.values)
             said = {"do": "programs", "of": self._number, "text": str(pair), "imports": place.imports}
-            self._ask({rank: said}, "as it was handed its programs")
+            self._ask({rank: said}, "while it received its programs")
 
     def _reset(self) -> None:
         if self.pool.ended:
@@ -161,9 +162,9 @@ class ProcessExecutor(ParallelExecutor):
         )
 
     def _expect_step(self) -> None:
-        """See that each rank has its share of the threads that there are now."""
+        """If the number of threads has changed, give each rank its new share."""
         if (threads := native.num_threads()) != self.pool.threads:
-            self._ask({r: {"do": "share", "threads": threads} for r in range(self.world_size)}, "as it was given threads")
+            self._ask({r: {"do": "share", "threads": threads} for r in range(self.world_size)}, "while its threads were set")
             self.pool.threads = threads
 
     def _bound(self, whole: Mapping[str, np.ndarray], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> list[Any]:
@@ -172,7 +173,7 @@ class ProcessExecutor(ParallelExecutor):
         number, keep = next(self._owner._numbers), [ready.bounds[0].number for one in self._sharers() for ready in one._ready.values()]
         feeds = {n: (dtype_name(a.dtype), a.shape) for n, a in whole.items()}
         common = {"do": "ready", "of": self._number, "number": number, "keep": keep, "feeds": feeds, "fuse": fuse, "overlap": overlap}
-        found = self._ask({r: {**common, "fetches": names} for r, names in enumerate(fetches)}, "as it made the main program ready")
+        found = self._ask({r: {**common, "fetches": names} for r, names in enumerate(fetches)}, "while it planned the main program")
         self._update_scopes(found)
         return [
             _ProcessPlan(
@@ -200,22 +201,24 @@ class ProcessExecutor(ParallelExecutor):
         return [list(bound.fetches) for bound in bounds], True
 
     def _show(self, ready: PreparedRun, times: Mapping[int, observers.Times], step: int) -> None:
-        """Let profilers see a run."""
+        """Report a run to profilers."""
         if not ready.remote_plans:
-            found = self._ask({r: {"do": "describe", "number": b.number} for r, b in enumerate(ready.bounds)}, "as it described its run")
+            found = self._ask(
+                {r: {"do": "describe", "number": b.number} for r, b in enumerate(ready.bounds)}, "while it described its plan"
+            )
             ready.remote_plans[:] = [RemotePlan(found[r], main, r, self.world_size) for r, main in enumerate(self._mains)]
         for rank, sight in enumerate(ready.remote_plans):
             sight.ctx.step = step
             observers.report_times(sight, rank, times[rank])
 
-    # -- what lies in the ranks' processes ----------------------------------------------------------------------------------
+    # -- arrays in the ranks' processes -------------------------------------------------------------------------------------
 
     def _array(self, address: Sequence[Any]) -> np.ndarray:
         at, dtype, shape = address
         return self.pool.memory.array(at, shape, np_dtype(dtype))
 
     def _put(self, rank: int, name: str, value: np.ndarray) -> None:
-        """Copy an array to where a rank can take it."""
+        """Copy an array into memory that a rank allocates for it."""
         address = self._ask({rank: {"do": "reserve", "name": name, "layout": [dtype_name(value.dtype), value.shape]}}, _TAKING)[rank]
         self._array(address)[...] = value
 
@@ -228,7 +231,7 @@ class ProcessExecutor(ParallelExecutor):
         self._update_scopes(self._ask({rank: {"do": "bind", "name": name}}, _TAKING))
 
     def _update_scopes(self, found: Mapping[int, Any]) -> None:
-        """The ranks said where their variables are."""
+        """Take the new addresses of the ranks' variables into the scopes."""
         for rank, said in found.items():
             if said["state"] is not None:
                 self.scopes[rank].arrays = {n: self._array(address) for n, address in said["state"]}
@@ -247,7 +250,7 @@ class ProcessExecutor(ParallelExecutor):
                 for here, there in ends.values():
                     ours.enter_context(here)
                     theirs.enter_context(there)
-                found = self._ask(said, "as it was asked for its variables", files={r: there.fileno() for r, (_, there) in ends.items()})
+                found = self._ask(said, "while it was asked for its variables", files={r: there.fileno() for r, (_, there) in ends.items()})
                 ours.pop_all()
             values = {r: {n: self._array(address) for n, address in of} for r, of in found.items()}
             return {
@@ -258,8 +261,8 @@ class ProcessExecutor(ParallelExecutor):
     # -- asking ----------------------------------------------------------------------------------------------------------------
 
     def _ask(self, messages: Mapping[int, Any], at: str, meet: bool = False, files: Mapping[int, int] | None = None) -> dict[int, Any]:
-        """What ranks answer to a message, and a file, for each. `at` says what they are at, and `meet` that they may wait for one another
-        there."""
+        """Send a message, and perhaps a file, to each rank; their answers. `at`: what the ranks do meanwhile, for errors. `meet`: may ranks
+        wait for one another?"""
         try:
             answers = self.pool.ask(messages, files or {})
         except BaseException as e:  # Ctrl-C
@@ -277,12 +280,12 @@ class ProcessExecutor(ParallelExecutor):
     def _lose(self, outcomes: dict[int, Outcome], at: str, meet: bool) -> NoReturn:
         rank, error = first_failure(outcomes)
         if isinstance(error, FluidxError) and not isinstance(error, ExecutionError):
-            if meet:  # others were told to stop
+            if meet:  # the other ranks were aborted
                 self._failed = error
                 self.pool.end()
             raise error
         rank, text = diagnose(rank, error, outcomes, lambda r: None)
-        if isinstance(root_cause(error), CommTimeout):  # whoever is late may only have waited for one that is stopped
+        if isinstance(root_cause(error), CommTimeout):  # the rank that timed out may have waited for a stopped one
             rank = next((r for r, p in enumerate(self.pool.processes) if p.stopped()), rank)
         late = isinstance(root_cause(error), CommTimeout)
         scene = self._scene(rank, outcomes, late and isinstance(error, ExecutionError))
@@ -294,8 +297,8 @@ class ProcessExecutor(ParallelExecutor):
         raise RankError(text, rank) from error
 
     def _scene(self, rank: int, outcomes: Mapping[int, Outcome], late: bool) -> str:
-        """What is known of a rank that does not say it itself: the operator that it was at, and one in which another rank waited for it,
-        which has said so if it was too `late` for that one."""
+        """Text about a rank that did not report an operator itself: its current operator, and the operator in which another rank waited for
+        it. With `late` the timeout of that other rank names it already."""
         error = outcomes[rank].error if rank in outcomes else None
         op, text = getattr(error, "operator", None), ""
         if op is None:

@@ -1,4 +1,4 @@
-"""The processes of ranks: start them, ask them all and wait for their answers, notice who does not give one, and end them."""
+"""ProcessPool: the processes of ranks. It starts and ends them, sends messages to all, and detects processes that do not answer."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ class ProcessPool:
             self.memory.close()
 
     def said(self, rank: int) -> str:
-        """What the rank left of where it is, though it may be gone."""
+        """The rank's current operator as text, from its progress record; also after the rank has ended."""
         return self.world.whereabouts(rank)[0]
 
     def scene(self, rank: int) -> str:
-        """Lines that say which process a rank is, and what every rank completed last."""
+        """Lines that name the process of a rank, and the last collective of every rank."""
         return flight_recorder.scene(self.processes[rank].pid, self.world, len(self.processes))
 
     def end(self) -> None:
-        """End what is left of the processes, and give the memory back when nobody looks at it any more."""
+        """End the processes. Their memory is freed when no array uses it any more."""
         self.ended = True
         for p in self.processes:
             p.end()
 
     def ask(self, messages: Mapping[int, Any], files: Mapping[int, int]) -> dict[int, Any]:
-        """What the ranks answer, or the error by which one did not. When one has failed the others have little time to stop in: of those
-        that do not there is nothing. `files`: for ranks that get one, what it is open as."""
+        """Send a message to each rank; their answers, or errors for ranks that did not answer. After a failure the others get `GRACE`
+        seconds; a rank that is still silent then is missing in the result. `files`: an open file to send along, by rank."""
         answers: dict[int, Any] = {}
         deadline, stopped = float("inf"), dict[int, float]()
         with selectors.DefaultSelector() as waiting:
@@ -69,9 +69,9 @@ class ProcessPool:
                 waiting.register(self.processes[r].channel.sock, selectors.EVENT_READ, r)
                 try:
                     self.processes[r].channel.send(message, [files[r]] if r in files else ())
-                except TimeoutError:  # it takes nothing, as when it is stopped
-                    answers[r] = self._lost(r, CommTimeout(f"the process took no message for {self.timeout:g} s", rank=r))
-                except OSError:  # it has ended, as will show
+                except TimeoutError:  # it reads nothing, for example because it is stopped
+                    answers[r] = self._lost(r, CommTimeout(f"the process read no message for {self.timeout:g} s", rank=r))
+                except OSError:  # it has ended: `_answer` reports it
                     pass
             while len(answers) < len(messages) and time.monotonic() < deadline:
                 come = waiting.select(LOOK)

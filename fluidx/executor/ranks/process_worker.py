@@ -1,6 +1,6 @@
-"""What a process does that is one rank: it is handed the texts of its programs, and runs them when it is told to.
+"""The process of one rank: it receives its programs as text, and runs them on request.
 
-Feeds come, and fetches and state are taken, through memory that the processes share: messages say where things lie.
+Feeds, fetches and state are passed through memory that the processes share; messages contain addresses.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from ..scope import Scope
 from .affinity import keep_to
 from .remote_errors import ErrorRecord, shown
 
-ArrayAddress = tuple[int, str, list[int]]  # where an array is, of what dtype, and its shape
+ArrayAddress = tuple[int, str, list[int]]  # address in shared memory, dtype and shape
 
 
 def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> None:
-    """Be a rank until nobody wants anything any more."""
+    """Serve messages as a rank until the channel is closed."""
     rank = given["rank"]
     keep_to(frozenset(given["cores"]) or None)
     there = shared.Memory(fds[0], given["start"], given["ranks"])
@@ -54,7 +54,7 @@ def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> Non
         message, files = channel.receive(files=1)
         try:
             answer: Any = {"done": getattr(served, message.pop("do"))(*files, **message)}
-        except BaseException as e:  # whatever it is, the other ranks must not wait for this one
+        except BaseException as e:  # after any error, the other ranks must not wait for this one
             fault = ErrorRecord.of(e, served.running())
             if served.others_wait:
                 world.abort(e)
@@ -64,7 +64,7 @@ def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> Non
 
 
 class _RankMessages:
-    """The messages, as methods; what they give goes back."""
+    """The messages, as methods; the return value is the answer."""
 
     def __init__(self, world: ProcessWorld, rank: int):
         self.world, self.rank = world, rank
@@ -72,26 +72,26 @@ class _RankMessages:
         self.progress = Progress(world.shared, rank, shown)
         self.scope = Scope()
         self.pairs: dict[int, ProgramPair] = {}
-        self.reported = -1  # the version of the scope that was last told of
+        self.reported = -1  # the scope version that was reported last
         self.incoming: dict[str, np.ndarray] = {}
         self.bounds: dict[int, tuple[BoundPlan, list[tuple[np.ndarray, np.ndarray]]]] = {}
         self.current: BoundPlan | None = None
-        self.others_wait = False  # others may wait for this rank
+        self.others_wait = False  # may other ranks wait for this one?
 
     def running(self) -> Any:
         return self.current.compute.running() if self.current is not None else None
 
     def share(self, threads: int) -> None:
-        """Have this rank's share of so many threads."""
+        """Use this rank's share of so many threads."""
         native.set_num_threads(max(1, threads // self.world.world_size))
 
     def reserve(self, name: str, layout: Sequence[Any]) -> ArrayAddress:
-        """A place for an array that is to come."""
+        """Allocate an array that the caller will fill."""
         self.incoming[name] = allocation.zeros(tuple(layout[1]), np_dtype(layout[0]))
         return address_of(self.incoming[name])
 
     def programs(self, of: int, text: str, imports: Sequence[str]) -> None:
-        """The programs of an executor, which goes by that number."""
+        """Store the programs of executor number `of`."""
         for module in imports:
             import_module(module)
         constants = {digest: Array(there) for digest, there in self.incoming.items()}
@@ -99,7 +99,7 @@ class _RankMessages:
         self.pairs[of] = parse_pair(text, constants)
 
     def bind(self, name: str) -> Any:
-        """Make the array that has come the storage of a variable."""
+        """Make the received array the storage of a variable."""
         self.scope.bind(name, self.incoming.pop(name))
         return self._state()
 
@@ -115,11 +115,11 @@ class _RankMessages:
     def ready(
         self, of: int, number: int, keep: Sequence[int], feeds: Mapping[str, Any], fetches: Sequence[str], fuse: bool, overlap: int | None
     ) -> dict[str, Any]:
-        """Prepare to run the main program on feeds of these types, and drop what was prepared but for those to keep."""
+        """Plan and bind the main program for feeds of these types; drop other bound plans, except those in `keep`."""
         self.bounds = {k: b for k, b in self.bounds.items() if k in keep}
         types = {n: TensorType(dtype, tuple(shape)) for n, (dtype, shape) in feeds.items()}
         bound = self._prepared(self.pairs[of].main, types, fetches, fuse, overlap)
-        # what is fetched is read where it lies, if others see it there, and from a copy elsewhere
+        # a fetch is read in place if it is contiguous in shared memory, else from a copy
         places = [a if self.world.memory.holds(a) and a.flags.c_contiguous else allocation.zeros(a.shape, a.dtype) for a in bound.fetches]
         self.bounds[number] = bound, [(a, place) for a, place in zip(bound.fetches, places, strict=True) if a is not place]
         return {
@@ -130,11 +130,11 @@ class _RankMessages:
         }
 
     def describe(self, number: int) -> dict[str, Any]:
-        """What a profiler is shown of a program that is ready."""
+        """The description of a bound plan, for profilers."""
         return describe_plan(self.bounds[number][0])
 
     def run(self, number: int, step: int, asked: Sequence[bool], timed: bool) -> observers.Times | None:
-        """One step, and its times where they are asked for. Its feeds are there."""
+        """Run one step; the feeds are in place. Returns the step times if they are wanted."""
         bound, copies = self.bounds[number]
         self.current = bound
         bound.ctx.step = step
@@ -153,7 +153,8 @@ class _RankMessages:
         return times
 
     def background(self, fd: int, function: str, names: Sequence[str], copies: bool) -> list[tuple[str, ArrayAddress]]:
-        """Have a thread do `role`, "module:function", with what variables hold now, and what it is told over a channel. Where that lies."""
+        """Start a thread that calls `function` ("module:function") with the current values of variables (or copies) and each message of a
+        channel. Returns the addresses of the values."""
         values = {n: allocation.copied(a) if copies else a for n in names for a in [self.scope.arrays[n]]}
         module, _, name = function.partition(":")
         do = partial(getattr(import_module(module), name), values)
@@ -173,7 +174,7 @@ class _RankMessages:
         return bound
 
     def _state(self) -> dict[str, Any]:
-        """Where the variables lie, where that has changed."""
+        """The addresses of the variables, if they have changed."""
         if self.scope.version == self.reported:
             return {"state": None}
         for name, a in list(self.scope.arrays.items()):
@@ -184,7 +185,7 @@ class _RankMessages:
 
 
 def _serve_background(channel: Channel, do: Callable[..., Any]) -> None:
-    """Until nobody wants anything any more: until then the values lie where they are."""
+    """Answer messages until the channel is closed. Until then the values stay in memory."""
     with suppress(*GONE), closing(channel):
         while True:
             message, _ = channel.receive()
@@ -200,7 +201,7 @@ def address_of(a: np.ndarray) -> ArrayAddress:
 
 
 def both(compute: Callable[[], None], beside: Callable[[], None], world: ProcessWorld) -> None:
-    """Two jobs on two threads; the first failure stops both and is raised."""
+    """Run two jobs on two threads. The first failure stops both and is raised."""
     errors: list[BaseException] = []
 
     def guarded(job: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The programs of all ranks, as a ParallelExecutor is given them."""
+"""Check the `programs` argument of ParallelExecutor, and make it one ProgramPair for each rank."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def rank_programs(programs: Any) -> list[ProgramPair]:
 
 
 def _check_origins(pairs: Sequence[ProgramPair]) -> None:
-    """Programs that say of which transpile they are, as those do that come as texts, must be of the same."""
+    """Raise ExecutionError if programs come from different transpiles, by their `origin` (which program texts have)."""
     if len({p.main.origin for p in pairs if p.main.origin}) > 1:
         text = first_difference([[f"strategy {p.main.strategy}"] for p in pairs]) + first_difference([operators(p) for p in pairs])
         raise ExecutionError(
-            f"the ranks' programs are not of one transpile; the first difference is{text}\n"
-            "  give every rank what comes of the same program by the same strategy"
+            f"the ranks' programs are not from one transpile; the first difference is{text}\n"
+            "  give every rank the result of the same program and the same strategy"
         )

@@ -1,4 +1,4 @@
-"""Errors of ranks that are processes: as they travel, and as the user's process raises them again."""
+"""Errors of ranks that are processes: as plain data for a message, and rebuilt in the user's process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .thread_workers import root_cause
 
 
 class ErrorRecord(dict[str, Any]):
-    """An error as plain data: its kind, text and rank, those of what caused it, and what the operator defines that failed."""
+    """An error as plain data: its type, text and rank, those of its cause, and the operator that failed."""
 
     @classmethod
     def of(cls, error: BaseException, running: Operator | None) -> ErrorRecord:
         op, first = getattr(error, "operator", None), root_cause(error)
         text = describe_error(error)
-        if not isinstance(error, Exception):  # not a failure of the operator, but it was there
+        if not isinstance(error, Exception):  # not caused by the operator, but it was the current one
             text, op = text + where(running), running
         shown = None if op is None else _shown(op)
         own, cause = ([type(e).__name__, str(e), getattr(e, "rank", None)] for e in (error, first))
@@ -35,7 +35,7 @@ def _shown(op: Operator) -> list[Any]:
 
 
 def shown(op: Operator) -> str:
-    """An operator as plain text, from which `operator_of` finds it in another process's program."""
+    """An operator as text; `operator_of` finds it in another process's program."""
     return json.dumps(_shown(op))
 
 
@@ -44,7 +44,7 @@ def operator_of(program: Program, text: str) -> Operator | None:
 
 
 def rebuilt(fault: dict[str, Any], program: Program) -> Exception:
-    """The error, which names the user's line, as `program` knows it: texts do not."""
+    """The error, with the user's line from `program`: program texts do not have it."""
     op = None if fault["op"] is None else _find(program, *fault["op"])
     own = _made(*fault["own"])
     if isinstance(own, base.CommError) or (isinstance(own, FluidxError) and not isinstance(own, ExecutionError)):
@@ -59,20 +59,20 @@ def _made(kind: str, text: str, rank: int | None) -> Exception:
         if isinstance(found, type) and issubclass(found, Exception):
             try:
                 return found(text, rank) if issubclass(found, base.CommError) else found(text)
-            except TypeError:  # one that is not made of a text
+            except TypeError:  # its constructor takes other arguments
                 break
     return RuntimeError(f"{kind}: {text}")
 
 
 def _declared(kind: type[Exception], name: str) -> type[Exception] | None:
-    """The kind of error of that name, of this kind, that some module declares."""
+    """The subclass of `kind` with this name, from any module; None if there is none."""
     if kind.__name__ == name:
         return kind
     return next((found for sub in kind.__subclasses__() if (found := _declared(sub, name)) is not None), None)
 
 
 def _find(program: Program, kind: str, outputs: list[str], group: str | None) -> Operator | None:
-    """The operator of a program that a rank's copy of it ran."""
+    """The operator of a program with this type, outputs and group."""
     for op in _operators(program):
         if op.type == kind and list(op.output_arg_names) == outputs and op.attrs.get("group") == group:
             return op

@@ -1,4 +1,4 @@
-"""What a ParallelExecutor keeps ready for runs of one kind, and which runs are of one kind."""
+"""PreparedRun: everything that a ParallelExecutor caches for runs with equal feeds and fetches, and the key of this cache."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .split_and_join import FeedSplit
 
 
 class PreparedRun(NamedTuple):
-    """What runs of the same kinds of feeds and the same fetches take: how feeds are dealt, every rank's calls, and where those are all in C
-    one function that makes them together; and how fetches are gathered. Of ranks that are other processes `sights` are what profilers are
-    shown of their calls, once there is one."""
+    """Prepared runs for feeds of the same types and the same fetches: how feeds are split, the bound plan of each rank, and how fetches are
+    gathered. `launch` runs all ranks in one C call, if all their calls are in C. `remote_plans`: descriptions of calls in other processes,
+    filled when a profiler attaches."""
 
     feed_split: FeedSplit
     bounds: list[Any]
@@ -27,10 +27,10 @@ class PreparedRun(NamedTuple):
 
 
 def are_arrays(feed: Any) -> bool:
-    """Is a feed a dict of names and arrays already?"""
+    """Is a feed already a dict from names to arrays?"""
     return type(feed) is dict and all(type(a) is np.ndarray and type(n) is str for n, a in feed.items())
 
 
 def kind_of(names: list[str], feed: Mapping[str, np.ndarray], merged: bool, apart: bool) -> tuple:
-    """Runs of one kind have the same feeds, by name and type, and the same fetches, in one form."""
+    """The cache key of a run: feeds by name and type, fetches, and whether results are merged and steps unfused."""
     return (merged, apart, *names, *sorted([(n, a.dtype, a.shape) for n, a in feed.items()]))

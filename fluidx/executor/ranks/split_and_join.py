@@ -1,4 +1,4 @@
-"""Deal whole values to ranks and join what ranks hold: by the placements that the programs declare, and nothing else."""
+"""Split global feeds among ranks and join local values to global ones, by the placements that the programs declare."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ UNEVEN = ("weight", "pad", "drop", "error")
 
 
 class FeedSplit(NamedTuple):
-    """What is done to a feed of given shapes: sizes that change, with the unit of the cut, and what each rank gets (None: nothing); no list
-    where `cut` decides."""
+    """How feeds of given shapes are split. `rows`: {name: {axis: (new size, unit)}} of axes that change size. `cuts`: the index of each
+    rank's part (None: no part); None instead of a list if `cut` has to split the value."""
 
     rows: dict[str, dict[int, tuple[int, int]]]
     cuts: dict[str, list[Any] | None]
 
 
 class Term(NamedTuple):
-    """A part of a whole value: the rank that has it, where it lies, and how it is added to what is there, if anything is."""
+    """A part of a global value: the rank that has it, its index in the global value, and the function that adds it to an earlier part
+    there."""
 
     rank: int
     at: tuple[Any, ...]
@@ -35,7 +36,7 @@ class Term(NamedTuple):
 
 
 class FeedSplitter:
-    """The groups that rank programs declare, and where in them every rank stands."""
+    """Splits feeds and joins fetches, by the groups of the rank programs and each rank's coordinates in them."""
 
     def __init__(self, programs: Sequence[Program]):
         self.groups = programs[0].groups
@@ -43,7 +44,7 @@ class FeedSplitter:
         self._owners: dict[Placement, list[int]] = {}
 
     def holders(self, placement: Placement) -> list[int]:
-        """One rank for each part of a value that lies so: the first that has it."""
+        """For each part of a value with this placement, the first rank that holds it."""
         found = self._owners.get(placement)
         if found is None:
             firsts: dict[tuple, int] = {}
@@ -54,14 +55,14 @@ class FeedSplitter:
         return found
 
     def cutters(self, placement: Placement, axis: int) -> dict[str, int]:
-        """{group: its size} of the groups that cut an axis into several."""
+        """{group: its size} of the groups with several ranks over which an axis is sharded."""
         sizes = {e.group: len(next(iter(self.groups.get(e.group, ())), ())) for e in placement if e.axis == axis}
         return {g: n for g, n in sizes.items() if n > 1}
 
     # -- out ------------------------------------------------------------------------------------------------------------------
 
     def split(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], recipe: FeedSplit) -> list[dict[str, np.ndarray]]:
-        """What each rank is fed of a whole feed (views)."""
+        """Each rank's part of a global feed (views)."""
         feed = self.even_sizes(feed, recipe)
         parts: list[dict[str, np.ndarray]] = [{} for _ in self.coords]
         for name, value in feed.items():
@@ -76,20 +77,20 @@ class FeedSplitter:
         return parts
 
     def even_sizes(self, feed: Mapping[str, np.ndarray], recipe: FeedSplit) -> Mapping[str, np.ndarray]:
-        """The whole feed, lengthened or shortened as its recipe says."""
+        """The global feed, padded or cut to the sizes in `recipe`."""
         return {n: _take(a, recipe.rows[n]) if n in recipe.rows else a for n, a in feed.items()} if recipe.rows else feed
 
     def plan_split(self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str) -> FeedSplit:
-        """How a feed, and every other one of the same names and shapes, is dealt.
+        """How feeds of these names and shapes are split.
 
-        Open axes that the same ranks cut must have the same size; FeedError otherwise.
+        Open axes that are sharded over the same groups must have the same size; FeedError otherwise.
         """
         rows = self._changed_sizes(descs, feed, uneven)
         cuts: dict[str, list[Any] | None] = {}
         for name, value in feed.items():
             placement, shape = dealt(descs[name].placement), list(value.shape)
             if is_local(placement):
-                raise FeedError(f"variable {name!r} is local: each rank has its own, which no feed speaks of")
+                raise FeedError(f"variable {name!r} is local: each rank has its own, so it cannot be fed")
             for axis, (want, _) in rows.get(name, {}).items():
                 shape[axis] = want
             if all(e.axis is not None or e.root is not None for e in placement):
@@ -103,9 +104,9 @@ class FeedSplitter:
     def _changed_sizes(
         self, descs: Mapping[str, Var], feed: Mapping[str, np.ndarray], uneven: str
     ) -> dict[str, dict[int, tuple[int, int]]]:
-        """{name: {axis: (size, unit)}} of cut open axes that the policy gives another size."""
+        """{name: {axis: (size, unit)}} of sharded open axes whose size the policy `uneven` changes."""
         changed: dict[str, dict[int, tuple[int, int]]] = {}
-        sizes: dict[tuple[str, ...], dict[str, tuple[int, int]]] = {}  # by the groups that cut: rows and blocks of each feed
+        sizes: dict[tuple[str, ...], dict[str, tuple[int, int]]] = {}  # by the groups of the shards: rows and blocks of each feed
         for name, value in feed.items():
             d = descs[name]
             placement = dealt(d.placement)
@@ -139,7 +140,7 @@ class FeedSplitter:
     def merge(
         self, name: str, values: Sequence[Any], placement: Placement, shape: Sequence[int], terms: Sequence[Term] | None = None
     ) -> Any:
-        """The whole value, of a shape, from what the ranks hold of it (None: nothing). FeedError when the parts do not make one."""
+        """The global value of this shape, joined from the ranks' local values (None: no value). FeedError if they do not fit together."""
         if not placement:
             return values[0]
         try:
@@ -151,7 +152,8 @@ class FeedSplitter:
             raise FeedError(f"variable {name!r} should have shape {list(shape)}, {show_placement(placement)}; found {found}: {e}") from None
 
     def terms(self, placement: Placement, shape: Sequence[int], ranks: Sequence[int]) -> list[Term] | None:
-        """How what some ranks hold makes a value, for many merges; None for other placements than slices and terms, which `join` knows."""
+        """The terms from which `merge` makes a value, computed once for many merges. None for placements other than shards and partial
+        values; `join` handles these."""
         if not ranks or not all(e.axis is not None or e.op for e in placement):
             return None
         found: dict[tuple[int, ...], Term] = {}
@@ -178,7 +180,7 @@ def _sum(terms: Sequence[Term], values: Sequence[Any], shape: Sequence[int]) -> 
 
 
 def _take(value: np.ndarray, sizes: Mapping[int, tuple[int, int]]) -> np.ndarray:
-    """Axes shortened, or lengthened by repeating the last unit."""
+    """The value with axes cut, or padded by repeating the last unit."""
     for axis, (want, unit) in sizes.items():
         at, rows = np.arange(want), value.shape[axis]
         value = value.take(np.where(at < rows, at, np.maximum(rows - unit + (at - rows) % unit, 0)), axis)
@@ -186,8 +188,8 @@ def _take(value: np.ndarray, sizes: Mapping[int, tuple[int, int]]) -> np.ndarray
 
 
 def _check_rows(seen: dict[str, tuple[int, int]], name: str, rows: int, unit: int) -> None:
-    """Take note of how many rows a feed has, and of how many blocks. FeedError where neither the blocks are as many as those of the others,
-    nor the rows a multiple of theirs, or theirs of these, as in a batch of sequences of tokens."""
+    """Record the number of rows and of blocks of a feed. FeedError if it differs from another feed in blocks, and neither number of rows is
+    a multiple of the other (as it is in a batch of sequences of tokens)."""
     seen[name] = rows, -(-rows // unit)
     for other, (theirs, blocks) in seen.items():
         few, many = sorted((rows, theirs))
@@ -199,7 +201,7 @@ def _check_rows(seen: dict[str, tuple[int, int]], name: str, rows: int, unit: in
 
 
 def even_sizes(rows: int, ranks: int, unit: int, uneven: str) -> int:
-    """How many of `rows` rows, cut between blocks of `unit` among `ranks`, a policy leaves or makes.
+    """The number of rows after a policy, for `rows` rows that are split among `ranks` in blocks of `unit`.
 
     >>> [even_sizes(5, 2, 1, policy) for policy in ("weight", "pad", "drop")]
     [5, 6, 4]

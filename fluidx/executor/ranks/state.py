@@ -1,4 +1,4 @@
-"""What ranks hold of lasting variables: read and set as whole values, or, for checkpoints, as each rank has them."""
+"""RankState: read and set the state variables of ranks, as global values, or (for checkpoints) as local values."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .split_and_join import FeedSplitter
 
 
 class RankState:
-    """The part of an executor of ranks that knows their variables."""
+    """The part of a ParallelExecutor that reads and sets state variables."""
 
     world_size: int
     scopes: Sequence[Scope]
     splitter: FeedSplitter
     _mains: Sequence[Program]
-    _descs: Mapping[str, Var]  # what any rank declares; a rank of another pipeline stage may not know a variable
+    _descs: Mapping[str, Var]  # declarations of all ranks: a rank of another pipeline stage may not declare a variable
     _lock: threading.RLock
     spans_processes = False  # do other processes hold values of ranks?
-    is_first = True  # does this one hold those of rank 0?
+    is_first = True  # does this process hold the values of rank 0?
 
     def _desc(self, name: str) -> Var:
         d = self._descs.get(name)
         return self._mains[0].global_block().desc(name) if d is None else d  # desc() words the error
 
     def state(self, name: str) -> np.ndarray:
-        """The global value of a persistable variable, joined from what the ranks hold of it."""
+        """The global value of a persistable variable, joined from the ranks' local values."""
         with self._lock:
             d = self._desc(name)
             if not d.placement:
@@ -47,18 +47,18 @@ class RankState:
             return self.splitter.merge(name, values, d.placement, d.type.shape)
 
     def value_here(self, name: str) -> np.ndarray:
-        """The global value of a persistable variable, or of one that ranks have of their own that of a rank here; other processes are asked
-        only where no rank here has all of it."""
+        """The global value of a persistable variable, or a local rank's value of a replica-local one. Other processes are asked only if no
+        rank of this process has the whole value."""
         own = next((self.scopes[r] for r in self._local_ranks() if name in self.scopes[r].arrays), None)
         whole = all(e.is_own for e in self._desc(name).placement)
         return own.get(name) if own is not None and whole else self.state(name)
 
     def is_global(self, name: str) -> bool:
-        """Has a persistable variable one value? What each rank keeps for itself has none."""
+        """Has a persistable variable a global value? A `local` variable has none."""
         return not is_local(self._desc(name).placement)
 
     def set_state(self, name: str, value: Any) -> None:
-        """Give a persistable variable a value: every rank gets its part."""
+        """Set the global value of a persistable variable: every rank gets its part."""
         with self._lock:
             d, value = self._desc(name), np.asarray(value)
             if is_local(d.placement):
@@ -69,11 +69,11 @@ class RankState:
                 if name in main.global_block().descs and holds(d.placement, coords):
                     scope.set(name, cut(value, d.placement, coords))
 
-    # -- what a checkpoint holds -----------------------------------------------------------------------------------------------
+    # -- for checkpoints -------------------------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
-        """How often the ranks ran: what random numbers are keyed by, beside their seeds."""
+        """The number of steps so far. Random numbers depend on it and on their seeds."""
         return self.scopes[0].steps.get(self._mains[0], 0)
 
     @step.setter
@@ -82,11 +82,11 @@ class RankState:
             s.steps[m] = runs
 
     def gather_each(self, what: str, make: Callable[[], Any]) -> list[Any]:
-        """What the processes that hold values of ranks make, each for itself. This is the only one."""
+        """Call `make()` in every process that holds values of ranks; the list of results. Here it is one process."""
         return [make()]
 
     def layout(self) -> Program:
-        """The persistable variables of all ranks, and their places, as a program without operators."""
+        """The persistable variables of all ranks with their placements, as a program without operators."""
         first = self._mains[0]
         found = Program(first.name)
         found.groups.update(first.groups)
@@ -96,8 +96,8 @@ class RankState:
         return found
 
     def parts(self) -> dict[int, dict[str, np.ndarray]]:
-        """What each rank of this process holds of persistable variables, on the host: each part of a value once, of what ranks have of
-        their own all. Raises NotInitializedError where one has no value."""
+        """The local values of this process's ranks, on the host: {rank: {name: value}}. A part that several ranks hold appears once;
+        replica-local values appear for every rank. Raises NotInitializedError if a variable has no value."""
         with self._lock:
             found: dict[int, dict[str, np.ndarray]] = {rank: {} for rank in self._local_ranks()}
             for name, d in self.layout().global_block().descs.items():
@@ -113,7 +113,7 @@ class RankState:
         return range(self.world_size)
 
     def set_parts(self, name: str, parts: Mapping[int, np.ndarray]) -> None:
-        """Give the ranks their parts of a variable, as `parts` had them; those that were left out have what another rank has."""
+        """Set the local values of a variable, as `parts` returned them. A rank that is not in `parts` gets the value of its equal rank."""
         with self._lock:
             d = self._desc(name)
             given = {self._position(d, rank): part for rank, part in parts.items()}
@@ -128,5 +128,5 @@ class RankState:
         return there or [r for r, m in enumerate(self._mains) if d.name in m.global_block().descs][:1]
 
     def _position(self, d: Var, rank: int) -> tuple[int, ...]:
-        """Where a rank stands among those that hold different parts of a variable."""
+        """The position of a rank among the ranks that hold different parts of a variable."""
         return (rank,) if is_local(d.placement) else tuple(self.splitter.coords[rank][e.group][0] for e in d.placement)

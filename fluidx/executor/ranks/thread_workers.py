@@ -1,6 +1,7 @@
-"""The threads of the ranks: hand one job to all, gather what became of it, and find the rank that is to blame.
+"""RankThreads: the threads of ranks in one process. It runs a job on all of them, gathers the outcomes, and finds the rank that failed
+first.
 
-A rank has one thread, and a second one beside it where communication runs beside what it computes.
+A rank has one thread, and a second one if communication overlaps with compute.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from ..error_text import describe_error, where
 from ..places import CUDAPlace, Place, array_module
 from .affinity import Cores, cores_of, keep_to
 
-GRACE = 5.0  # seconds that the other ranks have to stop in when one has failed
+GRACE = 5.0  # seconds in which the other ranks must stop after one has failed
 
 Job = Callable[[int], Any]
 
 
 class Outcome(NamedTuple):
-    """What became of a job on one rank."""
+    """The result or the error of a job on one rank."""
 
     value: Any
     error: BaseException | None
 
 
 class _Order:
-    """A job for each thread. Outcomes, by the thread's number, are kept here before they are announced, so that an interrupted caller loses
+    """A job for each thread. Outcomes, by thread number, are stored here before they are announced, so that an interrupted caller loses
     none."""
 
     def __init__(self, jobs: Sequence[Job], world: Any, ranks: int):
@@ -46,28 +47,28 @@ class _Order:
 
     def run(self, rank: int, beside: bool) -> None:
         number = rank + self.ranks * beside
-        if number in self.outcomes:  # it came twice, because the caller was interrupted while handing it out
+        if number in self.outcomes:  # the order came twice: the caller was interrupted while handing it out
             return
         try:
             if self.cancelled:
-                raise CommAborted("the run was interrupted before this rank began")
+                raise CommAborted("the run was interrupted before this rank started")
             native.share_cores(self.ranks)
             outcome = Outcome(self.jobs[beside](rank), None)
-        except BaseException as e:  # whatever it is, the other ranks must not wait for this one
+        except BaseException as e:  # after any error, the other ranks must not wait for this one
             self.world.abort(e)
             outcome = Outcome(None, e)
         self.outcomes[number] = outcome
         self.news.put(number)
 
     def by_rank(self) -> dict[int, Outcome]:
-        """What became of the ranks of which no thread is missing."""
+        """The outcomes of the ranks whose threads have all ended the job."""
         threads = {r: {n: o for n in range(r, len(self), self.ranks) if (o := self.outcomes.get(n))} for r in range(self.ranks)}
         return {r: merged_outcome(found) for r, found in threads.items() if len(found) == len(self.jobs)}
 
 
 class _Worker:
-    """A thread of one rank: takes orders from its inbox, and None as the sign to end. Where ranks meet in C it waits there too, and what
-    is launched on it meanwhile never comes to Python."""
+    """A thread of one rank. It takes orders from its inbox; None ends it. If collectives are in C, it waits for orders in C, and runs that
+    are launched from C do not enter Python."""
 
     def __init__(self, rank: int, place: Place, shared: NativeWorld | None, beside: bool, cores: Cores | None):
         self.rank, self.place, self.shared, self.beside, self.cores = rank, place, shared, beside, cores
@@ -103,14 +104,14 @@ class RankThreads:
     def __init__(self, places: Sequence[Place], world: Any, timeout: float):
         self.places, self.timeout = list(places), timeout
         self.cores = cores_of(len(self.places))
-        self.workers: list[_Worker] = []  # of all ranks in their order, then those beside them
+        self.workers: list[_Worker] = []  # the first threads of all ranks, then the second threads
         self.replace_threads(world)
 
     def run(self, jobs: Sequence[Job], world: Any, outcomes: dict[int, Outcome]) -> None:
-        """`jobs[0](rank)` on every rank at once, and `jobs[1](rank)`, if it is given, beside it; `outcomes` is filled, except for ranks
-        that are stuck after another has failed.
+        """Run `jobs[0](rank)` on the first thread of every rank and `jobs[1](rank)`, if given, on the second. Fills `outcomes`, except for
+        ranks that are stuck after another one has failed.
 
-        An exception in the caller, such as Ctrl-C, stops the ranks before it goes on.
+        An exception in the caller, such as Ctrl-C, stops the ranks before it is raised again.
         """
         if len(jobs) > 1:
             self.add_second_threads(world)
@@ -121,7 +122,7 @@ class RankThreads:
         except BaseException as e:
             order.cancelled = True
             world.abort(e)
-            self.hand_out(order)  # a thread that did not get it yet shall say so
+            self.hand_out(order)  # a thread that did not get the order yet must report an outcome
             self.collect(order, GRACE)
             raise
         finally:
@@ -133,7 +134,7 @@ class RankThreads:
                 w.put(order)
 
     def collect(self, order: _Order, wait: float | None = None) -> None:
-        """Wait for all outcomes. Once a rank has failed, the others get little time to notice: one that is stuck is left behind."""
+        """Wait for all outcomes. After a rank has failed, the others get `GRACE` seconds; a rank that is stuck then is given up."""
         deadline = None if wait is None else time.monotonic() + wait
         while len(order.outcomes) < len(order):
             try:
@@ -144,12 +145,12 @@ class RankThreads:
                 deadline = time.monotonic() + min(self.timeout, GRACE)
 
     def replace_threads(self, world: Any) -> None:
-        """New threads, for a world that nobody is stuck in; those of the old one end when they can."""
+        """Start new threads for a new world. Old threads end when they can."""
         stop(self.workers)
         self.workers += self._made(world, False)
 
     def add_second_threads(self, world: Any) -> None:
-        """See that every rank has a second thread."""
+        """Start a second thread for every rank, if there is none yet."""
         if len(self.workers) == len(self.places):
             self.workers += self._made(world, True)
 
@@ -159,23 +160,23 @@ class RankThreads:
 
 
 def stop(workers: list[_Worker]) -> None:
-    """Tell threads to end."""
+    """Make threads end after their current job."""
     for w in workers:
         w.put(None)
     workers.clear()
 
 
 def merged_outcome(threads: Mapping[int, Outcome]) -> Outcome:
-    """What became of a rank, of what became of its threads: the first gives the value, and one that failed of its own accord the error."""
+    """The outcome of a rank, from its threads: the value of the first thread, or the error of the thread that failed first."""
     wrong = any(o.error is not None for o in threads.values())
     return Outcome(threads[min(threads)].value, first_failure(threads)[1] if wrong else None)
 
 
 def first_failure(outcomes: Mapping[int, Outcome]) -> tuple[int, BaseException]:
-    """The rank, or thread, that failed first of its own accord, and its error: the others failed because it did."""
+    """The rank (or thread) whose error caused the others, and this error."""
     errors = [(r, e) for r in sorted(outcomes) if (e := outcomes[r].error) is not None]
     causes = [(r, e) for r, e in errors if not isinstance(root_cause(e), CommAborted)] or errors
-    # a rank that only waited too long is a consequence when another one says what went wrong
+    # a timeout is a consequence if another rank has a different error
     causes = [(r, e) for r, e in causes if not isinstance(root_cause(e), CommTimeout)] or causes
     return causes[0]
 
@@ -183,9 +184,9 @@ def first_failure(outcomes: Mapping[int, Outcome]) -> tuple[int, BaseException]:
 def diagnose(
     rank: int, error: BaseException, outcomes: Mapping[int, Outcome], running: Callable[[int], Operator | None]
 ) -> tuple[int, str]:
-    """The rank to blame, and what to say of it. `running(rank)` is the operator that a rank has come to."""
+    """The rank that caused a failure, and the error text. `running(rank)` is the current operator of a rank."""
     text, at = f"rank {rank}: {describe_error(error)}", root_cause(error)
-    if not isinstance(error, Exception):  # not a failure of the operator, but it was there
+    if not isinstance(error, Exception):  # not caused by the operator, but it was the current one
         text += where(running(rank))
     if not isinstance(at, CommError) or at.rank is None:
         return rank, text

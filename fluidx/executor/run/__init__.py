@@ -1,1 +1,1 @@
-"""Running a plan: arrays are bound to its steps, calls are made, and observers see them."""
+"""Running a plan: it is bound to arrays, its calls are made, and observers see them."""

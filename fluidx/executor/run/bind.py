@@ -1,4 +1,4 @@
-"""Turn a plan into calls over arrays, which a run walks: nothing is looked up by name, allocated or decided while it does."""
+"""Bind a plan to arrays: it becomes a list of calls. A run only makes these calls; it looks up no name, allocates and decides nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .thread_calls import Call
 
 @collections_paused()
 def bind(planned: Plan, scope: Scope, ctx: RunContext, xp: Any = np) -> BoundPlan:
-    """Allocate the arena and bind every step of the plan. Variables of the scope that the plan is the first to write are made there."""
+    """Allocate the arena and bind every step of the plan. State variables that do not exist yet are created in the scope."""
     try:
         return _Binder(planned, scope, ctx, xp).bind()
     except MemoryError as e:
@@ -50,7 +50,7 @@ def prepare(
     overlap: int | None = None,
     outline: Outline | None = None,
 ) -> BoundPlan:
-    """`plan` and `bind` in one: the program ready to run. Raises what `plan` raises."""
+    """`plan` and `bind` in one. Raises the errors of `plan`."""
     device = "cpu" if xp is np else "cuda"
     planned = plan(program, feed_types, fetch, scope.arrays, ctx, device, fuse=fuse, overlap=overlap, outline=outline)
     return bind(planned, scope, ctx, xp)
@@ -61,7 +61,7 @@ class _Binder:
         self.plan, self.scope, self.ctx, self.xp = plan, scope, ctx, xp
         self.arrays: dict[str, Any] = {}
         self.carved: dict[tuple[bool, int, str, tuple[int, ...]], Any] = {}
-        # by whether what lies there is said to lie on the host
+        # keys: is the memory that of the host (for offloaded values)?
         self.modules = {False: xp, True: np}
         self.arenas = {False: _aligned(plan.arena_bytes, xp), True: _aligned(plan.host_arena_bytes, np)}
 
@@ -93,7 +93,7 @@ class _Binder:
     # -- arrays -------------------------------------------------------------------------------------------------------------
 
     def array(self, name: str) -> Any:
-        """The array of a value; state comes from the scope, made there when this plan is the first to write it."""
+        """The array of a value. State comes from the scope; it is created there if this plan is the first to write it."""
         a = self.arrays.get(name)
         if a is None:
             v = self.plan.values[name]
@@ -138,7 +138,7 @@ class _Binder:
     # -- steps --------------------------------------------------------------------------------------------------------------
 
     def step(self, step: Step) -> Call | None:
-        """The call of a step; None when there is nothing to do."""
+        """The call of a step; None if it needs none."""
         op, definition = step.op, opdef(step.op.type)
         match step.kernel:
             case "view":
@@ -159,7 +159,7 @@ class _Binder:
                 calls = fused(step.ops, stored, lambda n: aside[n, True] if (n, True) in aside else self.array(n), self._scratch(step))
                 return _sequence([*before, kernels.Native(calls)])
             case "nothing":
-                for n in op.output_arg_names:  # state is made even where it is empty
+                for n in op.output_arg_names:  # a state variable is created even if it is empty
                     self.array(n)
                 return None
             case "fill":
@@ -169,7 +169,7 @@ class _Binder:
         return self._call(step, op, definition)
 
     def _call(self, step: Step, op: Operator, definition: type[OpDef]) -> Call:
-        """The call of an operator's body, between the copies of operands that it needs in one piece and of results made aside."""
+        """The call of an operator's kernel body, between the copies of operands into scratch and of results from scratch."""
         here, communicates = step.here, definition.effect in (Effect.COLLECTIVE, Effect.P2P)
         aside, before, after = self._copies(step)
         read = written = self.array
@@ -186,11 +186,12 @@ class _Binder:
         return _sequence([*before, call, *after])
 
     def _scratch(self, step: Step) -> list[Any]:
-        """What the body of a step asked for."""
+        """The scratch arrays of a step's kernel body."""
         return [self._carved(step.on_host, s.offset, s.type) for s in step.scratch if not s.of]
 
     def _copies(self, step: Step) -> tuple[dict[tuple[str, bool], Any], list[Call], list[Call]]:
-        """Arrays aside by name and whether they stand for an operand, and the calls that fill those and empty the others."""
+        """Scratch copies of operands and results, by (name, is an operand); the calls that fill operands; the calls that copy results
+        out."""
         aside: dict[tuple[str, bool], Any] = {}
         before: list[Call] = []
         after: list[Call] = []
@@ -246,7 +247,7 @@ def _finish(comm: Any) -> None:
 
 
 def _sequence(steps: list[Call]) -> Call:
-    """The steps as one, of C kernels if all of them are."""
+    """The calls as one call; a C call if all of them are."""
     if len(steps) == 1:
         return steps[0]
     natives = [s for s in steps if isinstance(s, kernels.Native)]

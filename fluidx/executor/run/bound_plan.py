@@ -1,4 +1,4 @@
-"""A plan with its arrays, ready to run."""
+"""BoundPlan: a plan with its arrays and calls, ready to run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .thread_calls import CallList
 
 
 class BoundPlan:
-    """A plan with its arrays: `run` is one run. Where something runs beside compute on a CPU, another thread makes the calls of `beside`
-    meanwhile (`run_beside`)."""
+    """A plan with its arrays. `run` makes one run. If steps overlap with compute on a CPU, a second thread makes the calls of `overlapped`
+    at the same time (`run_overlapped`)."""
 
-    threads: int | None = None  # a process of its own would have for its kernels
+    threads: int | None = None  # the kernel threads of the rank's own process; None here
 
     def __init__(self, plan: Plan, ctx: RunContext, xp: Any):
         self.plan, self.ctx, self.xp = plan, ctx, xp
@@ -39,7 +39,7 @@ class BoundPlan:
         return [self.compute] if self.overlapped is None else [self.compute, self.overlapped]
 
     def run(self, feed: Mapping[str, Any], after: observers.After | None = None) -> list[Any]:
-        """Copy the feeds in, make every call, copy the fetches out. `after` as of `walk`."""
+        """Copy the feeds in, make every call, copy the fetches out. `after`: see `walk`."""
         self.take(feed)
         self.walk(after)
         return [f.copy() for f in self.fetches]
@@ -50,19 +50,19 @@ class BoundPlan:
             put(buffer, feed[name])
 
     def walk(self, after: observers.After | None = None) -> None:
-        """Make every call. With `after`, which is called behind every step, one step by itself after the other; the steps of all tracks
-        are numbered through."""
+        """Make every call. With `after`, each step is a separate call and `after` is called behind it; steps of all call lists are numbered
+        consecutively."""
         if after is None:
             self.compute.run()
         else:
             self.compute.run_watched(after, 0, self._finish if self.xp is not np else None)
 
     def record_progress(self, progress: Progress) -> None:
-        """Have runs leave a trail, which follows what computes."""
+        """Have runs write a progress record of the compute thread."""
         self.compute.record_progress(progress)
 
     def run_overlapped(self, after: observers.After | None = None) -> None:
-        """What another thread does in a run, as of `run`."""
+        """The calls of the second thread in a run. `after`: see `walk`."""
         if self.overlapped is None:
             return
         if after is None:
@@ -71,7 +71,7 @@ class BoundPlan:
             self.overlapped.run_watched(after, len(self.compute.steps), None)
 
     def _finish(self) -> None:
-        """Wait for what was queued on the GPU; with a deadline where other ranks take part."""
+        """Wait for queued GPU work; with a deadline if other ranks take part."""
         if self.ctx.comm is not None and self.ctx.comm.asynchronous:
             self.ctx.comm.wait()
         else:

@@ -1,4 +1,4 @@
-"""What a profiler is shown of a plan: its calls, described. A rank that is another process describes those that it makes there."""
+"""Descriptions of a plan's calls for profilers. A rank in another process sends descriptions of its calls."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .bound_plan import BoundPlan
 
 @dataclass(eq=False)
 class CallDescription:
-    """One call of a run: a step of the plan, or a wait for one that runs beside compute (kernel "wait")."""
+    """One call of a run: a step of the plan, or a wait for an overlapped step (kernel "wait")."""
 
     op: Operator
-    ops: str  # the types of the operators that it stands for
+    ops: str  # the types of its operators
     kernel: str
     communicates: bool
     cost: Cost
-    overlapped: bool = False  # it runs beside compute
+    overlapped: bool = False  # it overlaps with compute
 
     @property
     def waits(self) -> bool:
@@ -35,7 +35,7 @@ class CallDescription:
 
 
 def calls_of(bound: BoundPlan | RemotePlan) -> list[CallDescription]:
-    """The calls of a bound plan, as they are numbered for those who look on."""
+    """The calls of a bound plan, in the order of the numbers that observers get."""
     return bound.calls if isinstance(bound, RemotePlan) else list(_calls(bound))
 
 
@@ -55,14 +55,14 @@ def _calls(bound: BoundPlan) -> Iterator[CallDescription]:
 
 
 class RemotePlanValues(NamedTuple):
-    """What is known of another process's plan: its program, as this process has it, and the values that its calls read and write."""
+    """The known part of another process's plan: this process's copy of the program, and the values that the calls read and write."""
 
     program: Program
     values: Mapping[str, Value]
 
 
 class RemotePlan:
-    """A bound plan of a rank that is another process, as that has described it (`described`)."""
+    """A bound plan of a rank in another process, from that process's description (`describe_plan`)."""
 
     def __init__(self, said: Mapping[str, Any], program: Program, rank: int, world_size: int):
         self.plan = RemotePlanValues(
@@ -78,7 +78,7 @@ class RemotePlan:
 
 
 def describe_plan(bound: BoundPlan) -> dict[str, Any]:
-    """What `Sight` is made of, as plain data."""
+    """The description of a plan, as plain data, from which `RemotePlan` is made."""
     calls, values = calls_of(bound), bound.plan.values
     names = {n for c in calls for n in (*c.op.input_arg_names, *c.op.output_arg_names) if n in values}
     return {
@@ -89,7 +89,7 @@ def describe_plan(bound: BoundPlan) -> dict[str, Any]:
 
 
 def _operator(data: Mapping[str, Any], sites: Mapping[tuple, Site | None]) -> Operator:
-    """The operator that another process told of, with the line that wrote it, which texts of programs do not say."""
+    """The operator from another process's description, with the user's line, which program texts do not have."""
     op = op_from_json(data)
     return op.replace(site=sites.get(_key(op)))
 

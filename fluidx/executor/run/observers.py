@@ -1,4 +1,4 @@
-"""Looking on while a program runs, one step after the other: profilers, FLUIDX_CHECK_NAN and the trace of FLUIDX_DEBUG=4."""
+"""Observers of runs, step by step: profilers, FLUIDX_CHECK_NAN and the trace of FLUIDX_DEBUG=4; and listeners at the end of a run."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from .bound_plan import BoundPlan
     from .call_descriptions import RemotePlan
 
-After = Callable[[int, Operator, int, int], None]  # (number of the call, operator, start and stop in ns), called behind every step
+After = Callable[[int, Operator, int, int], None]  # (number of the call, operator, start and stop in ns), called after every step
 
 clock: Callable[[], int] = time.perf_counter_ns  # monotonic, and the same for all threads of the process
 
 
-Times = list[tuple[int, int, int]]  # of the steps of a run: number of the call, start and stop in ns
+Times = list[tuple[int, int, int]]  # for each step of a run: number of the call, start and stop in ns
 
 
 class Watcher(Protocol):
-    """Somebody who wants to see runs: `look(bound, rank)` gives what is called behind each step of one, or None to pass it over. Where
-    `wants(program, rank)` is true it does not. Of a rank that is another process the steps are told when the run is over."""
+    """An observer of runs, such as a profiler. `observe(bound, rank)` returns a callback for the steps of a run, or None to skip the run.
+    `wants(program, rank)`: would it observe a run of this program? Steps of ranks in other processes are reported when the run is over."""
 
     def wants(self, program: Program, rank: int | None) -> bool: ...
 
@@ -36,20 +36,20 @@ class Watcher(Protocol):
 
 watchers: list[Watcher] = []
 
-# what is called behind each run of an executor: name of the program, number of its run, names of what is fetched, and the global values
-# (None for what has none: each rank has its own)
+# callbacks after each run of an executor: name of the program, number of the run, names of the fetches and their global values (None for a
+# value that each rank has of its own)
 listeners: list[Callable[[str, int, Sequence[str], Sequence[Any]], None]] = []
 
 
 class ObserverSettings(NamedTuple):
-    """What the environment asks for, looked up once a run: a look into it costs a microsecond."""
+    """The observers that the environment asks for. Read once in a run, because reading the environment takes a microsecond."""
 
     check_nan: bool
     trace: bool
 
     @property
     def unfused(self) -> bool:
-        """Has every operator to be a step of its own? A NaN is to be found in it, the trace has a line for it. A profiler sees chains."""
+        """Must every operator be a separate step? The NaN check and the trace need it; a profiler does not."""
         return self.check_nan or self.trace
 
 
@@ -58,18 +58,18 @@ def settings() -> ObserverSettings:
 
 
 def notify_listeners(program: str, step: int, names: Sequence[str], values: Sequence[Any]) -> None:
-    """A run has ended."""
+    """Call the listeners at the end of a run."""
     for hear in listeners:
         hear(program, step, names, values)
 
 
 def any_wants(programs: Sequence[Program]) -> bool:
-    """Is a run of these, which ranks have, to be seen?"""
+    """Does a watcher want to observe a run of these rank programs?"""
     return any(w.wants(program, rank) for w in watchers for rank, program in enumerate(programs))
 
 
 def report_times(bound: RemotePlan, rank: int, times: Times) -> None:
-    """A rank that is another process was through with a run at these times."""
+    """Report the step times of a run in another process to the watchers."""
     for w in watchers:
         if (after := w.observe(bound, rank)) is not None:
             for i, start, stop in times:
@@ -77,8 +77,8 @@ def report_times(bound: RemotePlan, rank: int, times: Times) -> None:
 
 
 def after_step(bound: BoundPlan, settings: ObserverSettings, rank: int | None = None, times: Times | None = None) -> After | None:
-    """What to do behind each step of the run that begins; None when nobody looks. `rank` is None on one device. With `times` those of
-    steps are noted there, for `show`."""
+    """The callback after each step of the run that begins; None without observers. `rank` is None on one device. If `times` is given, the
+    step times are appended to it, for `report_times`."""
     if times is not None:
         found: list[After] = [lambda i, op, start, stop: times.append((i, start, stop))]
     else:
@@ -111,7 +111,7 @@ def _check_nan(bound: BoundPlan) -> After:
         for n in op.output_arg_names:
             a = bound.arrays.get(n)
             xp = np if type(a) is np.ndarray else bound.xp
-            # what only another rank holds is undefined here
+            # a value that only another rank holds is undefined here
             if a is not None and n not in bound.plan.absent and a.dtype.kind not in "iub" and not xp.isfinite(a).all():
                 bad = "NaN" if xp.isnan(a).any() else "infinity"
                 raise ExecutionError(f"op {op.type} made {'a' if bad == 'NaN' else 'an'} {bad} in {n!r}")

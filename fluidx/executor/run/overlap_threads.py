@@ -1,4 +1,4 @@
-"""Steps that run beside compute, as calls: where they start, where compute waits for them, and which thread makes them."""
+"""Calls of overlapped steps: where they start, where compute waits for them, and which thread makes them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .thread_calls import NOTES, WAITS, Call, CallList
 
 class OverlapThreads(Protocol):
     def start(self, k: int, step: Step, call: Call | None) -> None:
-        """Step k starts here."""
+        """Add the start of overlapped step k."""
 
     def wait(self, op: Operator, k: int) -> None:
-        """Compute goes on when step k, which runs beside it, is through."""
+        """Add a wait of compute for overlapped step k."""
 
 
 class Streams:
-    """One thread puts all on two streams of a GPU; `order_after` lets one wait for the other."""
+    """One thread queues all work on two GPU streams; `order_after` makes one stream wait for the other."""
 
     def __init__(self, comm: Any, bound: BoundPlan):
         self.comm, self.compute = comm, bound.compute
@@ -46,18 +46,18 @@ class Streams:
 
 
 class Threads:
-    """Two threads of a CPU rank tell each other how many of the steps beside compute may start, and how many are through."""
+    """Two threads of a CPU rank count for each other how many overlapped steps may start, and how many have ended."""
 
     def __init__(self, ctx: RunContext, bound: BoundPlan):
         self.ctx, self.bound, self.compute = ctx, bound, bound.compute
-        self.numbers: dict[int, int] = {}  # of those steps
+        self.numbers: dict[int, int] = {}  # step k -> its position among the overlapped steps, from 1
 
     def start(self, k: int, step: Step, call: Call | None) -> None:
         if self.bound.overlapped is None:
             self.bound.overlapped = CallList()
         track, op, number = self.bound.overlapped, step.op, len(self.numbers) + 1
         self.numbers[k] = number
-        if self.compute.numbers[-1:] == [NOTES]:  # nothing is computed between this step and the one before: they start together
+        if self.compute.numbers[-1:] == [NOTES]:  # no compute between this step and the one before: they start together
             self.compute.drop()
         else:
             track.add(op, self._call("follow", True, number), NOTES)

@@ -1,4 +1,4 @@
-"""The calls that one thread makes in a run, in their order."""
+"""CallList: the calls that one thread makes in a run, in order."""
 
 from __future__ import annotations
 
@@ -18,37 +18,38 @@ from . import observers
 
 Call = Callable[[], Any]
 
-WAITS, NOTES = -1, -2  # in the place of a step's number: a call that waits for the other thread or stream; one that says where this one is
+# instead of a step's number: a call that waits for the other thread or stream; a call that signals the progress of this one
+WAITS, NOTES = -1, -2
 
 
 class CallList:
-    """`steps` are the operators that do anything with their calls, which have no arguments; `numbers` says for each which step of the plan
-    it is, or WAITS or NOTES. A run makes fewer calls: neighbouring steps of C kernels are one, of which the first operator stands for all
-    where something goes wrong.
+    """The calls of one thread. `steps` are operators with their calls (without arguments). `numbers` has for each the number of its plan
+    step, or WAITS or NOTES. A run makes fewer calls: neighbouring C kernels are joined to one call. Its first operator stands for all of
+    them in an error.
     """
 
     def __init__(self) -> None:
         self.steps: list[tuple[Operator, Call]] = []
         self.numbers: list[int] = []
-        self.block: Call | None = None  # all of it as one call into C
+        self.block: Call | None = None  # all steps as one call into C, if that is possible
         self._calls: list[Call] = []
         self._ops: list[Operator] = []
-        self._lengths: list[int] = []  # how many steps a call is
+        self._lengths: list[int] = []  # the number of steps in each call
         self._rest: Iterator[Call] = iter(())
         self._progress: Progress | None = None
-        self._text_ids: Sequence[int] = ()  # for each call what the trail is told
+        self._text_ids: Sequence[int] = ()  # for each call, the text in the progress record
 
     def add(self, op: Operator, call: Call, number: int) -> None:
         self.steps.append((op, call))
         self.numbers.append(number)
 
     def drop(self) -> None:
-        """Take back what was added last."""
+        """Remove the step that was added last."""
         self.steps.pop()
         self.numbers.pop()
 
     def join(self) -> None:
-        """Make the calls of a run of the steps."""
+        """Join neighbouring C kernels to one call."""
         for native, some in groupby(self.steps, key=lambda step: isinstance(step[1], kernels.Native)):
             ops, calls = zip(*some, strict=True)
             self._calls += [kernels.joined(calls)] if native else calls
@@ -57,14 +58,14 @@ class CallList:
             self.block = self._calls[0] if native and len(self.steps) == len(ops) else None
 
     def record_progress(self, progress: Progress) -> None:
-        """Have runs leave a trail: of calls that are one operator. Several C kernels that are one call are not told apart."""
+        """Have runs write a progress record, for calls of one operator. Calls of several C kernels are not recorded."""
         self._progress = progress
         self._text_ids = [progress.text_id(op) if n == 1 else 0 for op, n in zip(self._ops, self._lengths, strict=True)]
 
     def run(self) -> None:
         self._rest = rest = iter(self._calls)
         try:
-            with np.errstate(all="ignore"):  # overflow and 0/0 are values; FLUIDX_CHECK_NAN finds where they come from
+            with np.errstate(all="ignore"):  # overflow and 0/0 give values; FLUIDX_CHECK_NAN finds their source
                 if self._progress is None:
                     for call in rest:
                         call()
@@ -74,8 +75,7 @@ class CallList:
             explain(self._failed(e), e)
 
     def run_watched(self, after: observers.After, first: int, finish: Call | None) -> None:
-        """`run`, one step after the other, with `after(first + i, op, start, stop)` called behind the step number i, once that is through
-        (`finish`)."""
+        """`run` with separate steps. After step i has ended (`finish` waits for it), `after(first + i, op, start, stop)` is called."""
         joined = self._calls, self._ops, self._text_ids
         clock = observers.clock
         for _, step in self.steps:
@@ -101,25 +101,25 @@ class CallList:
             self._calls, self._ops, self._text_ids = joined
 
     def explained(self, error: Exception) -> Exception:
-        """An error of the block, as a run would raise it."""
+        """The error of the block as a run would raise it, with the operator."""
         try:
             explain(self._failed(error), error)
         except Exception as told:
             return told
 
     def running(self) -> Operator | None:
-        """The operator that the latest run has come to; None before the first."""
+        """The current operator of the latest run; None before the first one."""
         at = len(self._calls) - operator.length_hint(self._rest) - 1
         return self._ops[at] if 0 <= at < len(self._ops) else None
 
     def _failed(self, error: Exception) -> Operator | None:
-        """The operator that raised: of several in one call, the one whose C kernel it was."""
+        """The operator that failed; in a call of several C kernels, the one whose kernel failed."""
         first, number = self.running(), getattr(error, "call", None)
         if number is None:
             return first
         at = next((k for k, (op, _) in enumerate(self.steps) if op is first), len(self.steps))
         for op, step in self.steps[at:]:
-            if not isinstance(step, kernels.Native):  # kernels between copies by NumPy are a step by themselves
+            if not isinstance(step, kernels.Native):  # a step with copies by NumPy is not part of a joined call
                 break
             number -= len(step.calls)
             if number < 0:
