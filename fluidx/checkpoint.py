@@ -1,7 +1,7 @@
-"""Checkpoints of ranks: a folder with a file for each rank, what each has as it has it, and a manifest that says what lies where.
+"""Sharded checkpoints: a folder with a file for each rank, which has its local values, and a manifest with the placements.
 
-The same ranks go on from it bit for bit: what each has of its own, runs so far (random numbers are keyed by them) and what the caller adds.
-Other ranks, or one device, are given the whole values. `CheckpointManager` keeps the newest few.
+The same ranks continue from it bit for bit: it has replica-local values, the number of runs (on which random numbers depend) and the
+caller's data. Other ranks, or one device, load the global values. `CheckpointManager` keeps the newest checkpoints.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ def _file_of(rank: int) -> str:
 
 
 def save_shards(program: Program | None, folder: Any, executor: Any = None, extra: Mapping[str, Any] | None = None) -> None:
-    """Write what the ranks of `executor` have into `folder`, a file for each; an older checkpoint there is replaced as a whole. Ranks that
-    are processes of one script each write their own.
+    """Write the local values of `executor`'s ranks into `folder`, a file for each rank; it replaces an older checkpoint there as a whole.
+    Ranks that are processes of one script write their own files.
 
-    `program` is the one that was transpiled. Beside its persistable variables are those that its strategy keeps. `extra` is what JSON can
-    say, such as the position in the data; `load_shards` gives it back. A crash leaves the older checkpoint or the new one. Raises
-    NotInitializedError where a variable has no value, CheckpointError where nothing can be written.
+    `program` is the transpiled one. Its persistable variables are saved, and those that its strategy adds. `extra` is JSON data, such as
+    the position in the data set; `load_shards` returns it. After a crash there is the older checkpoint or the new one. Raises
+    NotInitializedError if a variable has no value, CheckpointError if the folder cannot be written.
     """
     _save(program_or_default(program), path_of(folder), executor, extra).run()
 
 
 def _save(program: Program, folder: str, executor: Any, extra: Mapping[str, Any] | None, copies: bool = False, **then: Any) -> Save:
-    """A checkpoint to be written: of the values that there are now, where these are `copies`."""
+    """A Save of a checkpoint. With `copies` it saves the current values, even if they change before it is written."""
     group = state.group(executor)
 
     def make() -> Made:
@@ -79,7 +79,7 @@ def _save(program: Program, folder: str, executor: Any, extra: Mapping[str, Any]
 
 
 def _files_of_ranks(held: Mapping[int, Mapping[str, np.ndarray]], executor: Any, copies: bool) -> dict[str, Write | Elsewhere]:
-    """The files of what ranks hold. Where the executor's ranks are processes each writes its own."""
+    """The files of the ranks' local values. If the executor's ranks are processes, each writes its own."""
     background_copies = state.background_copies(executor, f"{__name__}:write_part", {r: list(of) for r, of in held.items()}, copies)
     files: dict[str, Write | Elsewhere] = {}
     for r, of in held.items():
@@ -92,12 +92,12 @@ def _files_of_ranks(held: Mapping[int, Mapping[str, np.ndarray]], executor: Any,
 
 
 def write_part(values: Mapping[str, np.ndarray], name: str, path: str) -> dict[str, int]:
-    """What a rank's process does that writes a file, of that name once it is in place. What the manifest says of it."""
+    """Write a rank's file in the rank's process; `name` is its final name. Returns its manifest entry."""
     return written(path, _content(name, values))
 
 
 def _content(name: str, arrays: Mapping[str, np.ndarray]) -> Write:
-    """What writes arrays. Their checksums are worked out by whoever calls it."""
+    """A function that writes arrays. Checksums are computed when it is called."""
     return lambda stream: arrays_in(name, arrays)(stream)
 
 
@@ -129,11 +129,11 @@ class _Shards:
         return self.layout.global_block().descs.get(name)
 
     def parts(self, name: str) -> dict[int, np.ndarray]:
-        """What the files of ranks hold of a variable."""
+        """The local values of a variable in the files, by rank."""
         return {r: f.array(name) for r, f in enumerate(self.files) if name in f.names}
 
     def value(self, name: str) -> np.ndarray:
-        """The whole value; of what ranks have of their own the mean."""
+        """The global value; the mean of a replica-local variable."""
         var, parts = self.layout.global_block().desc(name), self.parts(name)
         if not var.placement:
             return parts[min(parts)]
@@ -153,11 +153,12 @@ class _Shards:
 
 
 def load_shards(program: Program | None, folder: Any, executor: Any = None, only: Sequence[Var] | None = None) -> dict[str, Any]:
-    """Give the persistable variables of `program`, or `only` some, the values of a checkpoint, and return its `extra`.
+    """Load a checkpoint into the persistable variables of `program`, or into `only` some of them, and return its `extra`.
 
-    Ranks that lie as those that were saved get what each had, bit for bit, strategy's state and all; others get their parts of the whole
-    values, and what only the strategy keeps begins anew unless it lies alike. The runs so far go on counting. All is checked before
-    anything is set. Raises CheckpointError, naming file and variable, for what is missing, damaged, or of another shape or dtype.
+    Ranks with the same groups and placements as the saved ones get their own local values, bit for bit, with the strategy's state. Other
+    ranks get their parts of the global values; a strategy's own state starts anew unless its placement is the same. The number of runs
+    continues. Everything is checked before anything is set. Raises CheckpointError, which names the file and the variable, if something is
+    missing, damaged, or has another shape or dtype.
     """
     program, folder = program_or_default(program), path_of(folder)
     with ExitStack() as stack:
@@ -180,7 +181,7 @@ def load_shards(program: Program | None, folder: Any, executor: Any = None, only
 
 
 def _wanted(shards: _Shards, program: Program, executor: Any, only: Sequence[Var] | None) -> Iterator[tuple[Var, bool]]:
-    """The variables that are to get values, and whether ranks hold their parts as the checkpoint does."""
+    """The variables to load, and whether their placement is that of the checkpoint."""
     layout = state.layout(program, executor)
     must = {d.name for d in (persistables(program) if only is None else only)}
     if only is None:
@@ -199,14 +200,14 @@ def _wanted(shards: _Shards, program: Program, executor: Any, only: Sequence[Var
 
 
 def is_checkpoint(folder: str) -> bool:
-    """Whether `save_shards` wrote a folder."""
+    """Did `save_shards` write this folder?"""
     found = manifest_of(folder)
     return found is not None and "layout" in found.about
 
 
 def consolidate(folder: Any, model_path: Any) -> None:
-    """Write the whole values of a checkpoint, and its program, into one file, as `fx.io.save` does; what ranks have of their own becomes
-    the mean, and what only one rank understands is left out."""
+    """Write the global values of a checkpoint, and its program, into one file, as `fx.io.save` does. A replica-local variable becomes its
+    mean; `local` variables, which have no global value, are left out."""
     folder = path_of(folder)
     with ExitStack() as stack:
         shards = _Shards(folder, stack.enter_context(reading(folder)), stack)
@@ -224,11 +225,11 @@ def _program(shards: _Shards) -> Program:
 
 
 class CheckpointManager:
-    """Checkpoints of a training in one folder, `step-0000000100` and so on, of which the newest `keep` stay (None: all).
+    """Checkpoints of a training in one folder: `step-0000000100` and so on. The newest `keep` are kept (None: all).
 
-    `asynchronous`: `save` copies the values and returns, a thread writes them; the next `save`, `wait` or `close` raises what went wrong
-    there. Of ranks that are processes of one script each has a thread, and a later run, or one of these calls, puts in place what all have
-    written. An unfinished checkpoint is none: `latest` does not name it, and the next `save` removes it.
+    `asynchronous`: `save` copies the values and returns, and a thread writes them. The next `save`, `wait` or `close` raises its error.
+    With ranks that are processes of one script, each has a thread, and a later run, or one of these calls, completes the checkpoint when
+    all have written. An unfinished checkpoint does not count: `latest` does not name it, and the next `save` removes it.
 
     >>> import fluidx as fx
     >>> main, startup = fx.Program("net"), fx.Program()
@@ -251,7 +252,7 @@ class CheckpointManager:
         self._behind: Save | None = None
 
     def steps(self) -> list[int]:
-        """The steps of the checkpoints there are, the oldest first."""
+        """The steps of the complete checkpoints, the oldest first."""
         try:
             entries = os.listdir(self.folder)
         except FileNotFoundError:
@@ -262,11 +263,11 @@ class CheckpointManager:
         return sorted(int(m[1]) for m in found if m and os.path.isfile(os.path.join(self.folder, m[0], MANIFEST)))
 
     def latest(self) -> int | None:
-        """The newest step, None where there is no checkpoint."""
+        """The newest step; None if there is no checkpoint."""
         return max(self.steps(), default=None)
 
     def save(self, step: int, program: Program | None = None, executor: Any = None, extra: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint under a step's number, and remove those that are too many. `extra` is as of `save_shards`."""
+        """Write a checkpoint for a step, and remove the oldest ones beyond `keep`. `extra`: see `save_shards`."""
         self.wait()
         path = self._path(whole("CheckpointManager.save", "step", step, 0))
         save = _save(program_or_default(program), path, executor, extra, copies=self.asynchronous, then=partial(self._retire, step))
@@ -277,7 +278,7 @@ class CheckpointManager:
             save.run()
 
     def restore(self, program: Program | None = None, executor: Any = None, step: int | None = None) -> dict[str, Any] | None:
-        """`load_shards` of the newest checkpoint, or of a step; None where there is no checkpoint yet."""
+        """`load_shards` of the newest checkpoint, or of a step; None if there is no checkpoint yet."""
         self.wait()
         found = state.from_first(executor, _LOADS, lambda: self._found(step))
         if found is None:
@@ -286,7 +287,7 @@ class CheckpointManager:
             return load_shards(program, self._path(found), executor)
         except CheckpointError as e:
             there = state.from_first(executor, _LOADS, self.steps)
-            if step is None and found not in there:  # who saves here has removed it meanwhile, for a newer one
+            if step is None and found not in there:  # another process has saved a newer one and removed it meanwhile
                 return self.restore(program, executor)
             older = [s for s in there if s < found]
             raise CheckpointError(f"{e}; older checkpoints: {', '.join(map(str, older))}" if older else str(e)) from e
@@ -298,7 +299,7 @@ class CheckpointManager:
         return step if step is not None or not there else there[-1]
 
     def wait(self) -> None:
-        """Until what is being written is in place; raises what went wrong with it. Where ranks are processes all call it."""
+        """Wait until the checkpoint that is being written is in place; raises its error. Ranks that are processes must all call it."""
         save, self._behind = self._behind, None
         if save is not None:
             save.wait()
@@ -307,7 +308,7 @@ class CheckpointManager:
         return os.path.join(self.folder, f"step-{step:010d}")
 
     def _retire(self, saved: int) -> None:
-        """Remove checkpoints beyond the newest few, and those that were never finished. What was saved just now stays in any case."""
+        """Remove checkpoints beyond the newest `keep`, and unfinished ones. The one saved just now always stays."""
         there = self.steps()
         if there[-1] > saved:
             warnings.warn(f"{self.folder} has a checkpoint of step {there[-1]}; restore() loads it instead of step {saved}", stacklevel=2)
@@ -316,7 +317,7 @@ class CheckpointManager:
             if (m := _STEP.fullmatch(entry)) and (int(m[1]) in old or int(m[1]) not in there):
                 path = os.path.join(self.folder, entry)
                 with suppress(OSError):
-                    os.unlink(os.path.join(path, MANIFEST))  # from now on it is none
+                    os.unlink(os.path.join(path, MANIFEST))  # without it the folder is no checkpoint
                 shutil.rmtree(path, ignore_errors=True)
 
     close = wait
@@ -327,7 +328,7 @@ class CheckpointManager:
     def __exit__(self, *exc: object) -> None:
         if exc[0] is None or self._behind is None or not self._behind.group.spans_processes:
             self.close()
-        # else the other ranks may not come here: what is written is put in place when all meet again, if they do
+        # else the other ranks may not reach this point: the checkpoint is completed at the next collective call, if there is one
 
 
 __all__: Sequence[str] = ("CheckpointManager", "consolidate", "is_checkpoint", "load_shards", "save_shards")

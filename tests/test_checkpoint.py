@@ -169,7 +169,7 @@ def test_what_a_checkpoint_lacks_or_has_otherwise_is_said_and_nothing_is_set(tmp
             fx.io.load(main, tmp_path / "m")
         for broken in ("", "{", "[]", "{}", json.dumps({**said, "files": {"../x": {}}})):
             manifest.write_text(broken)
-            with pytest.raises(CheckpointError, match="__manifest__.json is (damaged|no manifest)"):
+            with pytest.raises(CheckpointError, match="__manifest__.json is (damaged|not a manifest)"):
                 fx.io.load(main, tmp_path / "c")
         (tmp_path / "empty").mkdir()
         with pytest.raises(CheckpointError, match="empty has no checkpoint"):

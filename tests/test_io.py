@@ -236,13 +236,13 @@ def entry(begin, end, shape, dtype="F32"):
         (header({"a": entry(0, 8, [3])}, b"12345678"), r"array 'a' of float32\[3\] needs 12 bytes, its entry gives 8"),
         (header({"a": entry(4, 8, [1])}, b"12345678"), "array 'a' starts at byte 4, expected 0"),
         (header({"a": entry(0, 8, [2]), "b": entry(4, 8, [1])}, b"12345678"), "array 'b' starts at byte 4, expected 8"),
-        (header({"a": entry(0, -4, [-1])}), "the shape or place of array 'a' is no list of sizes"),
-        (header({"a": entry(0, 0, [True])}), "the shape or place of array 'a' is no list of sizes"),
-        (header({"a": entry(0, 0, [0, 1 << 70])}), "the shape or place of array 'a' is no list of sizes"),
+        (header({"a": entry(0, -4, [-1])}), "the shape or offsets of array 'a' are not a list of sizes"),
+        (header({"a": entry(0, 0, [True])}), "the shape or offsets of array 'a' are not a list of sizes"),
+        (header({"a": entry(0, 0, [0, 1 << 70])}), "the shape or offsets of array 'a' are not a list of sizes"),
         (header({"a": entry(0, 4, [1], "F99")}, b"1234"), "array 'a' has dtype 'F99'"),
         (header({"a": entry(0, 4, [1], ["F32"])}, b"1234"), r"array 'a' has dtype \['F32'\]"),
         (header({"a": entry(0, 4, [1], {})}, b"1234"), "array 'a' has dtype {}"),
-        (header({"a": entry(0, 0, [0, 2**61])}), "the shape or place of array 'a' is no list of sizes"),
+        (header({"a": entry(0, 0, [0, 2**61])}), "the shape or offsets of array 'a' are not a list of sizes"),
         (header({"a": {"dtype": "F32"}}), "the entry of array 'a' is incomplete"),
         (header({"a": 3}), "the entry of array 'a' is incomplete"),
         (header({"a": entry(0, 1, [1], "BOOL")}, b"\x07"), "array 'a' is bool and holds a byte that is neither 0 nor 1"),
@@ -254,7 +254,7 @@ def test_a_damaged_file_is_refused_with_the_reason(tmp_path, content, message):
     (tmp_path / "m.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=message) as error:
         fx.io.load_program_state(tmp_path / "m")
-    assert "m.safetensors is no whole safetensors file: " in str(error.value)
+    assert "m.safetensors is not a complete safetensors file: " in str(error.value)
 
 
 def test_files_of_different_saves_are_not_mixed(model, tmp_path):

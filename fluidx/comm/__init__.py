@@ -1,4 +1,4 @@
-"""How ranks talk: one protocol, with threads of this process, processes that share memory, or NCCL behind it."""
+"""Communication between ranks: one protocol, implemented for threads, for processes that share memory, for MPI and for NCCL."""
 
 from .base import CommAborted, CommError, CommTimeout, Communicator
 from .threads.communicator import ThreadCommunicator

@@ -1,4 +1,4 @@
-"""What ranks that are threads bring to a meeting, and the work on it in NumPy."""
+"""A rank's contribution to a collective call, and the work of collectives in NumPy."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .base import UFUNCS
 BLOCK = 32 * 1024  # elements reduced at a time: the block stays in the second-level cache
 NOTHING = np.empty(0, np.uint8)
 
-Block = Callable[[np.dtype], np.ndarray]  # gives BLOCK elements of a dtype to work in
+Block = Callable[[np.dtype], np.ndarray]  # returns scratch of BLOCK elements of a dtype
 
 
 class Contribution:
-    """What one rank brings to a meeting: the call, its reduction and its root, and its arrays.
+    """One rank's contribution to a collective call: the name, the reduction, the root and the arrays.
 
-    Where every rank has a part for each of the others, `gives` are those by reader and `takes` the places for what the others give.
+    If every rank has a part for each other rank, `gives` are the parts by receiver, and `takes` the arrays that receive the others' parts.
     """
 
-    kept = True  # does a flight recorder remember it as done?
+    kept = True  # does the flight recorder keep it as the last completed call?
     __slots__ = ("what", "x", "out", "op", "root", "gives", "takes", "dtype", "size")
 
     def __init__(self, what: str, x: Any = NOTHING, out: Any = NOTHING, op: str = "", root: int = -1, gives: Any = None, takes: Any = None):
@@ -33,7 +33,7 @@ class Contribution:
 
     @property
     def call(self) -> str:
-        """What is alike on all ranks: not the shapes where each has parts of its own."""
+        """The part of the text that must be equal on all ranks: without shapes if each rank has parts of its own."""
         if self.x is NOTHING:
             return self.what
         root = "" if self.root < 0 else f", root {self.root}" if self.op else f" from index {self.root}"
@@ -47,7 +47,7 @@ class Contribution:
 
 
 def work(slots: Sequence[Contribution], first: int, end: int, block: Block) -> None:
-    """Do the work of the members from `first` to `end` for all, whose slots are given in order."""
+    """Do the share of the members `first` to `end` of the work of a collective. `slots` are all contributions, in order."""
     if (do := _WORK.get(slots[0].what)) is not None:
         do(slots, first, end, block)
 
@@ -60,7 +60,7 @@ def _broadcast(slots: Sequence[Contribution], first: int, end: int, block: Block
 
 
 def _reduce_share(slots: Sequence[Contribution], first: int, end: int, block: Block) -> None:
-    """Each member does a range of the elements for all who get the result, so a root is no bottleneck."""
+    """Each member reduces a range of the elements for all receivers, so that the root is no bottleneck."""
     n, size, root = len(slots), slots[0].size, slots[0].root
     share = slice(size * first // n, size * end // n)
     outs = slots if root < 0 else slots[root : root + 1]
@@ -100,12 +100,12 @@ def reduce_into(ins: list, outs: list, op: str, block: Block) -> None:
 
 
 def wide(dtype: np.dtype) -> np.dtype:
-    """What is added up in."""
+    """The dtype in which a reduction adds."""
     return np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
 
 
 def add_up(terms: Sequence[np.ndarray], op: str, total: np.ndarray) -> None:
-    """The reduction of terms, in their order, of which the first may be one already, but for what `settle` does when all are in it."""
+    """Reduce terms in order into `total`; the first term may be a partial result. `settle` completes the reduction after the last term."""
     ufunc, kwargs = UFUNCS[op], dict[str, Any](casting="unsafe")
     if terms[-1].dtype != total.dtype:
         kwargs["dtype"] = total.dtype
@@ -123,7 +123,7 @@ def settle(total: np.ndarray, op: str, n: int) -> None:
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
-    """Indices that take an array of this shape apart into blocks of at most BLOCK elements."""
+    """Indices that split an array of this shape into blocks of at most BLOCK elements."""
     size = prod(shape)
     if size <= BLOCK:
         yield ()
@@ -140,5 +140,5 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
 
 
 def _flat(*arrays: np.ndarray) -> list[np.ndarray]:
-    """The arrays, as one axis if all of them are contiguous."""
+    """The arrays, flattened if all of them are contiguous."""
     return [a.reshape(-1) for a in arrays] if all(a.flags.c_contiguous for a in arrays) else list(arrays)

@@ -1,4 +1,4 @@
-"""Where ranks are, in words: on which host, and, by the recorder of those that share memory, which collective each completed last."""
+"""The flight recorder: texts that name a rank's host, its current operator and the collective that it completed last."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import NamedTuple
 from ..native.shared import Memory
 from ..native.world import NativeWorld
 
-STARTUP = -1  # in the place of the number of a run
+STARTUP = -1  # stands for the startup program, instead of the number of a run
 
-readers: list[Callable[[Memory], None]] = []  # are given the memory in which the ranks of this host leave word, while it can be passed on
+readers: list[Callable[[Memory], None]] = []  # called with the memory of this host's flight recorder, while its file is open
 
 
 class FlightRecord(NamedTuple):
-    """How far a rank has come. It passes through JSON."""
+    """The progress of a rank, as JSON data."""
 
-    done: str  # the latest collective that it completed, or an empty text
-    inside: str  # what it has come to and is not behind, or an empty text
-    op: str  # lines that show the operator that it left word of, or none
+    done: str  # the last collective that it completed, or ""
+    inside: str  # the collective that it is in, or ""
+    op: str  # lines that show its current operator, or ""
     step: int  # the number of its run
 
     @staticmethod
@@ -32,28 +32,28 @@ class FlightRecord(NamedTuple):
         return f"{done}; then it was in {self.inside}" if self.inside else done
 
 
-def trails(world: NativeWorld, ranks: int) -> list[FlightRecord | None]:
-    """Those of all ranks that share memory."""
+def flight_records(world: NativeWorld, ranks: int) -> list[FlightRecord | None]:
+    """The flight records of all ranks that share memory."""
     return [FlightRecord.of(world, rank) for rank in range(ranks)]
 
 
-def scene(process: int, world: NativeWorld | None, ranks: int) -> str:
-    """Lines that say where the process of a rank is, and what every rank completed last, where that is known."""
-    return host(process) + (told(trails(world, ranks)) if world is not None else "")
+def failure_context(process: int, world: NativeWorld | None, ranks: int) -> str:
+    """Lines that name the host and process of a rank, and, if known, the last completed collective of every rank."""
+    return host_line(process) + (last_collectives(flight_records(world, ranks)) if world is not None else "")
 
 
-def host(process: int | str, name: str | None = None) -> str:
-    """A line that says so of a process; of one of this host if it has no other name."""
+def host_line(process: int | str, name: str | None = None) -> str:
+    """A line that names a process and its host (default: this host)."""
     return f"\n  on host {name or socket.gethostname()}, process {process}"
 
 
-def end_of(rank: int, ranks: int, how: str) -> str:
-    """A line that begins what is said of the end of a rank on this host, which nobody watched."""
+def end_line(rank: int, ranks: int, how: str) -> str:
+    """The first line of a report about the end of a rank on this host that no launcher watched."""
     return f"fluidx: rank {rank} of {ranks}, on host {socket.gethostname()}, {how}"
 
 
-def whereabouts(trail: FlightRecord | None) -> str:
-    """Lines that show the operator that a rank left word of, and the run."""
+def position(trail: FlightRecord | None) -> str:
+    """Lines that show the recorded operator of a rank, and its run."""
     if trail is None:
         return ""
     run = "the startup program" if trail.step == STARTUP else f"step {trail.step}"
@@ -62,8 +62,8 @@ def whereabouts(trail: FlightRecord | None) -> str:
     return f"\n  after {run}" if trail.done else ""
 
 
-def told(trails: Sequence[FlightRecord | None], beside: Callable[[int], str] = lambda rank: "") -> str:
-    """Lines that say it of every rank, each with what is told of it `beside`; none where nothing is known of any."""
+def last_collectives(trails: Sequence[FlightRecord | None], beside: Callable[[int], str] = lambda rank: "") -> str:
+    """Lines with the last collective of every rank; `beside(rank)` is appended to each. "" if nothing is known of any rank."""
     if not any(trails):
         return ""
     lines = [f"\n    rank {r}: {trail or 'not known'}{beside(r)}" for r, trail in enumerate(trails)]

@@ -1,4 +1,4 @@
-"""What this process was launched as: which rank of how many, and by whom, as its environment says."""
+"""The launch of this process, from its environment: its rank, the number of ranks, the launcher, and the job's seed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import NamedTuple
 from .. import config
 from ..config import ConfigError
 
-SEEDS = 1 << 31  # how many there are to draw from
+SEEDS = 1 << 31  # seeds are drawn from 0 to SEEDS - 1
 RANK, WORLD_SIZE, JOB, RESTART = "FLUIDX_RANK", "FLUIDX_WORLD_SIZE", "FLUIDX_JOB", "FLUIDX_RESTART"
 JOB_SEED, JOB_KEY = "FLUIDX_JOB_SEED", "FLUIDX_JOB_KEY"
 
 
 class Launched(NamedTuple):
-    """A process that is a rank. `here` is how many of the ranks are on its host, `job` what tells them from those of other jobs."""
+    """A launched rank. `by` is the launcher, `here` the number of ranks on this host, and `job` an id of the job."""
 
     by: str
     rank: int
@@ -29,14 +29,14 @@ class Launched(NamedTuple):
 
 
 class _Launcher(NamedTuple):
-    """What a launcher puts into the environment of each rank: what must be there, and where the numbers are."""
+    """The environment variables of a launcher: `marks` must be set; the others name the variables of rank, number of ranks and job."""
 
     name: str
     marks: tuple[str, ...]
     rank: str
-    world_size: tuple[str, ...]  # the first that is there
+    world_size: tuple[str, ...]  # the first one that is set counts
     here: Callable[[Mapping[str, str], int], int]
-    job: tuple[str, ...]  # all that are there
+    job: tuple[str, ...]  # all that are set count
 
 
 def _all(environ: Mapping[str, str], ranks: int) -> int:
@@ -82,13 +82,13 @@ _LAUNCHERS = (
 _BY_HAND = _Launcher(RANK, (RANK,), RANK, (WORLD_SIZE,), _all, (JOB, RESTART))
 
 
-OF_MPI = ("Open MPI", "MPICH (Hydra)", "SLURM", "PMIx")  # where MPI can be what ranks meet by
+OF_MPI = ("Open MPI", "MPICH (Hydra)", "SLURM", "PMIx")  # launchers under which ranks can connect by MPI
 
 
 def found(environ: Mapping[str, str] = os.environ) -> Launched | None:
-    """What the environment says, by the first launcher that it speaks of; None where the process is on its own.
+    """The launch, by the first launcher whose variables are set; None if the process was not launched.
 
-    FLUIDX_RANK and FLUIDX_WORLD_SIZE go before all launchers. Raises ConfigError for numbers that make no sense.
+    FLUIDX_RANK and FLUIDX_WORLD_SIZE take precedence. Raises ConfigError for invalid numbers.
 
     >>> found({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "a"})[:4]
     ('Open MPI', 1, 4, 2)
@@ -104,14 +104,14 @@ def found(environ: Mapping[str, str] = os.environ) -> Launched | None:
     rank, ranks = _number(environ, by.rank), _number(environ, size_in)
     if rank >= ranks:
         raise ConfigError(f"environment variable {by.rank}: expected a rank below {ranks} ({size_in}), found {rank}")
-    # ranks of one job on one host have one parent, where nothing else tells them from others
+    # without a job id: ranks of one job on one host have the same parent process
     told = [environ[name] for name in by.job if name in environ] or [str(os.getppid())]
     job = hashlib.sha256("\0".join([by.name, *told]).encode()).hexdigest()[:16]
     return Launched(by.name, rank, ranks, by.here(environ, ranks), job)
 
 
 def rank() -> int:
-    """The number of this process among those of a launched script; 0 where it was not launched, or runs its ranks as threads.
+    """The rank of this process in a launched script; 0 if it was not launched, or if its ranks are threads.
 
     >>> rank()
     0
@@ -121,17 +121,17 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many ranks this script was launched for, by `fluidx run` or another launcher; 1 where it was not launched.
+    """The number of ranks for which this script was launched, by `fluidx run` or another launcher; 1 if it was not launched.
 
     >>> world_size()
     1
     """
-    there = found() if (said := config.world_size()) is None else None  # ranks that are threads are told their number, and no rank
+    there = found() if (said := config.world_size()) is None else None  # for ranks that are threads only their number is set
     return said or (1 if there is None else there.world_size)
 
 
 def seed() -> int:
-    """The seed of programs whose `random_seed` is 0: FLUIDX_SEED, or one that is drawn for the job, for all its ranks, and said."""
+    """The seed of programs whose `random_seed` is 0: FLUIDX_SEED, or one that is drawn for all ranks of the job and printed."""
     said = config.seed()
     return _drawn(os.getpid()) if said is None else said
 
@@ -139,7 +139,7 @@ def seed() -> int:
 @cache
 def _drawn(process: int) -> int:
     there, drawn = found(), config.job_seed()
-    if drawn is None:  # ranks of other launchers have in common what tells their job from others
+    if drawn is None:  # with other launchers, the ranks of a job share the job id
         drawn = draw() if there is None else int(there.job, 16) % SEEDS
     if there is None or there.rank == 0:
         print(f"fluidx: no seed: drew {drawn}; set random_seed of the programs, or FLUIDX_SEED={drawn} to repeat this run", file=sys.stderr)
@@ -147,7 +147,7 @@ def _drawn(process: int) -> int:
 
 
 def draw() -> int:
-    """A seed that nobody can foresee."""
+    """A random seed."""
     return secrets.randbelow(SEEDS)
 
 

@@ -1,4 +1,4 @@
-"""This process as a rank of a launched script: the world that it shares with the others, and how it came there."""
+"""LaunchedRank: this process as a rank of a launched script. It connects to the other ranks and exchanges data with them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from .process_spawner import Channel, die_with
 from .processes import ProcessWorld
 from .threads.python_locks import some
 
-_AGAIN = 0.05  # seconds between two tries to reach rank 0, which may not be there yet
+_AGAIN = 0.05  # seconds between two attempts to connect to rank 0, which may start later
 _PEER = struct.Struct("3i")  # pid, uid, gid
 _NONCE = 32  # bytes
 _HELLO = struct.Struct(f"<2i{_NONCE}s32s")  # the fields of a _Hello
 
 
-class _Word(Contribution):
-    """Something that ranks tell one another beside what their programs say."""
+class _InternalCall(Contribution):
+    """A collective call of the executors, which is not an operator of the programs."""
 
     kept = False
 
@@ -56,32 +56,33 @@ class _Word(Contribution):
         return self.call
 
 
-class Member:
-    """A rank among the others. What `tell` is given goes to whoever launched it, if somebody listens."""
+class LaunchedRank:
+    """A rank of a launched script. `tell(message)` sends a message to the launcher, if it listens."""
 
     def __init__(self, there: Launched, world: ProcessWorld | HostsWorld | MpiWorld, tell: Callable[[Any], None] | None = None):
         self.launched, self.world, self.tell = there, world, tell or (lambda message: None)
         self.rank, self.world_size = there.rank, there.world_size
         self.comm: Any = world.communicator(there.rank)
-        self.memory = world.memory  # that all ranks share, or None where some are on other hosts
+        self.memory = world.memory  # shared by all ranks; None if some ranks are on other hosts
         self.everyone: Ranks = tuple(range(there.world_size))
-        self.lent: Sequence[np.ndarray] = ()  # others read these until all meet again, also when the executor that made them is gone
-        self._numbers: dict[int, tuple[np.ndarray, list[np.ndarray], Callable[[], None]]] = {}  # by how many each brings
-        self.meet = self._repeated(_Word("barrier"))  # wait for all others
+        # kept alive because other ranks read them until the next collective call, even after the executor is deleted
+        self.published: Sequence[np.ndarray] = ()
+        self._numbers: dict[int, tuple[np.ndarray, list[np.ndarray], Callable[[], None]]] = {}  # by the count of numbers
+        self.meet = self._repeated(_InternalCall("barrier"))  # a barrier of all ranks
 
     def gather(self, said: Any) -> list[Any]:
-        """What all ranks say, in rank order. It passes through JSON."""
+        """Gather JSON data from all ranks, in rank order."""
         text = json.dumps(said).encode()
-        data = self.room(len(text))
+        data = self.allocate(len(text))
         data[:] = np.frombuffer(text, np.uint8)
-        texts = [self.room(int(n)) for (n,) in self.gathered([data.size])]
+        texts = [self.allocate(int(n)) for (n,) in self.gather_numbers([data.size])]
         self._show(data, texts)
         return [json.loads(text.tobytes()) for text in texts]
 
-    def gathered(self, numbers: Sequence[int]) -> list[np.ndarray]:
-        """The numbers of all ranks, which bring equally many; they stand there until the next so many are brought."""
+    def gather_numbers(self, numbers: Sequence[int]) -> list[np.ndarray]:
+        """Gather equally many numbers from all ranks. The result is overwritten by the next call with this count."""
         if (found := self._numbers.get(len(numbers))) is None:
-            mine, *parts = (self.room(8 * len(numbers)).view(np.int64) for _ in range(1 + self.world_size))
+            mine, *parts = (self.allocate(8 * len(numbers)).view(np.int64) for _ in range(1 + self.world_size))
             found = self._numbers[len(numbers)] = mine, parts, self._repeated(self._shown(mine, parts))
         mine, parts, meet = found
         mine[:] = numbers
@@ -91,32 +92,35 @@ class Member:
     def _show(self, x: np.ndarray, parts: list[np.ndarray]) -> None:
         self.comm._meet(self.everyone, self._shown(x, parts))
 
-    def _shown(self, x: np.ndarray, parts: list[np.ndarray]) -> _Word:
-        return _Word("all_gather", x, gives=[x] * self.world_size, takes=parts)
+    def _shown(self, x: np.ndarray, parts: list[np.ndarray]) -> _InternalCall:
+        return _InternalCall("all_gather", x, gives=[x] * self.world_size, takes=parts)
 
-    def _repeated(self, word: _Word) -> Callable[[], None]:
-        """A meeting of all, to be called as often as they meet so: every run begins and ends with one, and what can be is made once."""
+    def _repeated(self, word: _InternalCall) -> Callable[[], None]:
+        """A collective call of all ranks as a function for repeated use. It is compiled once, because every run begins and ends with
+        one."""
         calls = None if self.comm.calls is None else self.comm.calls._meet(self.everyone, word)
         return partial(self.comm._meet, self.everyone, word) if calls is None else native.compile(calls)
 
-    def room(self, nbytes: int) -> np.ndarray:
-        """So many zero bytes, where those of the others see them that share memory with this rank."""
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """`nbytes` zero bytes, in shared memory if there is any."""
         return np.zeros(nbytes, np.uint8) if isinstance(self.world, MpiWorld) else take(nbytes)
 
-    def shows(self, a: Any) -> bool:
-        """Can an array that lies here be told of as it is? Not one of a GPU."""
+    def is_shared(self, a: Any) -> bool:
+        """Can other ranks read an array of this rank in place? Not if it is on a GPU."""
         return type(a) is np.ndarray and a.flags.c_contiguous and (self.memory is None or self.memory.holds(a))
 
-    def sight(self, at: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-        """Where this rank sees an array of another one, which lies at an address there, when that has brought it (`bring`)."""
+    def view_at(self, at: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+        """An array for the contents of another rank's array at an address: a view of shared memory, or a new array that `exchange`
+        fills."""
         return np.empty(tuple(shape), dtype) if self.memory is None else self.memory.array(at, shape, dtype)
 
-    def bring(self, own: Sequence[np.ndarray], sights: Sequence[Sequence[np.ndarray]]) -> None:
-        """Have what every rank tells of where the others see it: `own` is what this one does. In shared memory it is there."""
+    def exchange(self, own: Sequence[np.ndarray], sights: Sequence[Sequence[np.ndarray]]) -> None:
+        """Exchange the published arrays: `own` are this rank's, `sights` the views of all ranks' arrays. In shared memory it is only a
+        barrier."""
         if self.memory is not None:
             self.meet()
             return
-        parts = [self.room(sum(a.nbytes for a in (own if r == self.rank else of))) for r, of in enumerate(sights)]
+        parts = [self.allocate(sum(a.nbytes for a in (own if r == self.rank else of))) for r, of in enumerate(sights)]
         for a, there in _stretches(own, parts[self.rank]):
             there[:] = a
         self._show(parts[self.rank], parts)
@@ -127,33 +131,32 @@ class Member:
 
 
 def _stretches(arrays: Sequence[np.ndarray], whole: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The bytes of each array, and their place in the bytes of all."""
+    """The bytes of each array, and their part of the joined bytes."""
     at = 0
     for a in arrays:
         yield a.reshape(-1).view(np.uint8), whole[at : at + a.nbytes]
         at += a.nbytes
 
 
-_current: Member | None = None
+_current: LaunchedRank | None = None
 _guard = threading.Lock()
 
 
-def enter(member: Member) -> None:
-    """Let this process be a rank."""
+def enter(member: LaunchedRank) -> None:
+    """Make this process a rank."""
     global _current
     _current = member
 
 
-def entered() -> Member | None:
-    """This process as a rank, if it is one already."""
+def entered() -> LaunchedRank | None:
+    """This process as a rank; None if it has not joined yet."""
     return _current
 
 
-def member() -> Member | None:
-    """This process as a rank, which waits for the others where they are to meet by themselves; None where it was not launched as one of
-    several.
+def member() -> LaunchedRank | None:
+    """This process as a rank; None if it was not launched as one of several. The first call connects the ranks, if the launcher did not.
 
-    Raises ExecutionError where the ranks cannot meet.
+    Raises ExecutionError if the ranks cannot connect.
     """
     with _guard:
         if _current is None:
@@ -165,10 +168,10 @@ def member() -> Member | None:
         return _current
 
 
-def by_mpi() -> Member | None:
-    """This process as one of the ranks that mpirun started, each of which makes this call; None where it is the only one.
+def by_mpi() -> LaunchedRank | None:
+    """This process as one of the ranks that mpirun started; None if it is the only one. All ranks must call it.
 
-    Raises ExecutionError where they cannot meet.
+    Raises ExecutionError if they cannot connect.
     """
     with _guard:
         if _current is None and (joined := _join_mpi(launch_environment.found())) is not None:
@@ -176,13 +179,13 @@ def by_mpi() -> Member | None:
         return _current
 
 
-def _join_mpi(there: Launched | None) -> Member | None:
+def _join_mpi(there: Launched | None) -> LaunchedRank | None:
     if reason := mpi.why_not():
         raise ExecutionError(f"MPI is not available: {reason}")
     by, ranks = "mpirun" if there is None else there.by, mpi.world_size()
     if there is not None and there.world_size != ranks:
         raise ExecutionError(
-            f"{by} launched {there.world_size} ranks, and MPI knows of {ranks}: start them with the mpirun of the MPI library that mpi4py "
+            f"{by} launched {there.world_size} ranks, and MPI knows {ranks}: start them with the mpirun of the MPI library that mpi4py "
             "loads, as `fluidx run --backend mpi` does"
         )
     if ranks == 1:
@@ -192,16 +195,16 @@ def _join_mpi(there: Launched | None) -> Member | None:
     if world.rank == 0:
         print(f"fluidx: {ranks} ranks, launched by {by}, over MPI", file=sys.stderr)
     mpi.end_together(world)
-    return _fair(Member(Launched(by, world.rank, world.world_size, here, "" if there is None else there.job), world))
+    return _fair(LaunchedRank(Launched(by, world.rank, world.world_size, here, "" if there is None else there.job), world))
 
 
 def _end_with(there: Launched | None) -> None:
-    """Have this process end with mpirun, or with what that started on this host: they end their ranks only where they are not killed."""
+    """Make this process end with its parent, mpirun or mpirun's daemon on this host: these do not end their ranks when they are killed."""
     if there is not None and there.by in launch_environment.OF_MPI:
         die_with(os.getppid())
 
 
-def _join(there: Launched) -> Member | None:
+def _join(there: Launched) -> LaunchedRank | None:
     if there.here != there.world_size and there.by in launch_environment.OF_MPI:
         return _join_mpi(there)
     if there.here != there.world_size:
@@ -219,11 +222,11 @@ def _join(there: Launched) -> Member | None:
     peers, memory = _gather_ranks(there, timeout) if first else _reach_first(there, timeout)
     world = ProcessWorld(memory, there.rank, timeout)
     _look_after(there, world, peers)
-    return _fair(Member(there, world))
+    return _fair(LaunchedRank(there, world))
 
 
-def _fair(member: Member) -> Member:
-    """Let the rank have as many threads as its share of the cores of its host, of which its launcher may have left it some only."""
+def _fair(member: LaunchedRank) -> LaunchedRank:
+    """Set the number of threads to the rank's share of its host's cores. The launcher may have restricted the rank to some cores."""
     hosts, cores = zip(*member.gather([socket.gethostname(), native.which_cores()]), strict=True)
     beside = [cores[r] for r, host in enumerate(hosts) if host == hosts[member.rank]]
     native.set_num_threads(share_of(cores[member.rank], beside))
@@ -231,7 +234,7 @@ def _fair(member: Member) -> Member:
 
 
 def share_of(mine: Sequence[int], all_of: Sequence[Sequence[int]]) -> int:
-    """How many threads a rank may have that runs on these cores, where ranks, and it among them, run on those of `all_of`.
+    """The number of threads for a rank that runs on the cores `mine`. `all_of` are the cores of each rank on the host, this rank included.
 
     >>> share_of([0, 1, 2, 3], [[0, 1, 2, 3], [4, 5, 6, 7]]), share_of([0, 1, 2, 3], [[0, 1, 2, 3], [0, 1, 2, 3]])
     (4, 2)
@@ -240,7 +243,7 @@ def share_of(mine: Sequence[int], all_of: Sequence[Sequence[int]]) -> int:
     return max(1, int(sum(Fraction(1, ranks[core]) for core in mine)))
 
 
-# -- ranks that somebody else started meet at a socket of rank 0 ------------------------------------------------------------
+# -- ranks of other launchers connect to a socket of rank 0 -----------------------------------------------------------------
 
 
 def _name(there: Launched) -> bytes:
@@ -248,7 +251,7 @@ def _name(there: Launched) -> bytes:
 
 
 def _gather_ranks(there: Launched, timeout: float) -> tuple[dict[int, Channel], Memory]:
-    """Rank 0 makes the memory and hands it to the others when all have come."""
+    """On rank 0: allocate the shared memory, and send it to the other ranks when all have connected."""
     try:
         memory, peers = Memory.make(there.world_size), dict[int, Channel]()
     except OSError as e:
@@ -273,7 +276,7 @@ def _gather_ranks(there: Launched, timeout: float) -> tuple[dict[int, Channel], 
         else:
             text = _not_come(sorted(set(range(1, there.world_size)) - set(peers)), there, timeout)
             for peer in peers.values():
-                with suppress(OSError):  # it gave up
+                with suppress(OSError):  # the rank has ended
                     peer.send({"no": text})
             raise ExecutionError(text)
     for rank, peer in peers.items():
@@ -285,16 +288,16 @@ def _gather_ranks(there: Launched, timeout: float) -> tuple[dict[int, Channel], 
 
 
 class _Hello(NamedTuple):
-    """What a rank says first; `proof` shows that it knows the key of the job."""
+    """The first message of a rank. `proof` shows that it knows the key of the job."""
 
     rank: int
     world_size: int
-    nonce: bytes  # that rank 0 is to prove itself by
+    nonce: bytes  # with which rank 0 must prove itself
     proof: bytes
 
 
 class _Caller(NamedTuple):
-    """Somebody who has come to the door of rank 0: what is asked of it, and what it has said so far."""
+    """A connection to rank 0: the nonce for its proof, and the bytes received so far."""
 
     sock: socket.socket
     nonce: bytes
@@ -302,7 +305,7 @@ class _Caller(NamedTuple):
 
 
 def _hellos(door: socket.socket, deadline: float) -> Iterator[tuple[_Caller, _Hello]]:
-    """Those who come and say as much as a rank does, until the deadline. Who says nothing keeps nobody waiting."""
+    """The connections that sent a complete first message, until the deadline. A silent connection does not block others."""
     with selectors.DefaultSelector() as callers:
         door.setblocking(False)
         callers.register(door, selectors.EVENT_READ)
@@ -311,7 +314,7 @@ def _hellos(door: socket.socket, deadline: float) -> Iterator[tuple[_Caller, _He
                 for key, _ in callers.select(left):
                     caller: _Caller | None = key.data
                     if caller is None:
-                        with suppress(OSError):  # it has gone again
+                        with suppress(OSError):  # it was closed again
                             came = _asked(door.accept()[0])
                             if came is not None:
                                 callers.register(came.sock, selectors.EVENT_READ, came)
@@ -328,14 +331,14 @@ def _hellos(door: socket.socket, deadline: float) -> Iterator[tuple[_Caller, _He
                         yield caller, _Hello(*_HELLO.unpack(caller.said))
                     else:
                         caller.sock.close()
-        finally:  # who has not said enough by then is no rank
+        finally:  # an incomplete message is not from a rank
             for key in list(callers.get_map().values()):
                 if key.data is not None:
                     key.data.sock.close()
 
 
 def _asked(sock: socket.socket) -> _Caller | None:
-    """Somebody who came, asked for a proof; None for another user's process."""
+    """A new connection, to which a nonce was sent; None if the process belongs to another user."""
     if not _mine(sock):
         sock.close()
         return None
@@ -346,14 +349,14 @@ def _asked(sock: socket.socket) -> _Caller | None:
 
 
 def _judged(there: Launched, key: str, caller: _Caller, hello: _Hello, peers: Mapping[int, Channel]) -> bytes | None:
-    """Rank 0's own proof for a rank that is one of the job; None for others, which are told why if they are ranks at all."""
-    caller.sock.settimeout(_AGAIN)  # an answer is few bytes: it needs no reader
+    """Rank 0's own proof, if the caller is a rank of the job; else None. A caller that is a rank of another job gets an error text."""
+    caller.sock.settimeout(_AGAIN)  # an answer is short enough for the socket's buffer
     why = None
     if not 0 <= hello.rank < hello.world_size:
-        caller.sock.close()  # no rank says that
+        caller.sock.close()  # not a message of a rank
         return None
     if not hmac.compare_digest(hello.proof, _proof(key, caller.nonce, hello.rank)):
-        why = f"the {launch_environment.JOB_KEY} of this process is not that of rank 0; all ranks of a job are given the same"
+        why = f"the {launch_environment.JOB_KEY} of this process is not that of rank 0; all ranks of a job must have the same"
     elif hello.world_size != there.world_size:
         why = f"this process was launched as one of {hello.world_size} ranks, and rank 0 as one of {there.world_size}"
     elif hello.rank in (0, *peers):
@@ -367,7 +370,7 @@ def _judged(there: Launched, key: str, caller: _Caller, hello: _Hello, peers: Ma
 
 
 def _proof(key: str, nonce: bytes, rank: int) -> bytes:
-    """What shows that a rank knows the key, and does not give it away."""
+    """A proof that a rank knows the key, without the key itself."""
     return hmac.digest(key.encode(), nonce + rank.to_bytes(4, "little"), "sha256")
 
 
@@ -384,7 +387,7 @@ def _reach_first(there: Launched, timeout: float) -> tuple[dict[int, Channel], M
     if not _mine(sock):
         raise ExecutionError("the socket of rank 0 belongs to another user")
     first, key, nonce = Channel(sock), config.job_key(), secrets.token_bytes(_NONCE)
-    sock.settimeout(timeout + 1.0)  # rank 0 says first who is missing
+    sock.settimeout(timeout + 1.0)  # longer than rank 0's timeout, so that rank 0 names the missing ranks first
     try:
         proof = _proof(key, first.exactly(_NONCE), there.rank)
         sock.sendall(_HELLO.pack(there.rank, there.world_size, nonce, proof))
@@ -402,26 +405,27 @@ def _reach_first(there: Launched, timeout: float) -> tuple[dict[int, Channel], M
 
 
 def _mine(sock: socket.socket) -> bool:
-    """Is the process at the other end this user's?"""
+    """Does the process at the other end belong to this user?"""
     _, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return uid == os.getuid()
 
 
 def _look_after(there: Launched, world: ProcessWorld, peers: dict[int, Channel]) -> None:
-    """Nobody launched these ranks who would tell them that one has ended: they see it where the sockets between them close."""
+    """Detect the end of other ranks by closed sockets, because no launcher of fluidx watches these ranks; report this rank's own
+    failure."""
     before, me, gone = sys.excepthook, os.getpid(), list[int]()
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == me:
             world.abort(RuntimeError(f"rank {there.rank}: {type(error).__name__}: {error}"))
-            trails = flight_recorder.trails(world.shared, there.world_size)
-            told = flight_recorder.told(trails)
-            if gone:  # it cannot say so itself
-                told = f"ended in the middle of the script{flight_recorder.whereabouts(trails[gone[0]])}{told}"
-                print(flight_recorder.end_of(gone[0], there.world_size, told), file=sys.stderr)
+            trails = flight_recorder.flight_records(world.shared, there.world_size)
+            told = flight_recorder.last_collectives(trails)
+            if gone:  # that rank cannot report it itself
+                told = f"ended in the middle of the script{flight_recorder.position(trails[gone[0]])}{told}"
+                print(flight_recorder.end_line(gone[0], there.world_size, told), file=sys.stderr)
             elif not was_stopped(error):
-                print(flight_recorder.end_of(there.rank, there.world_size, f"failed{told}"), file=sys.stderr)
-            if was_stopped(error) and isinstance(error, (RankError, CommError)):  # where this rank was says nothing of why
+                print(flight_recorder.end_line(there.rank, there.world_size, f"failed{told}"), file=sys.stderr)
+            if was_stopped(error) and isinstance(error, (RankError, CommError)):  # this rank's traceback does not show the cause
                 print(f"fluidx: {error}", file=sys.stderr)
                 return
         before(kind, error, trace)

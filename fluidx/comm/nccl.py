@@ -1,7 +1,7 @@
-"""Ranks as GPUs: the Communicator protocol over `cupy.cuda.nccl`, with one communication stream per GPU.
+"""NcclCommunicator: the Communicator protocol for GPUs over `cupy.cuda.nccl`, with one communication stream for each GPU.
 
-Ranks are threads of one process (NcclWorld), or processes that meet on the host as well (MemberNcclWorld). NCCL adds in an order of its
-own, and does not say whom it waits for.
+Ranks are threads of one process (NcclWorld), or processes that are also connected on the host (LaunchedNcclWorld). NCCL chooses its own
+order of additions, and does not name the rank for which it waits.
 
 NOT YET RUN ON A GPU. The calls follow CuPy 14.2's binding; the tests that would run it are marked `gpu`.
 """
@@ -28,7 +28,7 @@ _ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES
 
 
 def library() -> Any:
-    """CuPy's module for NCCL. Raises CommError that says what to install."""
+    """CuPy's module for NCCL. Raises CommError, which says what to install, if it is missing."""
     try:
         import cupy.cuda.nccl as nccl
     except ImportError:
@@ -60,10 +60,10 @@ def _in_a_row(parts: Sequence[Any]) -> bool:
 
 
 class NcclWorld:
-    """What the rank threads of one executor share: one NCCL id per group, and the first failure."""
+    """The state that the rank threads of one executor share: an NCCL id for each group, and the first failure."""
 
     def __init__(self, devices: Sequence[int] | Mapping[int, int], timeout: float = 60.0, world_size: int | None = None):
-        """`devices` are the GPUs of the ranks that are here, which are all of them unless `world_size` says how many there are."""
+        """`devices` are the GPUs of the ranks in this process: all ranks, unless `world_size` is given."""
         self.nccl = library()
         self.devices = dict(devices) if isinstance(devices, Mapping) else dict(enumerate(devices))
         self.world_size = len(self.devices) if world_size is None else world_size
@@ -79,7 +79,7 @@ class NcclWorld:
         return self._ranks[rank]
 
     def unique_id(self, ranks: Ranks) -> bytes:
-        """What the members of a group find each other by, who all ask for it."""
+        """The NCCL id by which the members of a group connect. All members call it."""
         with self._guard:
             if ranks not in self._ids:
                 self._ids[ranks] = self.nccl.get_unique_id()
@@ -102,7 +102,7 @@ class NcclWorld:
         self.close()
 
     def close(self, how: str = "abort") -> None:
-        """Give the communicators back. NCCL can hang there, so each runs in a daemon thread with a deadline."""
+        """Release the communicators. NCCL can hang in it, so each call runs in a daemon thread with a deadline."""
         helpers = [threading.Thread(target=c.give_back, args=(how,), daemon=True) for c in self._ranks.values()]
         for h in helpers:
             h.start()
@@ -111,11 +111,11 @@ class NcclWorld:
         self._ids.clear()
 
 
-class MemberNcclWorld(NcclWorld):
-    """The world of a process that is one rank, whose communicator among all ranks on the host is `host`.
+class LaunchedNcclWorld(NcclWorld):
+    """The world of a process that is one rank. `host` is its communicator of all ranks on the CPU side.
 
-    Ranks tell one another there how to connect their GPUs, and that one of them has failed: it is looked for all the time, because a
-    thread that waits for a GPU hears of nothing.
+    Ranks use it to send NCCL ids, and to notice a failed rank. A thread checks for failures all the time, because a thread that waits for a
+    GPU cannot.
     """
 
     def __init__(self, host: Any, device: int):
@@ -126,7 +126,7 @@ class MemberNcclWorld(NcclWorld):
             threading.Thread(target=self._watch, name="fluidx-nccl", daemon=True).start()
 
     def unique_id(self, ranks: Ranks) -> bytes:
-        """The first member makes it and the others are told; ranks outside of the group take no part."""
+        """The first member makes the id and broadcasts it; ranks outside of the group take no part."""
         uid = np.zeros(_ID_BYTES, np.uint8)
         if ranks[0] == self.host.rank:
             uid[:] = np.frombuffer(self.nccl.get_unique_id(), np.uint8)
@@ -137,12 +137,13 @@ class MemberNcclWorld(NcclWorld):
         self.host.world.check()
 
     def abort(self, reason: BaseException) -> None:
-        """Abort this rank's communicators, and have the others do so."""
+        """Abort this rank's communicators, and those of the other ranks."""
         self.host.abort(reason)
         super().abort(reason)
 
     def close(self, how: str = "destroy") -> None:
-        """As the script ends, let what others still read leave first."""
+        """Destroy the communicators at the end of the script: this waits until the others have read all data. After a failure, abort
+        them."""
         self._closed.set()
         try:
             self.check()
@@ -187,7 +188,8 @@ class NcclCommunicator:
         return comm
 
     def _connected(self, ranks: Ranks, make: Callable[[], Any]) -> Any:
-        """What `make` gives. NCCL waits there for all members, without a deadline: on a thread that is left behind if one does not come."""
+        """Call `make` on another thread, because NCCL waits in it for all members without a deadline. After a timeout the thread is given
+        up."""
         made: Future[Any] = Future()
 
         def job() -> None:
@@ -214,7 +216,7 @@ class NcclCommunicator:
             error.status = e.args[0] if e.args else None
             raise error from None
         except self.nccl.NcclError as e:
-            self.world.check()  # what was aborted fails as well
+            self.world.check()  # aborted calls fail too; report the abort instead
             raise CommError(f"rank {self.rank}: NCCL {what} failed: {e}") from None
 
     def _launch(self, what: str, ranks: Ranks, call: Callable[[Any, int], None]) -> None:
@@ -234,7 +236,7 @@ class NcclCommunicator:
             self.nccl.groupEnd()
 
     def mark(self) -> Any:
-        """An event behind the communication that was started so far."""
+        """An event after the communication that was started so far."""
         return self.stream.record()
 
     def order_after(self, event: Any) -> None:
@@ -242,7 +244,7 @@ class NcclCommunicator:
         self.cupy.cuda.get_current_stream().wait_event(event)
 
     def wait(self) -> None:
-        """Wait for the communication stream with a deadline, looking for NCCL's asynchronous errors meanwhile."""
+        """Wait for the communication stream, with a deadline, and poll NCCL's asynchronous errors meanwhile."""
         deadline = time.monotonic() + self.world.timeout
         while not self.stream.done:
             self.world.check()
@@ -255,7 +257,7 @@ class NcclCommunicator:
             if time.monotonic() > deadline:
                 raise CommTimeout(f"rank {self.rank} waited {self.world.timeout:g} s for NCCL", rank=None)
             time.sleep(_POLL)
-        self.world.check()  # what was aborted is done as well
+        self.world.check()  # aborted work counts as done; report the abort instead
 
     def give_back(self, how: str) -> None:
         comms, self._comms = list(self._comms.values()), {}
@@ -287,8 +289,8 @@ class NcclCommunicator:
         t = nccl_dtype(self.nccl, x.dtype)
         self._launch("reduce", ranks, lambda c, s: c.reduce(x.data.ptr, out.data.ptr, x.size, t, self._op(op), root, s))
 
-    # All members must start the same calls, so which calls those are follows from the sizes of the parts, which all of them know, and not
-    # from where the parts lie.
+    # All members must start the same calls, so the choice of calls depends on the sizes of the parts, which all of them know, and not on
+    # the layout of the parts.
 
     def all_gather(self, x: Any, parts: Sequence[Any], ranks: Ranks) -> None:
         t, mine = nccl_dtype(self.nccl, x.dtype), ranks.index(self.rank)
@@ -342,7 +344,7 @@ class NcclCommunicator:
         self._launch("all_to_all", ranks, call)
 
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
-        everyone = tuple(range(self.world_size))  # who sends to whom, each rank knows of itself alone
+        everyone = tuple(range(self.world_size))  # each rank knows only its own messages, so the group is all ranks
 
         def call(c: Any, s: int) -> None:
             with self._group():
@@ -357,7 +359,7 @@ class NcclCommunicator:
 
     # -- strided parts ------------------------------------------------------------------------------------------------------
 
-    # Scratch is made and filled on the communication stream: CuPy's pool gives its memory to later work of that stream only.
+    # Scratch is allocated and filled on the communication stream, because CuPy's pool reuses its memory only for later work of that stream.
 
     def _tight(self, x: Any) -> Any:
         """`x`, or a contiguous copy of it."""
@@ -367,7 +369,7 @@ class NcclCommunicator:
             return self.cupy.ascontiguousarray(x)
 
     def _together(self, parts: Sequence[Any]) -> Any:
-        """The first of parts of one size that lie one behind the other: these, or copies of them."""
+        """The first of the parts if they are adjacent in memory, else an array of copies of them."""
         if _in_a_row(parts):
             return parts[0]
         with self.stream:
@@ -378,7 +380,7 @@ class NcclCommunicator:
 
     @contextmanager
     def _landing(self, parts: Sequence[Any], together: bool = False) -> Iterator[list[Any]]:
-        """Contiguous places for what arrives, one behind the other with `together`; what arrived is then copied to `parts`."""
+        """Contiguous buffers for received data (adjacent in memory if `together`); after the block, data are copied to `parts`."""
         if _in_a_row(parts) if together else all(p.flags.c_contiguous for p in parts):
             yield list(parts)
             return

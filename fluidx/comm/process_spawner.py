@@ -1,7 +1,7 @@
-"""Processes for ranks: children of one helper process that has fluidx loaded, no threads and nothing of the user's program.
+"""The process spawner (fork server): it starts the processes of ranks as forks of a helper process that has fluidx loaded and no threads.
 
-A fork of the user's process would have its locks and none of its threads; a new interpreter for each rank would load everything anew. The
-helper forks in milliseconds. It and its children are killed by the system when the user's process ends, however that ends.
+A fork of the user's process would have its locks but not its threads. A new interpreter for each rank would load all modules again. The
+helper forks in milliseconds. The system kills the helper and its children when the user's process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from typing import Any
 
 from .. import config
 
-GONE = EOFError, BrokenPipeError, ConnectionResetError  # by which a channel's side learns that the other one has ended
+GONE = EOFError, BrokenPipeError, ConnectionResetError  # errors of a channel whose other side has ended
 _LENGTH = struct.Struct("<Q")
-_PATIENCE = 30.0  # seconds at least for the helper to start, or to answer: FLUIDX_TIMEOUT may give it more
+_PATIENCE = 30.0  # seconds for the helper to start or to answer; FLUIDX_TIMEOUT if that is longer
 _DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
 _START = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # Ctrl-C reaches all processes of a terminal; one decides what it ends
+    # Ctrl-C reaches all processes of a terminal; the user's process handles it
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     "import json, sys; sys.path[:] = json.loads(sys.argv[3])\n"
     "from fluidx.comm.process_spawner import tend; tend(int(sys.argv[1]), int(sys.argv[2]))"
 )
-_ALONE = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")  # a fork takes no threads along
+_ALONE = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"), "1")  # a fork does not copy threads
 
 
 class Channel:
-    """A socket for messages that are JSON, and files."""
+    """A socket for JSON messages and open files."""
 
     def __init__(self, sock: socket.socket):
         self.sock = sock
@@ -51,7 +52,7 @@ class Channel:
         self.sock.sendall(data)
 
     def receive(self, files: int = 0) -> tuple[Any, list[int]]:
-        """The next message and its files. EOFError where the other side is closed."""
+        """The next message and its files. EOFError if the other side is closed."""
         head, fds, _, _ = socket.recv_fds(self.sock, _LENGTH.size, files)
         head += self.exactly(_LENGTH.size - len(head)) if head else b""
         if not head:
@@ -59,7 +60,7 @@ class Channel:
         return json.loads(self.exactly(_LENGTH.unpack(head)[0])), fds
 
     def exactly(self, count: int) -> bytes:
-        """The next so many bytes. EOFError where the other side is closed."""
+        """The next `count` bytes. EOFError if the other side is closed."""
         found = bytearray()
         while len(found) < count:
             some = self.sock.recv(min(count - len(found), 1 << 20))
@@ -73,26 +74,26 @@ class Channel:
 
 
 class Process:
-    """A process that does `role`, "module:function" of a channel, the files and the rest of what it was given; this side of its channel."""
+    """A started process, seen from the user's process. It calls `role` ("module:function") with its channel, files and further data."""
 
-    def __init__(self, nursery: _Nursery, pid: int, channel: Channel):
-        self.nursery, self.pid, self.channel = nursery, pid, channel
+    def __init__(self, spawner: _Spawner, pid: int, channel: Channel):
+        self.spawner, self.pid, self.channel = spawner, pid, channel
         self.status: int | None = None
 
     def stopped(self) -> bool:
-        """Has somebody stopped it, by SIGSTOP or in a debugger?"""
+        """Is the process stopped, by SIGSTOP or a debugger?"""
         return is_stopped(self.pid)
 
     def end(self) -> int:
-        """Kill it, where it has not ended yet, and return the status that it ended with: of `os.waitstatus_to_exitcode`."""
+        """Kill the process if it has not ended yet; return its exit status, as `os.waitstatus_to_exitcode` gives it."""
         if self.status is None:
-            self.status = self.nursery.ask({"end": self.pid})["status"]
+            self.status = self.spawner.ask({"end": self.pid})["status"]
             self.channel.close()
         return self.status
 
 
 def is_stopped(pid: int) -> bool:
-    """Has somebody stopped a process of this host?"""
+    """Is a process of this host stopped?"""
     try:
         with open(f"/proc/{pid}/stat", "rb") as f:
             return f.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
@@ -101,23 +102,23 @@ def is_stopped(pid: int) -> bool:
 
 
 def start(role: str, given: Any, fds: Sequence[int] = ()) -> Process:
-    """A new process that does `role` with what is given and its own copies of the files. Raises OSError where none can be had."""
-    config.warn_of_unknown()  # once here, and not in what is started
-    nursery = _the_nursery()
+    """Start a process that calls `role` with `given` and its own copies of the files. Raises OSError if it cannot be started."""
+    config.warn_of_unknown()  # once here, and not in the new processes
+    spawner = _current_spawner()
     ours, theirs = socket.socketpair()
     try:
         said = {"role": role, "given": given, "environ": dict(os.environ), "path": sys.path, "cwd": os.getcwd()}
-        pid = nursery.ask({"start": said}, [theirs.fileno(), _file(sys.stdout, 1), _file(sys.stderr, 2), *fds])["pid"]
+        pid = spawner.ask({"start": said}, [theirs.fileno(), _file(sys.stdout, 1), _file(sys.stderr, 2), *fds])["pid"]
     except BaseException:
         ours.close()
         raise
     finally:
         theirs.close()
-    return Process(nursery, pid, Channel(ours))
+    return Process(spawner, pid, Channel(ours))
 
 
 def open_closed() -> None:
-    """Open standard files that this process was started without: what is opened next would take their numbers, and what is printed."""
+    """Open missing standard files as /dev/null. Otherwise the next opened file would get number 0, 1 or 2, and receive printed text."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -127,17 +128,17 @@ def open_closed() -> None:
 
 
 def _file(stream: Any, number: int) -> int:
-    """Where this process prints to."""
+    """The file number to which a stream prints."""
     try:
         return stream.fileno()
-    except (OSError, ValueError, AttributeError):  # a notebook's, or none
+    except (OSError, ValueError, AttributeError):  # the stream of a notebook, or no stream
         return number
 
 
 # -- the helper, seen from the user's process -------------------------------------------------------------------------------
 
 
-class _Nursery:
+class _Spawner:
     def __init__(self) -> None:
         open_closed()
         ours, theirs = socket.socketpair()
@@ -146,12 +147,12 @@ class _Nursery:
         ours.settimeout(max(_PATIENCE, config.timeout()))
         args = [sys.executable, "-c", _START, str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
         with theirs:
-            self.process = _lasting(
+            self.process = _on_lasting_thread(
                 lambda: subprocess.Popen(args, stdin=subprocess.DEVNULL, env=os.environ | _ALONE, pass_fds=[theirs.fileno()])
             )
 
     def ask(self, message: Any, fds: Sequence[int] = ()) -> Any:
-        if self.pid != os.getpid():  # a fork, whose parent goes on with all this
+        if self.pid != os.getpid():  # this is a fork: the channel belongs to its parent
             return {"status": 0}
         with self.lock:
             try:
@@ -163,7 +164,7 @@ class _Nursery:
                     why = f"the process that starts ranks does not answer ({e or 'it has ended'})"
                     raise OSError(f"{why}; FLUIDX_TIMEOUT gives it more time" if isinstance(e, TimeoutError) else why) from e
                 return {"status": -signal.SIGKILL}  # its children have ended with it
-            except BaseException:  # Ctrl-C: the next answer would not be the next question's
+            except BaseException:  # Ctrl-C: the next answer would belong to this message
                 self.close()
                 raise
         return answer
@@ -174,17 +175,17 @@ class _Nursery:
         self.process.wait()
 
 
-_current: _Nursery | None = None
+_current: _Spawner | None = None
 _guard = threading.Lock()
 
 
-def _the_nursery() -> _Nursery:
+def _current_spawner() -> _Spawner:
     global _current
     with _guard:
         if _current is None or _current.pid != os.getpid() or _current.process.poll() is not None:
             if _current is None or _current.pid != os.getpid():
                 atexit.register(_close)
-            _current = _Nursery()
+            _current = _Spawner()
         return _current
 
 
@@ -197,8 +198,9 @@ _Made = tuple[Callable[[], Any], "queue.SimpleQueue[Any]"]
 _makers: dict[int, queue.SimpleQueue[_Made]] = {}
 
 
-def _lasting(make: Callable[[], Any]) -> Any:
-    """What `make` gives, called on a thread that ends with the process: a child's parent is, to the system, the thread that made it."""
+def _on_lasting_thread(make: Callable[[], Any]) -> Any:
+    """Call `make` on a thread that lives as long as the process: Linux sends the death signal to a child when the thread that made it
+    ends."""
     orders = _makers.get(os.getpid())
     if orders is None:
         orders = _makers[os.getpid()] = queue.SimpleQueue()
@@ -224,7 +226,7 @@ def _carry_out(orders: queue.SimpleQueue[_Made]) -> None:
 
 
 def tend(fd: int, parent: int) -> None:
-    """What the helper does: start processes and tell how they ended, until its own parent has."""
+    """The main loop of the helper: start processes and report their exit status, until its parent ends."""
     die_with(parent)
     channel = Channel(socket.socket(fileno=fd))
     for name in ("fluidx", "fluidx._native", "ml_dtypes", "numpy.random"):
@@ -236,10 +238,10 @@ def tend(fd: int, parent: int) -> None:
         except GONE:
             return
         if (said := message.get("start")) is None:
-            os.kill(message["end"], signal.SIGKILL)  # it is not waited for yet, so the number is still its own
+            os.kill(message["end"], signal.SIGKILL)  # the process was not waited for yet, so its number is not reused
             channel.send({"status": os.waitstatus_to_exitcode(os.waitpid(message["end"], 0)[1])})
             continue
-        importlib.import_module(said["role"].partition(":")[0])  # once, for all that it starts
+        importlib.import_module(said["role"].partition(":")[0])  # loaded once, for all processes that it starts
         me = os.getpid()
         if pid := os.fork():
             for f in fds:
@@ -256,12 +258,12 @@ def tend(fd: int, parent: int) -> None:
 
 
 def _begin(said: Any, fds: Sequence[int]) -> int:
-    """What a new process does."""
+    """The main function of a new process."""
     try:
         for number, fd in zip((1, 2), fds[1:3], strict=True):
             os.dup2(fd, number)
             os.close(fd)
-        config.warn_of_unknown({})  # the user's process has
+        config.warn_of_unknown({})  # the user's process has warned already
         os.environ.clear()
         os.environ.update(said["environ"])
         sys.path[:] = said["path"]
@@ -269,7 +271,7 @@ def _begin(said: Any, fds: Sequence[int]) -> int:
         module, _, name = said["role"].partition(":")
         getattr(importlib.import_module(module), name)(Channel(socket.socket(fileno=fds[0])), list(fds[3:]), said["given"])
         return 0
-    except GONE:  # nobody wants anything any more
+    except GONE:  # the user's process has closed the channel
         return 0
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else 1
@@ -282,23 +284,23 @@ def _begin(said: Any, fds: Sequence[int]) -> int:
 
 
 def adopt() -> None:
-    """Have the processes that a child of this one leaves behind become this one's children."""
-    _told_of(_SUBREAPER, 1)
+    """Make orphaned processes of this process's children its own children (Linux subreaper)."""
+    _prctl(_SUBREAPER, 1)
 
 
 def outlive() -> None:
-    """Let this process go on when its parent ends."""
-    _told_of(_DEATH_SIGNAL, 0)
+    """Let this process live on when its parent ends."""
+    _prctl(_DEATH_SIGNAL, 0)
 
 
-def _told_of(option: int, value: int) -> None:
-    """Tell Linux something about this process."""
+def _prctl(option: int, value: int) -> None:
+    """Call `prctl` for this process, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value)
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when its parent ends, even while it is stopped."""
-    _told_of(_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already
+    """Make the system kill this process when its parent ends, even while it is stopped."""
+    _prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent has ended already
         os._exit(1)

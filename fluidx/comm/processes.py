@@ -1,6 +1,6 @@
-"""Ranks as processes of one host: the meetings of rank threads, in memory that the processes share.
+"""Communicators of ranks that are processes of one host: the collective calls of rank threads, in shared memory.
 
-Arrays that lie in that memory are read and written where they lie, by all ranks. Others are copied there and back.
+Arrays in shared memory are read and written in place by all ranks. Other arrays are copied there and back.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .threads.native_calls import Calls, NativeCommunicator, in_one_piece
 
 
 class ProcessWorld:
-    """The world that this process is one rank of."""
+    """The world of ranks that share memory, in the process of one rank."""
 
-    threaded = True  # other threads of this process may look whether a rank has failed
+    threaded = True  # other threads of this process may check whether a rank has failed
 
     def __init__(self, memory: Memory, rank: int, timeout: float):
         self.memory, self.rank, self.world_size = memory, rank, memory.ranks
@@ -33,7 +33,7 @@ class ProcessWorld:
         return ProcessCommunicator(self, self.shared, rank)
 
     def begin(self) -> None:
-        """A run begins in which this rank has two threads: none has come anywhere."""
+        """Begin a run in which this rank has two threads: set their progress to 0."""
         self.shared.begin(self.rank)
 
     def check(self) -> None:
@@ -62,7 +62,7 @@ class ProcessCommunicator(NativeCommunicator):
     def _reachable(self, slot: Contribution, strided: bool = True) -> Contribution:
         if _can_reach(self._memory, slot, strided):
             return slot
-        made: dict[int, np.ndarray] = {}  # an array that is given and taken is one there too
+        made: dict[int, np.ndarray] = {}  # an array that is both input and output is copied once
 
         def there(a: Any) -> Any:
             if not isinstance(a, np.ndarray):
@@ -80,7 +80,7 @@ class ProcessCommunicator(NativeCommunicator):
         return x if in_one_piece(x) and self._memory.holds(x) else _copied(x)
 
     def _show(self, ranks: Ranks, slot: Contribution) -> None:
-        """They see the words that it brings."""
+        """Nothing to do: other ranks read the words of the call in shared memory."""
 
     def _shown(self, ranks: Ranks, slot: Contribution) -> list[Contribution]:
         found = []
@@ -91,7 +91,7 @@ class ProcessCommunicator(NativeCommunicator):
 
 
 class SharedCalls(Calls):
-    """C calls where all arrays lie in shared memory; None elsewhere."""
+    """C calls for arrays in shared memory; None for other arrays."""
 
     def __init__(self, world: ProcessWorld, shared: SharedWorld, rank: int):
         super().__init__(world, shared, rank)
@@ -105,7 +105,7 @@ class SharedCalls(Calls):
 
 
 def _can_reach(memory: Memory, slot: Contribution, strided: bool = True) -> bool:
-    """Lie all arrays there, and in one piece unless they are parts and may be `strided`?"""
+    """Are all arrays in shared memory, and contiguous (parts may be strided if `strided`)?"""
     arrays = [slot.x, slot.out] if slot.gives is None else [*slot.gives, *slot.takes]
     return all(map(memory.holds, arrays)) and ((strided and slot.gives is not None) or in_one_piece(*arrays))
 

@@ -1,1 +1,1 @@
-"""What fluidx writes to disk: atomic files, safetensors, states, program texts, and the commits of saves."""
+"""Files that fluidx writes: atomic replacement, safetensors, program texts, and saves by several processes."""

@@ -1,6 +1,6 @@
-"""Files that are replaced whole, one by one or several together: a crash at any moment leaves all old ones or all new ones.
+"""Atomic file replacement, for one file or several together: after a crash at any moment either all old files or all new files are there.
 
-What a crash leaves lying about is swept away by the next write to the same place.
+The next write to the same place removes files that a crash left behind.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..ir import FluidxError
 
 try:
     import fcntl
-except ImportError:  # where files cannot be locked so, nobody knows whose an unfinished one is, and none is swept away
+except ImportError:  # without file locks nobody knows whether an unfinished file is in use, so none is removed
     fcntl = None  # type: ignore[assignment]
 
 MANIFEST = "__manifest__.json"
-VERSION = 1  # of files of arrays, and of manifests
+VERSION = 1  # version of array files and of manifests
 _LIMIT = 1 << 28  # bytes of a manifest, at most
-_SUM = re.compile(rb',\n "crc32": ([0-9]+)\n}\Z')  # how a manifest ends
+_SUM = re.compile(rb',\n "crc32": ([0-9]+)\n}\Z')  # the end of a manifest
 _WRITERS = 8  # threads that write files at the same time
 
 Write = Callable[[BinaryIO], Any]
@@ -37,16 +37,16 @@ class CheckpointError(FluidxError, ValueError):
 
 
 def check_path(path: Any) -> None:
-    """Raise CheckpointError for a path that no file system has."""
+    """Raise CheckpointError for a path that no file system allows."""
     if "\0" in str(path):
-        raise CheckpointError(f"{str(path)!r} has a NUL byte, which no path may have")
+        raise CheckpointError(f"{str(path)!r} has a NUL byte, which is not allowed in a path")
 
 
 # -- one file -----------------------------------------------------------------------------------------------------------------
 
 
 def write_atomically(path: str, write: Write) -> None:
-    """Write a file through `write(stream)` beside `path` and put it in place at once: readers see the old file or the new one."""
+    """Write a file by `write(stream)` next to `path`, then rename it to `path`: readers see the old file or the new one."""
     check_path(path)
     folder, name = os.path.split(os.path.abspath(path))
     with _told(path):
@@ -69,12 +69,12 @@ def _told(path: str) -> Iterator[None]:
 
 @contextmanager
 def _temporary(folder: str, name: str) -> Iterator[BinaryIO]:
-    """A new file beside the one of that name, locked while it is written, gone afterwards unless it got another name."""
+    """A new file next to the one of that name. It is locked while it is written, and removed afterwards unless it was renamed."""
     while True:
         path = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(8)}.tmp")
         stream = open(path, "xb")
         if _locked(stream) is not False and os.fstat(stream.fileno()).st_nlink:
-            break  # nobody swept it away between the two
+            break  # no other process removed it before it was locked
         stream.close()
     try:
         with stream:
@@ -85,18 +85,18 @@ def _temporary(folder: str, name: str) -> Iterator[BinaryIO]:
 
 
 def _sweep(folder: str, name: str) -> None:
-    """Remove what crashed writers of this file have left."""
+    """Remove the temporary files of crashed writers of this file."""
     left = re.compile(rf"\.{re.escape(name[:100])}\.[0-9a-f]{{16}}\.tmp")
     for entry in os.listdir(folder) if fcntl else ():
         if left.fullmatch(entry):
             path = os.path.join(folder, entry)
-            with suppress(OSError), open(path, "r+b") as stream:  # over NFS who locks it must be able to write to it
+            with suppress(OSError), open(path, "r+b") as stream:  # over NFS a lock needs write access
                 if _locked(stream):
                     os.unlink(path)
 
 
 def _locked(stream: BinaryIO) -> bool | None:
-    """Lock an open file, which ends with the process; False where somebody else has, None where the file system has no locks."""
+    """Lock an open file; the lock ends with the process. False if another process has it, None if the file system has no locks."""
     if not fcntl:
         return None
     try:
@@ -114,7 +114,7 @@ def _to_disk(stream: BinaryIO) -> None:
 
 
 def _folder_to_disk(folder: str) -> None:
-    """A file's new name lasts when its folder is on the disk."""
+    """Sync a folder to disk: only then is a file's new name durable."""
     with suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)
         try:
@@ -127,19 +127,19 @@ def _folder_to_disk(folder: str) -> None:
 
 
 class Manifest:
-    """What a folder's manifest says: the files that belong together, each with its checksum, and `about`, whatever the writer adds."""
+    """A folder's manifest: the files that belong together, each with its checksum, and `about`, further data of the writer."""
 
     def __init__(self, files: dict[str, dict[str, Any]], about: dict[str, Any]):
         self.files, self.about = files, about
 
 
 class Elsewhere(NamedTuple):
-    """A file that another process writes: `ask(path)` has it do so, and gives what a manifest says of the file. Where that process has
-    ended before it was through, which is an EOFError, this one writes the file."""
+    """A file that another process writes: `ask(path)` makes it write, and returns the manifest entry. If that process ends before
+    (EOFError), this process writes the file."""
 
     ask: Callable[[str], dict[str, int]]
     write: Write
-    close: Callable[[], Any]  # the other process is needed no more
+    close: Callable[[], Any]  # called when the other process is not needed any more
 
     def written(self, path: str) -> dict[str, int]:
         try:
@@ -153,14 +153,14 @@ class Elsewhere(NamedTuple):
 
 
 Files = Mapping[str, Write | Elsewhere]
-Entries = dict[str, dict[str, Any]]  # what a manifest says of files, by name
+Entries = dict[str, dict[str, Any]]  # manifest entries, by file name
 
 
 def write_together(folder: str, files: Files, about: Mapping[str, Any] | None = None, alone: bool = False) -> None:
-    """Write files, by name, into a folder, all at once: they are written beside those in place, named in the manifest, which is replaced
-    whole, and then put in place; a reader in between, or after a crash, goes by the manifest.
+    """Write several files, by name, into a folder as one atomic change. They are written under temporary names; then the manifest is
+    replaced and names them; then they are renamed. A reader in between, or after a crash, follows the manifest.
 
-    Files of earlier writes stay, and in the manifest, unless these are `alone`. `about` is added to what the manifest says.
+    Earlier files stay in the folder and in the manifest, unless `alone`. `about` is added to the manifest.
     """
     with opened(folder) as old:
         put_in_place(folder, old, write_beside(folder, files), about, alone)
@@ -168,9 +168,9 @@ def write_together(folder: str, files: Files, about: Mapping[str, Any] | None = 
 
 @contextmanager
 def opened(folder: str, anew: bool = False) -> Iterator[Manifest]:
-    """A time in which nobody else writes files of the folder together, and its manifest; what a crashed writer left is settled.
+    """A context that locks the folder for writers and gives its manifest. Changes of a crashed writer are completed or undone first.
 
-    `anew`: nothing of what is there is to stay, so that a manifest which cannot be read is as good as none.
+    `anew`: all files will be replaced, so a manifest that cannot be read counts as missing.
     """
     with _told(folder):
         os.makedirs(folder, exist_ok=True)
@@ -179,7 +179,7 @@ def opened(folder: str, anew: bool = False) -> Iterator[Manifest]:
 
 
 def write_beside(folder: str, files: Files) -> Entries:
-    """Write files beside those in place, some at the same time, and return their entries for `put_in_place`. Where one fails all are
+    """Write files under temporary names, several at the same time; returns their entries for `put_in_place`. If one fails, all are
     removed."""
     tokens = {name: secrets.token_hex(8) for name in files}
     try:
@@ -198,7 +198,7 @@ def remove_beside(folder: str, entries: Entries) -> None:
 
 
 def put_in_place(folder: str, old: Manifest, new: Entries, about: Mapping[str, Any] | None = None, alone: bool = False) -> None:
-    """Replace the manifest of an opened folder by one that names new files, which lie there, and put them in place."""
+    """Replace the manifest of an opened folder by one that names the new files, and rename these to their final names."""
     with _told(folder):
         entries = new if alone else {**old.files, **new}
         content = {"format": "fluidx", "version": VERSION, **({} if alone else old.about), **(about or {}), "files": entries}
@@ -219,12 +219,12 @@ def put_in_place(folder: str, old: Manifest, new: Entries, about: Mapping[str, A
 
 
 def _summed(text: bytes) -> bytes:
-    """A table in JSON with its own checksum as the last entry."""
+    """A JSON table with its own checksum as the last entry."""
     return text[:-2] + b',\n "crc32": %d\n}' % zlib.crc32(text)
 
 
 def mark(folder: str) -> str:
-    """Make a file by which others can tell whether they see the same folder; what a crash leaves of it is swept away."""
+    """Make a file by which other processes check that they see the same folder. The next write removes it after a crash."""
     path = _waiting(folder, "mark", secrets.token_hex(8))
     with _told(folder), open(path, "xb"):
         return path
@@ -237,7 +237,7 @@ def _look_at(path: str, entry: Mapping[str, Any]) -> None:
 
 
 def _at_once(do: Callable[[str], Any], names: Iterable[str]) -> dict[str, Any]:
-    """What `do` gives for each name, by a few threads; the first error is raised when all have ended."""
+    """{name: do(name)}, computed by several threads. The first error is raised when all threads have ended."""
     todo, done, errors = deque(names), dict[str, Any](), list[BaseException]()
 
     def work() -> None:
@@ -269,7 +269,7 @@ def _waiting(folder: str, name: str, token: str) -> str:
 
 
 class _Counted:
-    """A stream that is written through, its bytes counted and summed up."""
+    """A stream that counts the written bytes and computes their checksum."""
 
     def __init__(self, stream: BinaryIO):
         self.stream, self.crc32, self.bytes = stream, 0, 0
@@ -281,7 +281,7 @@ class _Counted:
 
 
 def written(path: str, write: Write | Elsewhere) -> dict[str, int]:
-    """Write a new file, and have it on the disk. What a manifest says of it."""
+    """Write a new file and sync it to disk. Returns its manifest entry."""
     if isinstance(write, Elsewhere):
         return write.written(path)
     with _told(os.path.dirname(path)), open(path, "xb") as stream:
@@ -293,8 +293,8 @@ def written(path: str, write: Write | Elsewhere) -> dict[str, int]:
 
 @contextmanager
 def _locked_folder(folder: str, alone: bool) -> Iterator[None]:
-    """Nobody else writes files of the folder together meanwhile, nor reads them where this is to be `alone`, if the file system has locks.
-    They end with the process."""
+    """A context that locks the folder: no other process writes to it, and with `alone` none reads. Without locks in the file system it does
+    nothing. Locks end with the process."""
     if not fcntl:
         yield
         return
@@ -305,12 +305,12 @@ def _locked_folder(folder: str, alone: bool) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)  # also where a fork of this process has the file open still
+            fcntl.flock(fd, fcntl.LOCK_UN)  # needed because a fork of this process may still have the file open
         os.close(fd)
 
 
 def _settled(folder: str, anew: bool = False) -> Manifest:
-    """The manifest, after what a crashed writer left was put in place, if its manifest says so, or removed."""
+    """The manifest, after the files of a crashed writer were renamed (if the manifest names them) or removed."""
     found = Manifest({}, {})
     with suppress(CheckpointError) if anew else nullcontext():
         found = manifest_of(folder) or found
@@ -327,7 +327,7 @@ def _settled(folder: str, anew: bool = False) -> Manifest:
 
 
 def manifest_of(folder: str) -> Manifest | None:
-    """The manifest of a folder, None where there is none. Raises CheckpointError for one that cannot be read."""
+    """The manifest of a folder; None if there is none. Raises CheckpointError if it cannot be read."""
     path = os.path.join(folder, MANIFEST)
     try:
         with open(path, "rb") as stream:
@@ -341,7 +341,7 @@ def manifest_of(folder: str) -> Manifest | None:
         raise CheckpointError(f"{path} is damaged: {str(e)[:80]}") from None
     files = said.pop("files", None) if isinstance(said, dict) else None
     if not isinstance(files, dict) or said.get("format") != "fluidx" or not all(_is_entry(n, e) for n, e in files.items()):
-        raise CheckpointError(f"{path} is no manifest that fluidx wrote")
+        raise CheckpointError(f"{path} is not a manifest of fluidx")
     check_version(path, said.get("version"))
     end = _SUM.search(text)
     if end is None or zlib.crc32(text[: end.start()] + b"\n}") != int(end[1]):
@@ -364,16 +364,16 @@ def _is_entry(name: str, entry: Any) -> bool:
 
 
 def settle(folder: str) -> None:
-    """Finish or undo what a crashed writer began in a folder, where that can be written to."""
+    """Complete or undo the changes of a crashed writer in a folder, if the folder is writable."""
     if os.path.exists(os.path.join(folder, MANIFEST)):
         with suppress(OSError), _locked_folder(folder, alone=True):
             _settled(folder)
 
 
 def place_of(folder: str, name: str, manifest: Manifest | None) -> str:
-    """Where a file of a folder is, by its manifest, if there is one; its checksum is looked at.
+    """The path of a file in a folder, by its manifest if there is one. Its checksum is verified.
 
-    Raises CheckpointError for one that is not what the manifest says.
+    Raises CheckpointError if the file does not fit the manifest.
     """
     path = os.path.join(folder, name)
     if manifest is None or name not in manifest.files:
@@ -398,8 +398,8 @@ def place_of(folder: str, name: str, manifest: Manifest | None) -> str:
 
 @contextmanager
 def reading(folder: str, settled: bool = False) -> Iterator[Manifest | None]:
-    """Read files of a folder: nobody puts others in their place meanwhile, and what a crashed writer began is finished or undone first,
-    where the folder can be written to, unless it is `settled`: processes that read together settle it before any of them reads."""
+    """A context for reading files of a folder: no process replaces them meanwhile. Changes of a crashed writer are completed or undone
+    first if the folder is writable, unless it is `settled`: processes that read together call `settle` before any of them reads."""
     if not settled:
         settle(folder)
     with ExitStack() as stack:

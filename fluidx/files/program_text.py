@@ -1,4 +1,4 @@
-"""What programs say as files: a text, and beside it the large arrays that it names by digest."""
+"""Program text files: the text of a program, and a second file with the large constants that it names by digest."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _TEXT_LIMIT = 1 << 30
 
 
 def save_text(program: Program | ProgramPair, path: Any) -> None:
-    """Write the text of a program, or of main and startup, to `path`, and the arrays that it names by digest into the file beside it,
-    `path` plus ".constants.safetensors". Without such arrays there is no file beside it.
+    """Write the text of a program, or of a main and a startup program, to `path`. Arrays that it names by digest go to a second file,
+    `path` plus ".constants.safetensors"; without such arrays there is no second file.
     """
     if not isinstance(program, (Program, ProgramPair)):
         raise wrong(f"save_text: expected a Program or a ProgramPair, got {type(program).__name__}")
@@ -30,9 +30,9 @@ def save_text(program: Program | ProgramPair, path: Any) -> None:
 
 
 def load_text(path: Any) -> Any:
-    """The Program that `save_text` wrote, or the ProgramPair where the text has a startup section.
+    """The Program that `save_text` wrote; a ProgramPair if the text has a startup section.
 
-    Raises ParseError for what is no program, or when its constants are not beside it.
+    Raises ParseError if the file is not a program text, or if the file of its constants is missing.
     """
     path = path_of(path)
     try:
@@ -42,16 +42,16 @@ def load_text(path: Any) -> Any:
 
 
 def load_constants(path: Any) -> dict[str, Array]:
-    """The arrays in a file that `save_text`, `save` or `save_inference_model` wrote, by digest: what a parser of program texts is given.
+    """The constants in a file that `save_text`, `save` or `save_inference_model` wrote, by digest, for the parser of program texts.
 
-    Raises CheckpointError, naming the file, for an array that is not what its digest says.
+    Raises CheckpointError, which names the file, if an array does not fit its digest.
     """
     with ArrayFile(path_of(path)) as file:
         return constants_in(file)
 
 
 def constants_beside(path: Any) -> dict[str, Array]:
-    """`load_constants` of the file beside a program text; nothing where there is none."""
+    """`load_constants` for the constants file of a program text; {} if there is none."""
     beside = path_of(path) + CONSTANTS
     return load_constants(beside) if os.path.exists(beside) else {}
 
@@ -71,7 +71,7 @@ def constants_in(file: ArrayFile) -> dict[str, Array]:
 
 
 def write_text(path: str, text: str, constants: Mapping[str, Array]) -> None:
-    """A text, with its constants beside it: those of the older text stay until the new one is in place."""
+    """Write a text and its constants file. The constants of the older text stay until the new text is in place."""
     beside, values = path + CONSTANTS, {digest: a.values for digest, a in constants.items()}
     older: dict[str, Any] = {}
     if os.path.exists(beside):
@@ -88,7 +88,7 @@ def write_text(path: str, text: str, constants: Mapping[str, Array]) -> None:
 
 
 def checked_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a caller adds to a checkpoint. Raises CheckpointError for what JSON cannot say."""
+    """The caller's additional data for a checkpoint. Raises CheckpointError if they are not JSON data."""
     if not isinstance(extra, Mapping | None):
         raise wrong(f"extra must be a dictionary, got {type(extra).__name__}: {extra!r}")
     found = dict(extra or {})
@@ -101,14 +101,14 @@ def checked_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def save_program(path: Any, program: Program, values: Mapping[str, Any], step: int, extra: Mapping[str, Any] | None) -> None:
-    """One file of a program, its constants and the values of its variables."""
+    """Write one file with a program, its constants and the values of its variables."""
     arrays = {**values, **{digest: a.values for digest, a in program.constants().items()}}
     metadata = {"program": program.to_string(), "step": str(step), "extra": json.dumps(checked_extra(extra))}
     save_arrays(with_suffix(path), arrays, metadata)
 
 
 def parsed(path: str, text: str, constants: Mapping[str, Array]) -> Program:
-    """The program that a file says. Raises CheckpointError for what is none."""
+    """Parse the program in a file. Raises CheckpointError if it is not a program."""
     try:
         return Program.parse_from_string(text, constants)
     except ParseError as e:
@@ -116,7 +116,7 @@ def parsed(path: str, text: str, constants: Mapping[str, Array]) -> Program:
 
 
 def with_suffix(path: Any) -> str:
-    """The file of a path that may lack its suffix."""
+    """The path with the file suffix, if it lacks it."""
     path = path_of(path)
     if os.path.basename(path) in ("", ".", ".."):
         raise CheckpointError(f"{path!r} is no file name")

@@ -31,14 +31,14 @@ _SUMS = "crc32"  # the key of the metadata that holds the checksums, as JSON, by
 
 
 def save_arrays(path: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] = {}) -> None:
-    """Write a file of arrays by name, with a few strings beside them."""
+    """Write a file of named arrays, with strings as metadata."""
     write_atomically(path, arrays_in(path, arrays, metadata))
 
 
 def arrays_in(path: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] = {}) -> Write:
-    """What writes the content of a file of arrays. Each has a checksum in the metadata, as have the other metadata, which say who wrote it.
+    """A function that writes the content of a file of arrays. The metadata have a checksum of each array and of the other metadata.
 
-    Raises CheckpointError, about the file of that path, for what the format cannot hold.
+    Raises CheckpointError, which names the path, for an array that the format cannot hold.
     """
     header: dict[str, Any] = {}
     metadata = {"format": "fluidx", "version": str(VERSION), **metadata}
@@ -92,7 +92,7 @@ _FROM_TORCH = (
 
 
 def _foreign(path: str) -> str:
-    """What is to be done with a file of another format; nothing for others, and for none."""
+    """A hint for a file of another known format; "" otherwise."""
     from zipfile import BadZipFile, ZipFile
 
     try:
@@ -111,7 +111,7 @@ def _foreign(path: str) -> str:
 class ArrayFile:
     """An open file of arrays: `names`, `metadata`, and `array(name)`, which reads one. The header is checked when it is opened.
 
-    Raises CheckpointError naming the file, and the array where one is concerned, for whatever is missing or damaged.
+    Raises CheckpointError if something is missing or damaged; it names the file, and the array if there is one.
     """
 
     def __init__(self, path: str):
@@ -162,7 +162,7 @@ class ArrayFile:
             raise self._damaged("its checksums are of other arrays than it has")
 
     def _checksums(self, metadata: dict[str, str]) -> dict[str, int]:
-        """The checksums of arrays, which are taken out of the metadata; none in a file that somebody else wrote."""
+        """Take the checksums of arrays out of the metadata; {} for a file that fluidx did not write."""
         if ours := metadata.get("format") == "fluidx":
             version = metadata.get("version")
             check_version(self.path, int(version) if version and _NUMBER.fullmatch(version) else version)
@@ -187,7 +187,7 @@ class ArrayFile:
             raise self._damaged(f"array {name!r} has dtype {code!r}; {nearest(str(code), _DTYPES, 'fluidx reads')}")
         numbers = [*shape, begin, end] if isinstance(shape, list) and len(shape) <= _MAX_AXES else [None]
         if not all(type(n) is int and 0 <= n < 2**62 for n in numbers) or prod(max(n, 1) for n in shape) >= 2**58:
-            raise self._damaged(f"the shape or place of array {name!r} is no list of sizes")
+            raise self._damaged(f"the shape or offsets of array {name!r} are not a list of sizes")
         dtype = _DTYPES[code]
         if end - begin != prod(shape) * np_dtype(dtype).itemsize:
             need = prod(shape) * np_dtype(dtype).itemsize
@@ -197,7 +197,7 @@ class ArrayFile:
     def _damaged(self, why: str) -> CheckpointError:
         if foreign := _foreign(self.path):
             return CheckpointError(foreign)
-        return CheckpointError(f"{self.path} is no whole safetensors file: {why}")
+        return CheckpointError(f"{self.path} is not a complete safetensors file: {why}")
 
     @property
     def names(self) -> list[str]:
@@ -215,7 +215,7 @@ class ArrayFile:
         array = np.empty(shape, np_dtype(dtype))
         self._stream.seek(self._start + self._entries[name][2])
         if array.size and self._stream.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
-            raise self._damaged(f"it ends within array {name!r}")  # it was cut after it was opened
+            raise self._damaged(f"it ends within array {name!r}")  # it was truncated after it was opened
         if dtype == "bool" and array.size and (array.view(np.uint8) > 1).any():
             raise self._damaged(f"array {name!r} is bool and holds a byte that is neither 0 nor 1")
         if self._sums and self._sums[name] != _sum(name, _CODES[dtype], array):

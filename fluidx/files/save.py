@@ -1,4 +1,4 @@
-"""Files on their way into a folder, written by all processes that are ranks of a script, and put in place together."""
+"""Save: all processes of a script write files into one folder, as one atomic change."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 from .atomic import CheckpointError, Entries, Files, Manifest, mark, opened, put_in_place, remove_beside, write_beside
 
-Made = tuple[Files, Mapping[str, Any]]  # the files of a process, and what the manifest is to say beside them
+Made = tuple[Files, Mapping[str, Any]]  # the files of a process, and further data for the manifest
 
 
 class Save:
-    """What `make` gives each process of a group, to be written into a folder in place of what is there.
+    """Writes the files that `make()` returns in each process of a group into a folder, and replaces all files there.
 
-    Each writes its own files beside those in place; when all are on the disk the first replaces the manifest, and then puts them in place.
-    All processes of the group make one, and call the same methods. Raises CheckpointError, on all, where the folder cannot be written to
-    or is another one on another host.
+    Each process writes its own files under temporary names. When all are on disk, the first process replaces the manifest and renames them.
+    All processes of the group make a Save and call the same methods. Raises CheckpointError on all of them if the folder cannot be written,
+    or if hosts see different folders.
     """
 
     def __init__(self, group: Any, folder: str, make: Callable[[], Made], then: Callable[[], None] = lambda: None):
-        """`then` is called by the first when all is in place."""
+        """`then` is called by the first process when all files are in place."""
         self.group, self.folder, self.then = group, folder, then
         self._open, self._thread = ExitStack(), threading.Thread(target=self._go_on, name="fluidx checkpoint")
         self._started = False
@@ -34,7 +34,7 @@ class Save:
             self._open_together()
 
     def run(self) -> None:
-        """Write the files, and put all in place."""
+        """Write the files and put all of them in place."""
         with self._open:
             if not self.group.spans_processes:
                 self._open_folder()
@@ -46,7 +46,7 @@ class Save:
             self._together(lambda: self._put_in_place(new) if self.group.is_first else None)
 
     def start(self) -> None:
-        """Have a thread write the files while the caller goes on."""
+        """Write the files on a background thread."""
         self._started = True
         self._thread.start()
         if self.group.spans_processes:
@@ -56,14 +56,14 @@ class Save:
         return not self._thread.is_alive()
 
     def finish(self) -> None:
-        """`run`, what goes wrong being kept for `wait`."""
+        """`run`, but an error is stored for `wait`."""
         try:
             self.run()
         except Exception as e:
             self._failed = e
 
     def wait(self) -> None:
-        """Until what was started is in place; raises what went wrong."""
+        """Wait until the started save is in place; raises its error."""
         if self.group.spans_processes:
             self.group.finish_save()
         else:
@@ -71,7 +71,7 @@ class Save:
         if self._failed is not None:
             raise self._failed
 
-    # -- what a process does -----------------------------------------------------------------------------------------------------
+    # -- steps of a process ------------------------------------------------------------------------------------------------------
 
     def _together(self, make: Callable[[], Any]) -> list[Any]:
         return self.group.gather_each(f"save in {self.folder}", make)
@@ -83,7 +83,7 @@ class Save:
         self.old: Manifest = self._open.enter_context(opened(self.folder, anew=True))
 
     def _open_together(self) -> None:
-        """The first opens the folder, and the others see that it is theirs too."""
+        """The first process opens the folder; the others check that they see the same folder."""
 
         def begin() -> str | None:
             if not self.group.is_first:
@@ -109,7 +109,7 @@ class Save:
         )
 
     def _go_on(self) -> None:
-        """What the thread does: all, or what this process does before it meets the others."""
+        """The work of the thread: the whole save, or, with several processes, only this process's files."""
         if not self.group.spans_processes:
             self.finish()
             return
@@ -119,7 +119,7 @@ class Save:
             self._failed = e
 
     def _own(self) -> Entries:
-        """Have this process's files on the disk."""
+        """Write this process's files to disk, or wait for the thread that does; returns their entries."""
         if self._started and self.group.spans_processes:
             self._thread.join()
             failed, self._failed = self._failed, None
@@ -131,7 +131,7 @@ class Save:
 
     def _write(self) -> None:
         self._entries = write_beside(self.folder, self.files)
-        self.files = {}  # which may hold copies of values
+        self.files = {}  # they may hold copies of values
 
     def _put_in_place(self, new: Entries) -> None:
         put_in_place(self.folder, self.old, new, self.about, alone=True)

@@ -1,4 +1,4 @@
-"""Where the values of persistable variables live: in the global scope, or on the ranks of a ParallelExecutor."""
+"""Read and set state variables for saving and loading, in the global scope or on the ranks of a ParallelExecutor."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def put_all(executor: Any, values: Sequence[tuple[str, np.ndarray]]) -> None:
 
 
 def layout(program: Program, executor: Any) -> Program:
-    """The persistable variables with their places on the ranks: those of the program, and those that a strategy keeps beside them."""
+    """The persistable variables of the program and of its strategy, with their placements."""
     if hasattr(executor, "layout"):
         return executor.layout()
     found = Program(program.name)
@@ -81,14 +81,14 @@ def layout(program: Program, executor: Any) -> Program:
 
 
 def parts(program: Program, executor: Any) -> Mapping[int, Mapping[str, np.ndarray]]:
-    """What each rank of this process holds of persistable variables, by name, each part once."""
+    """The local values of persistable variables on this process's ranks: {rank: {name: value}}; each part appears once."""
     if hasattr(executor, "parts"):
         return executor.parts()
     return {0: {d.name: get(executor, d) for d in persistables(program)}}
 
 
 def background_copies(executor: Any, role: str, names: Mapping[int, Sequence[str]], copies: bool) -> Mapping[int, Any]:
-    """For ranks that are processes beside this one, threads there that do `role` with values of variables; of others there are none."""
+    """For ranks that are other processes: threads there that call `role` with values of variables. Empty for other executors."""
     return executor.background_copies(role, names, copies) if hasattr(executor, "background_copies") else {}
 
 
@@ -97,8 +97,8 @@ def world_size(executor: Any) -> int:
 
 
 def check_state(where: str, wanted: Sequence[Var], held: Collection[str], instead: str) -> None:
-    """Raise CheckpointError where what is missing of the wanted variables is an optimizer's state, and nothing else: `where` was written
-    with another optimizer, or with none. `instead` is the call that loads parameters only."""
+    """Raise CheckpointError if only optimizer state is missing among the wanted variables: `where` was then written with another optimizer,
+    or without one. `instead` is the call that loads parameters only."""
     missing = [var for var in wanted if var.name not in held]
     state = [var.name for var in missing if "state_of" in var.attrs]
     if not state or any(var.is_parameter for var in missing):
@@ -116,13 +116,13 @@ def _some(names: Sequence[str]) -> str:
 
 
 class OneProcess:
-    """The processes that hold the values of an executor, where this is the only one. Executors of ranks are such groups themselves."""
+    """A group of one process, for an Executor. A ParallelExecutor is itself the group of the processes that hold its values."""
 
     spans_processes = False  # do other processes take part?
     is_first = True  # is this the process of rank 0?
 
     def gather_each(self, what: str, make: Callable[[], Any]) -> list[Any]:
-        """What each of them makes, which JSON can say; the first error is raised on all."""
+        """Call `make()` in each process and gather the results (JSON data). The first error is raised in all processes."""
         return [make()]
 
 
@@ -131,25 +131,25 @@ def group(executor: Any) -> Any:
 
 
 def from_first(executor: Any, what: str, make: Callable[[], Any]) -> Any:
-    """What the process of rank 0 makes, on all of them: others wait for it."""
+    """The result of `make()` in the process of rank 0, in all processes."""
     processes = group(executor)
     return processes.gather_each(what, lambda: make() if processes.is_first else None)[0]
 
 
 def made_by_all(executor: Any, what: str, make: Callable[[], T]) -> T:
-    """What this process makes, when all have; the first error is raised on all."""
+    """Call `make()` in all processes and return this process's result. The first error is raised in all processes."""
     made: list[T] = []
     group(executor).gather_each(what, lambda: made.append(make()))
     return made[0]
 
 
 def settled(executor: Any) -> AbstractContextManager[None]:
-    """A time in which many variables are given values."""
+    """A context in which many variables are set."""
     return executor.loading() if hasattr(executor, "loading") else nullcontext()
 
 
 def step(program: Program, executor: Any) -> int:
-    """How often the program ran: what random numbers are keyed by, beside their seeds."""
+    """The number of runs of the program so far. Random numbers depend on it and on their seeds."""
     if hasattr(executor, "layout"):
         return executor.step
     from ..executor import global_scope
@@ -158,7 +158,7 @@ def step(program: Program, executor: Any) -> int:
 
 
 def set_step(program: Program, executor: Any, runs: int) -> None:
-    """Let the program go on as if it had run so often."""
+    """Set the number of runs of the program."""
     if hasattr(executor, "layout"):
         executor.step = runs
         return

@@ -1,4 +1,4 @@
-"""What `fluidx run` does with its options."""
+"""`fluidx run`: check its options and run the script on ranks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .rank_main import run_script
 
 
 class OptionError(ExecutionError):
-    """An option that is not possible here, or not with another one."""
+    """An option that is not possible here, or not together with another one."""
 
 
 def ranks_here(environ: Mapping[str, str] = os.environ) -> int | None:
-    """How many ranks a Kubernetes job asks for on each of its nodes, if it is one.
+    """The number of ranks that a Kubernetes job asks for on each node; None if this is not such a job.
 
     >>> ranks_here({"PET_NPROC_PER_NODE": "4"})
     4
@@ -39,14 +39,14 @@ def run(
     metrics: Path | None, say: Callable[[str], None], least: int | None = None, steps: int | None = None, tensorboard: Path | None = None,
     module: bool = False,
 ) -> int:  # fmt: skip
-    """Run the script on ranks, and return the status to exit with. Raises OptionError for options that do not go together."""
+    """Run the script on ranks, and return the exit status. Raises OptionError for options that do not fit together."""
     open_closed()
     if hosts is not None and backend not in ("mpi", "nccl"):
         raise OptionError(f"--hosts needs --backend mpi or nccl: ranks that are {backend} run on this host")
     if backend == "threads" and (restarts or everything):
         raise OptionError("--restarts and --output all need --backend processes, mpi or nccl: threads are one process")
     if backend == "nccl":
-        if hosts is None and (reason := gpu_devices.why_not(ranks)):  # those of other hosts look themselves
+        if hosts is None and (reason := gpu_devices.why_not(ranks)):  # ranks on other hosts check it themselves
             raise OptionError(f"--backend nccl: {reason}; --backend processes needs no GPU")
         os.environ["FLUIDX_DEVICE"] = "cuda"
         backend = "processes" if hosts is None else "mpi"
@@ -68,7 +68,7 @@ def run(
         if backend != "threads":
             try:
                 return process_job.run(script, args, ranks, restarts, say, least, **how)
-            except ExecutionError as e:  # of this host, which cannot have them
+            except ExecutionError as e:  # this host cannot run them
                 raise OptionError(str(e)) from e
         use_threads(ranks)
         with heard(hear):
@@ -79,13 +79,13 @@ def run(
 
 
 def _is_there(module: str) -> bool:
-    """Is there such a module, or the package that it is in? Nothing is imported."""
+    """Does the module, or its top-level package, exist? Nothing is imported."""
     name = module.partition(".")[0]
     return bool(name) and (find_spec(name) or PathFinder.find_spec(name, [os.getcwd()])) is not None
 
 
 def use_threads(ranks: int | None) -> None:
-    """Let a script that this process runs have so many ranks, if that is said, which are threads."""
+    """Set the number of ranks, as threads, for a script in this process, if it is given."""
     if ranks is not None:
         os.environ.update(CPU_NUM=str(ranks), FLUIDX_WORLD_SIZE=str(ranks))
 

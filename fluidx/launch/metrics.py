@@ -1,4 +1,4 @@
-"""What runs fetch, as they go on: a line of JSON for each, and on a terminal one line that shows the latest."""
+"""Metrics of runs: the fetched scalars, as a line of JSON for each run, and on a terminal one line with the latest."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ..config import show_progress
 from ..executor.run import observers
 from .tensorboard import Events
 
-_OFTEN = 0.1  # seconds between two changes of the line on a terminal
-_SMOOTH = 0.9  # what the steps before count for in the rate, when there is one more
+_OFTEN = 0.1  # seconds between two updates of the line on a terminal
+_SMOOTH = 0.9  # weight of the earlier steps in the rate
 
 
 class Told:
-    """Hands what runs fetch, scalars only, to a function: `{"step": 3, "time": ..., "rate": ..., "loss": 0.25}`.
+    """A listener that passes the fetched scalars of runs to a function: `{"step": 3, "time": ..., "rate": ..., "loss": 0.25}`.
 
     `time` is seconds since 1970, `rate` runs of this program in a second, the latest counting most. Runs that fetch nothing are not told.
     """
 
     def __init__(self, take: Callable[[dict[str, Any]], None], clock: Callable[[], float] = time.time):
         self.take, self.clock = take, clock
-        self._latest: dict[str, tuple[float | None, float | None]] = {}  # by program: when it ran, seconds that a run takes
+        self._latest: dict[str, tuple[float | None, float | None]] = {}  # by program: time of the latest run, seconds for a run
 
     def __call__(self, program: str, step: int, names: Sequence[str], values: Sequence[Any]) -> None:
         if not names:
@@ -50,7 +50,7 @@ _NONE = object()
 
 
 def _scalar(value: Any) -> Any:
-    """A number that JSON has; None for one that is not finite, which it has not."""
+    """The value as a JSON number; None if it is not finite, because JSON has no such numbers."""
     array = np.asarray(value)
     if array.size != 1:
         return _NONE
@@ -64,7 +64,7 @@ def _scalar(value: Any) -> Any:
 
 @contextmanager
 def heard(hear: Callable[[Any], None] | None) -> Iterator[None]:
-    """A time in which `hear`, if there is one, is told what runs fetch."""
+    """A context in which `hear`, if given, receives the fetches of runs."""
     told = [] if hear is None else [Told(hear)]
     observers.listeners += told
     try:
@@ -85,8 +85,8 @@ class Log:
         self, metrics: Path | None = None, tensorboard: Path | None = None, stream: TextIO | None = None, steps: int | None = None,
         restart: int = 0,
     ):  # fmt: skip
-        """A `restart` goes on with the lines that there are. Raises OSError for what cannot be written, ExecutionError where TensorBoard's
-        writer is not installed."""
+        """A `restart` appends to existing lines. Raises OSError if a file cannot be written, ExecutionError if TensorBoard's writer is not
+        installed."""
         self.stream, self.steps = stream or sys.stderr, steps
         self.shown = show_progress(self.stream)
         self.events = None if tensorboard is None else Events(tensorboard)
@@ -95,7 +95,7 @@ class Log:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody reads what is taken."""
+        """Is there a file or a terminal for the records?"""
         return self.shown or self.file is not None or self.events is not None
 
     def take(self, record: Mapping[str, Any]) -> None:
@@ -106,11 +106,11 @@ class Log:
             self.file.flush()
         if self.shown and time.monotonic() >= self._next:
             self._next = time.monotonic() + _OFTEN
-            self.stream.write(f"\033[K{_line(record, self.steps)}\r")  # what is printed next begins where this line did
+            self.stream.write(f"\033[K{_line(record, self.steps)}\r")  # the next output overwrites this line
             self.stream.flush()
 
     def again(self) -> None:
-        """The script starts again, from an earlier step perhaps."""
+        """Note that the script is restarted, perhaps from an earlier step."""
         if self.events is not None:
             self.events.close()
 

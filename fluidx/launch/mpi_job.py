@@ -1,4 +1,4 @@
-"""A script on ranks that mpirun starts. Where all are on this host they are watched as `launcher.Job` does; else mpirun watches them."""
+"""MpiJob: a script on ranks that mpirun starts. Ranks of this host are watched as by ProcessJob; ranks on several hosts by mpirun."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .process_job import Ended, ProcessJob
 from .remote_hosts import Far, Words, unreachable
 from .report import Failure, cause, report
 
-_SOON = 3.0  # seconds in which mpirun says how a rank ended, if it does
-_GRACE = 6.0  # seconds for mpirun to end in, and for what stands between to notice
+_SOON = 3.0  # seconds in which mpirun reports how a rank ended
+_GRACE = 6.0  # seconds for mpirun to end, and for the watchdog to notice it
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -43,10 +43,11 @@ class MpiJob(ProcessJob):
     """A script on ranks that mpirun starts."""
 
     interrupt = signal.SIGINT  # SIGTERM is mpirun's
-    door: socket.socket | None = None  # by which ranks of this host come
+    door: socket.socket | None = None  # to which ranks of this host connect
 
     def __init__(self, *args: Any, hosts: Path | Hosts | None = None, logs: Sequence[Path | None] = (), **how: Any):
-        """`hosts` are in a file, as mpirun reads it. `logs` are the paths of a `metrics.Log`, which rank 0 writes where it is far."""
+        """`hosts` is a host file for mpirun. `logs` are the paths of a `metrics.Log`; rank 0 writes them itself if there are other
+        hosts."""
         super().__init__(*args, **how)
         self.hosts, self.far = hosts, Far(self.ranks, () if hosts is None else mpirun.hosts_of(hosts))
         self.logs = [None if path is None else str(path.resolve()) for path in logs]
@@ -56,7 +57,7 @@ class MpiJob(ProcessJob):
         self.until = time.monotonic() + self.timeout
 
     def _check(self) -> None:
-        """Ranks without C kernels, or on several hosts, meet over MPI."""
+        """Nothing to check: ranks without C kernels, or on several hosts, communicate over MPI."""
 
     # -- starting ----------------------------------------------------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ class MpiJob(ProcessJob):
         self.waiting.register(self.door, selectors.EVENT_READ, self._welcome)
 
     def _welcome(self) -> None:
-        """A rank comes: it is given memory, and what to print to."""
+        """Accept a rank: send it the shared memory and its output files."""
         assert self.door is not None
         channel = Channel(self.door.accept()[0])
         channel.sock.settimeout(_SOON)
@@ -98,15 +99,15 @@ class MpiJob(ProcessJob):
             rank = said["rank"]
             with self._streams(rank, self.nothing) as (out, err):
                 channel.send({**self.given, "start": self.memory.start, "rank": rank}, [self.memory.fd, out, err])
-        except (OSError, EOFError):  # it has ended, as mpirun will say
+        except (OSError, EOFError):  # it has ended; mpirun will report it
             return
-        for lines in self.said:  # from now on these are mpirun's own words, about what is told anyway
+        for lines in self.said:  # later output is mpirun's own, about failures that are reported here anyway
             lines.shown = None
         self._enter(rank, _RankProcess(said["pid"], channel))
 
     def _take(self, said: Mapping[str, Any]) -> None:
         self.far.take(said)
-        if self.far.failed():  # what follows is of ranks that MPI ends, and mpirun's own words about it
+        if self.far.failed():  # later output is from ranks that MPI ends, and from mpirun about them
             self.said[1].shown = None
 
     # -- watching ----------------------------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class MpiJob(ProcessJob):
         return super()._over() if self.failures else self.status is not None and not self._open()
 
     def _late(self) -> list[int]:
-        """The ranks on hosts that have not begun in time."""
+        """The ranks that have not started in time, on several hosts."""
         if self.hosts is None or time.monotonic() < self.until:
             return []
         return [rank for rank in range(self.ranks) if rank not in self.far.said]
@@ -135,10 +136,10 @@ class MpiJob(ProcessJob):
             self.guard.channel.send("end")
 
     def _ended_all(self) -> None:
-        """mpirun has ended, and all ranks with it."""
+        """Called when mpirun has ended, and all ranks with it."""
         self._learn(_SOON)
         self.waiting.unregister(self.guard.channel.sock)
-        for rank in self._open():  # what they said comes first
+        for rank in self._open():  # read the ranks' own reports first
             while rank not in self.closed:
                 self._hear(rank)
         if self.status and self.processes and not self.failures:
@@ -146,7 +147,7 @@ class MpiJob(ProcessJob):
             self._close(missing, mpirun.ended(self.status))
 
     def _learn(self, longest: float) -> None:
-        """How mpirun ended, if it does so within some seconds."""
+        """Read mpirun's exit status, if it ends within `longest` seconds."""
         if self.status is not None:
             return
         self.guard.channel.sock.settimeout(longest)
@@ -154,7 +155,7 @@ class MpiJob(ProcessJob):
             self.status = self.guard.channel.receive()[0]["ended"]
         except TimeoutError:
             return
-        except (OSError, EOFError):  # somebody has killed what stands between
+        except (OSError, EOFError):  # the watchdog was killed
             self.status = 1
 
     def _status(self, rank: int) -> int | None:
@@ -168,7 +169,7 @@ class MpiJob(ProcessJob):
         return None if self.status is None else mpirun.ended(self.status)
 
     def _close(self, rank: int, status: int | None) -> None:
-        if self.failures and rank not in self.ended:  # where one has ended mpirun ends the others, MPICH's before they can say so
+        if self.failures and rank not in self.ended:  # mpirun ends the other ranks after a failure; MPICH's before they can report
             self.failures.setdefault(rank, Failure(rank, "stopped", "mpirun ended its process"))
         super()._close(rank, status)
 

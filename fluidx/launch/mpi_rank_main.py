@@ -1,4 +1,4 @@
-"""What mpirun starts for `fluidx run`, as `python -m fluidx.launch.mpi_rank_main`: a process that is one rank of a script."""
+"""The main program of a rank that mpirun starts for `fluidx run`: `python -m fluidx.launch.mpi_rank_main`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .rank_main import run_script, serve
 def main() -> None:
     given, script, *args = sys.argv[1:]
     said = json.loads(given)
-    die_with(os.getppid())  # of mpirun, which is on this host, or of what it started there
+    die_with(os.getppid())  # end with mpirun, or with its daemon on this host
     there = found()
     if there is not None and there.here == there.world_size and said["door"]:
         _serve_here(there, said["door"])
@@ -31,8 +31,8 @@ def main() -> None:
 
 
 def _serve_here(there: Launched, door: str) -> None:
-    """All ranks are on one host: whoever launched them has memory for them, and hears how they end."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by mpirun when another rank has ended: this one shall say first where it was
+    """Run the script with all ranks on one host: `fluidx run` shares memory with them and receives their reports."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # mpirun sends it when another rank has ended: this rank must report its operator first
     channel = Channel(socket.socket(socket.AF_UNIX))
     channel.sock.connect("\0" + door)
     channel.send({"rank": there.rank, "pid": os.getpid()})
@@ -45,14 +45,14 @@ def _serve_here(there: Launched, door: str) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        if status:  # it stays until whoever launched it has heard all: mpirun tells of the first that ends, which is to be the one to blame
+        if status:  # wait until `fluidx run` has read all reports: mpirun reports the rank that ends first, which must be the cause
             with suppress(OSError, EOFError):
                 channel.receive()
-        os._exit(status)  # what an interpreter does at its end has been done
+        os._exit(status)  # the exit functions have run already
 
 
 def _serve_far(there: Launched | None, said: Mapping[str, Any], script: str, args: Sequence[str]) -> None:
-    """Some are on other hosts: the script is on its own, and mpirun shows what it prints."""
+    """Run the script with ranks on several hosts: mpirun forwards its output."""
     os.environ[RESTART] = str(said["restart"])
     if there is None:
         run_script(script, args, said["module"])

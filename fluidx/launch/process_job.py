@@ -1,4 +1,4 @@
-"""Start a script on several ranks that are processes of this host, watch them, and end all when one fails."""
+"""ProcessJob: start a script on several ranks that are processes of this host, watch them, and end all of them when one fails."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from typing import Any, NamedTuple
 
 from .. import config, native
 from ..comm import launch_environment
-from ..comm.flight_recorder import trails
+from ..comm.flight_recorder import flight_records
 from ..comm.process_spawner import start
 from ..executor.ranks.affinity import cores_of
 from ..ir.errors import ExecutionError
 from ..native import shared
 from .report import Failure, JobReport, cause, lost, of_status, report
 
-_LOOK = 0.25  # seconds between two looks at whether somebody has stopped a process
-_GRACE = 4.0  # seconds that the other ranks have to stop in when one has failed
-_TAIL = 20  # lines that a rank whose output is not shown wrote last, told of when it fails
+_LOOK = 0.25  # seconds between two checks whether a process was stopped
+_GRACE = 4.0  # seconds in which the other ranks must stop after one has failed
+_TAIL = 20  # lines: the last output of a rank that is not shown; the report shows them when the rank fails
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Ended(NamedTuple):
-    """How a script ended: the status to exit with, and what to say."""
+    """How a script ended: the exit status and the report."""
 
     status: int
     report: str
-    again: bool  # may it be started once more?
-    lost: int = 0  # how many ranks failed by themselves
+    again: bool  # may it be restarted?
+    lost: int = 0  # the number of ranks that caused the failure
 
 
 class ProcessJob:
-    """A script on some ranks."""
+    """A script on ranks that are processes of this host."""
 
-    interrupt = signal.SIGTERM  # by which ranks are told that somebody wants them to end
+    interrupt = signal.SIGTERM  # the signal that asks ranks to end
 
     def __init__(
         self, script: str, args: Sequence[str], ranks: int, timeout: float | None = None, everything: bool = False, restart: int = 0,
         hear: Callable[[Any], None] | None = None, say: Callable[[str], None] = print, module: bool = False,
     ):  # fmt: skip
-        """`module`: the script is the name of a module. `everything`: show what all ranks print, each line with its rank. `hear` is given
-        what rank 0 fetches, if there is one, and `say` what a rank warns of."""
+        """`module`: the script is the name of a module. `everything`: show the output of all ranks, each line with its rank. `hear`
+        receives rank 0's fetches, and `say` warnings of ranks."""
         self._check()
         self.ranks, self.everything = ranks, everything
         self.timeout = config.timeout() if timeout is None else timeout
         self.hear, self.say = hear or (lambda message: None), say
-        self._quiet = 0.0  # until then no warning is shown
-        cores_of(ranks)  # refused here, not by each rank
+        self._quiet = 0.0  # the time until which no warning is shown
+        cores_of(ranks)  # raises here instead of in each rank
         self.given: dict[str, Any] = {
             "ranks": ranks, "timeout": self.timeout, "threads": max(1, native.num_threads() // ranks), "script": script,
             "args": list(args), "module": module, "restart": restart, "job": secrets.token_hex(8), "heard": hear is not None,
@@ -62,8 +62,8 @@ class ProcessJob:
         }  # fmt: skip
         self.processes: dict[int, Any] = {}  # by rank
         self.failures: dict[int, Failure] = {}
-        self.ended: dict[int, int] = {}  # statuses of scripts that came to their end
-        self.read: dict[int, Lines] = {}  # by the file that they come from
+        self.ended: dict[int, int] = {}  # exit statuses of scripts that reached their end
+        self.read: dict[int, Lines] = {}  # by the pipe from which they are read
         self.closed: set[int] = set()
         self.halted: list[int] = []
         self.tails = [deque[str](maxlen=_TAIL) for _ in range(ranks)]
@@ -118,8 +118,8 @@ class ProcessJob:
 
     @contextmanager
     def _streams(self, rank: int, nothing: int) -> Iterator[tuple[int, int]]:
-        """What a rank prints to. Rank 0 prints where this process does. Of the others the lines are read here, and shown or kept for the
-        report."""
+        """The files to which a rank prints. Rank 0 prints where this process does. The lines of other ranks are read here, and shown or
+        kept for the report."""
         out, err = 1 if rank == 0 else nothing, 2
         made = []
         if self.everything or rank:
@@ -135,7 +135,7 @@ class ProcessJob:
                 os.close(fd)
 
     def _heard(self, lines: Lines) -> int:
-        """A file that somebody may write to, and what happens to its lines."""
+        """A pipe to which a rank writes; `lines` receives its output."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         self.read[reading] = lines
@@ -205,24 +205,24 @@ class ProcessJob:
             self.hear(message["fetched"])
 
     def _warn(self, text: str) -> None:
-        """A rank waits for another: all that do say so at about the same time, and once is enough."""
+        """Show a warning that a rank waits. All waiting ranks warn at about the same time; it is shown once."""
         if time.monotonic() > self._quiet:
             self._quiet = time.monotonic() + config.stall() / 2
             self.say(f"fluidx run: {text}")
 
     def _status(self, rank: int) -> int | None:
-        """What a rank's process ended with."""
+        """The exit status of a rank's process."""
         return self.processes[rank].end()
 
     def _close(self, rank: int, status: int | None) -> None:
-        """A rank's process has ended."""
+        """Record that a rank's process has ended."""
         self.closed.add(rank)
         if rank in self.failures or (status == 0 and rank in self.ended):
             return
         self._fail(of_status(rank, status, rank in self.ended))
 
     def _fail(self, failure: Failure) -> None:
-        if failure.how == "waited" and not self.halted:  # whoever is late may only have waited for one that is stopped
+        if failure.how == "waited" and not self.halted:  # the late rank may have waited for a stopped one
             self.halted = [r for r in self._open() if self.processes[r].stopped()]
             failure = failure._replace(at=self.halted[0]) if self.halted else failure
         self.failures.setdefault(failure.rank, failure)
@@ -236,10 +236,10 @@ class ProcessJob:
                 self.halted = [rank]
                 self._fail(Failure(rank, "lost", f"its process has been stopped for {self.timeout:g} s, as by SIGSTOP"))
 
-    # -- telling -----------------------------------------------------------------------------------------------------------------
+    # -- reporting ---------------------------------------------------------------------------------------------------------------
 
     def left(self) -> dict[str, Any]:
-        """What is to be said otherwise when the script starts again on the ranks that did not fail."""
+        """Changed arguments for a restart on the ranks that did not fail."""
         return {}
 
     def _ended(self) -> Ended:
@@ -249,19 +249,19 @@ class ProcessJob:
             return Ended(0, "", False)
         tails = {} if self.everything else dict(enumerate(self.tails))
         places = {rank: (process.pid, None) for rank, process in self.processes.items()}
-        seen = JobReport(trails(self.world, self.ranks), places, self.failures, self.ended, self.halted, tails)
+        seen = JobReport(flight_records(self.world, self.ranks), places, self.failures, self.ended, self.halted, tails)
         return Ended(cause(self.failures).status, report(seen), True, len(lost(self.failures)))
 
 
 class Lines:
-    """What a rank prints, line by line: shown behind its rank, or its last lines kept."""
+    """The output of a rank, line by line: shown with the rank in front, or kept (the last lines)."""
 
     def __init__(self, rank: int, tail: deque[str] | None, shown: Any, prefix: str | None = None):
         self.rank, self.tail, self.shown, self.rest = rank, tail, shown, b""
         self.prefix = f"[{rank}] " if prefix is None else prefix
 
     def take(self, data: bytes) -> None:
-        """The next bytes; none: that was all."""
+        """Take the next bytes; no bytes: the end of the output."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         if not data and self.rest:
             lines, self.rest = [*lines, self.rest], b""
@@ -277,7 +277,7 @@ class Lines:
 
 @contextmanager
 def _environ(added: Mapping[str, str]) -> Iterator[None]:
-    """A time in which processes that are started find these in their environment."""
+    """A context in which started processes get these environment variables."""
     before = dict(os.environ)
     os.environ.update(added)
     try:
@@ -292,12 +292,12 @@ def run(
     script: str, args: Sequence[str], ranks: int, restarts: int = 0, say: Callable[[str], None] = print, least: int | None = None,
     job: type[ProcessJob] = ProcessJob, again: Callable[[], None] = lambda: None, **how: Any,
 ) -> int:  # fmt: skip
-    """Run a script on ranks that are processes; start it again after a failure, so often: on as many ranks, or, where it may run on `least`
-    of them, on those that did not fail. What fails on all ranks is the fault of none. `again` is called before that. Returns the status to
-    exit with."""
+    """Run a script on ranks that are processes. After a failure it is restarted, at most `restarts` times: on all ranks, or, with `least`,
+    on the ranks that did not fail, if these are at least so many. If all ranks failed, all are started again. `again` is called before a
+    restart. Returns the exit status."""
     drawn = launch_environment.draw()
     for restart in range(restarts + 1):
-        # The seed stays after a restart.
+        # a restart keeps the seed
         with _environ({launch_environment.JOB_SEED: str(drawn), launch_environment.JOB_KEY: secrets.token_hex(16)}):
             started = job(script, args, ranks, restart=restart, say=say, **how)
             ended = started.run()

@@ -1,4 +1,4 @@
-"""What a process does that is one rank of a launched script: it runs the script, and tells whoever launched it how that went."""
+"""The main function of a rank's process under `fluidx run`: it runs the script and reports to the launcher how it ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from .. import executor, native, transpiler  # noqa: F401  (loaded once, for all ranks)
 from ..comm.base import CommAborted, CommTimeout
 from ..comm.launch_environment import JOB, RANK, RESTART, WORLD_SIZE, Launched
-from ..comm.launched_rank import Member, enter
+from ..comm.launched_rank import LaunchedRank, enter
 from ..comm.process_spawner import Channel
 from ..comm.processes import ProcessWorld
 from ..executor.error_text import describe_error, where
@@ -30,8 +30,8 @@ from .metrics import Told
 
 
 def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> None:
-    """Be a rank of a script. The files are the memory, and what to print to."""
-    signal.signal(given["interrupt"], _interrupt)  # by whoever launched it; the terminal's own Ctrl-C is for that one alone
+    """Run a script as a rank. `fds` are the shared memory and the two output files."""
+    signal.signal(given["interrupt"], _interrupt)  # sent by the launcher; a terminal's Ctrl-C is handled by the launcher only
     for number, fd in zip((1, 2), fds[1:], strict=True):
         os.dup2(fd, number)
         os.close(fd)
@@ -50,23 +50,23 @@ def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> Non
         with guard:
             try:
                 channel.send(message)
-            except OSError:  # nobody wants anything any more
+            except OSError:  # the launcher has ended
                 os._exit(1)
 
-    enter(Member(Launched("fluidx run", rank, ranks, ranks, given["job"]), world, tell))
+    enter(LaunchedRank(Launched("fluidx run", rank, ranks, ranks, given["job"]), world, tell))
     log.addHandler(_Teller(tell))
     if rank == 0 and given["heard"]:
         observers.listeners.append(Told(lambda record: tell({"fetched": record})))
-    atexit._clear()  # what the process that started this one had
+    atexit._clear()  # drop the exit functions of the process that started this one
     status = _run(given, world, tell)
-    threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter ends: wait for the script's threads,
-    atexit._run_exitfuncs()  # and do what it asked for
+    threading._shutdown()  # type: ignore[attr-defined]  # as at the end of an interpreter: wait for the script's threads,
+    atexit._run_exitfuncs()  # then run its exit functions
     tell({"ended": status})
     raise SystemExit(status)
 
 
 class _Teller(logging.Handler):
-    """Hands the warnings of a rank that waits to whoever launched it: what a rank prints may not be shown."""
+    """Sends a waiting rank's warnings to the launcher, because a rank's own output may not be shown."""
 
     def __init__(self, tell: Callable[[Any], None]):
         super().__init__(logging.WARNING)
@@ -96,7 +96,7 @@ def _run(given: Mapping[str, Any], world: ProcessWorld, tell: Any) -> int:
 
 
 def failure_of(error: BaseException) -> dict[str, Any]:
-    """What an error that a script does not catch is for the job: fields of `Failure`."""
+    """The fields of a `Failure` for an error that a script does not catch."""
     how, first = "failed", root_cause(error)
     if isinstance(error, KeyboardInterrupt):
         how = "interrupted"
@@ -112,7 +112,7 @@ def failure_of(error: BaseException) -> dict[str, Any]:
 
 
 def _waits(error: BaseException | None) -> str:
-    """The operator of a group that failed, in words; an empty text where none did."""
+    """Lines that show the failed collective operator; "" if there is none."""
     while error is not None:
         op = getattr(error, "operator", None)
         if op is not None and op.attrs.get("group") is not None:
@@ -122,14 +122,14 @@ def _waits(error: BaseException | None) -> str:
 
 
 def _trace(error: BaseException) -> list[str]:
-    """The traceback from the script on, without the message: it is told by itself."""
+    """The traceback from the script on, without the message, which is reported separately."""
     frames = traceback.extract_tb(error.__traceback__)
     own = str(Path(__file__).resolve().parents[1])
     return traceback.format_list([f for f in frames if not f.filename.startswith((own, "<frozen"))])
 
 
 def run_script(script: str, args: Sequence[str], module: bool = False) -> None:
-    """Run a script, or a module by its name, as Python would, in this process. An error that it does not catch is shown from there on."""
+    """Run a script, or a module by its name, in this process, as Python would. The traceback of an uncaught error begins in the script."""
     sys.argv = [script, *args]
     sys.path.insert(0, os.getcwd() if module else str(Path(script).resolve().parent))
     before = sys.excepthook
@@ -141,7 +141,7 @@ def run_script(script: str, args: Sequence[str], module: bool = False) -> None:
 
 
 def _own(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that is the script's; all of it where that is not in it."""
+    """The part of a traceback from the script on; all of it if the script is not in it."""
     found = trace
     while found is not None and found.tb_frame.f_code is not run_script.__code__:
         found = found.tb_next

@@ -1,4 +1,5 @@
-"""What becomes of ranks on several hosts: they say it in lines among what they write, which mpirun brings. What is left follows."""
+"""Reports of ranks on several hosts. Ranks write reports as marked lines to stderr, which mpirun forwards; from them follows which ranks
+and hosts are left after a failure."""
 
 from __future__ import annotations
 
@@ -26,17 +27,17 @@ from .process_job import Lines
 from .rank_main import failure_of
 from .report import Failure, JobReport, of_status
 
-_PATIENCE = 10.0  # seconds for a host to answer in
+_PATIENCE = 10.0  # seconds for a host to answer
 _OF_MPI = (14,)  # statuses with which Open MPI ends a process that has lost another: MPI_ERR_UNKNOWN
-_GOES_ON = 2.0  # seconds in which a process ends that was stopped, and let go on to be ended
+_GOES_ON = 2.0  # seconds in which a stopped process ends after it was continued in order to end it
 _PIECE = 900  # characters
-_SOON = 0.5  # seconds in which what is being sent arrives
-_GRACE = 6.0  # seconds for mpirun to end in, and for what stands between to notice
-_SOMETHING = ("sleep", "1")  # to start on a host; Open MPI 5.0 waits for ever, now and then, for what ends at once
+_SOON = 0.5  # seconds for a message to arrive
+_GRACE = 6.0  # seconds for mpirun to end, and for the watchdog to notice it
+_SOMETHING = ("sleep", "1")  # a command to try on a host; Open MPI 5.0 sometimes waits for ever for a command that ends at once
 
 
 def run(job: str, rank: int, script: Callable[[], None]) -> None:
-    """Run a script in a child of this process, and say how it ended: one that is killed, or ended by MPI, cannot."""
+    """Run a script in the child of a fork; the parent reports how it ended, because a rank that is killed cannot report."""
 
     def say(**what: Any) -> None:
         for line in lines(job, f"{rank}.{os.getpid()}", {"rank": rank, **what}):
@@ -74,23 +75,23 @@ def _own_trail(rank: int) -> FlightRecord | None:
 
 
 def _end(error: BaseException, status: int) -> NoReturn:
-    """End this rank, of which all has been said, and by that all: mpirun ends them. At its end MPI would wait for the others."""
+    """End this rank after its report; mpirun then ends the others. A normal exit would wait for the others in MPI."""
     if (joined := launched_rank.entered()) is not None:
-        joined.world.abort(error)  # some hear that before mpirun ends them, and can say where they were
+        joined.world.abort(error)  # some ranks notice it before mpirun ends them, and can report their operator
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def _see_through(child: int, channel: Channel, rank: int, say: Callable[..., None]) -> NoReturn:
-    """Wait for a child, say how it ended and how far it had come, and end as it does."""
+    """Wait for a child, report how it ended and its progress, and end in the same way."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
     say(host=socket.gethostname(), process=child)
     memory = _memory_of(child, channel)
     world = None if memory is None else memory.look(rank)
     _wait_for(child, lambda halted: say(halted=halted, trail=None if world is None else flight_recorder.FlightRecord.of(world, rank)))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is nobody any more to tell
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the child has ended: no signal to forward any more
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     trail = None if world is None else flight_recorder.FlightRecord.of(world, rank)
     if status == 0:
@@ -106,12 +107,12 @@ def _see_through(child: int, channel: Channel, rank: int, say: Callable[..., Non
 
 
 def _wait_for(child: int, halt: Callable[[bool], None]) -> None:
-    """Wait until a child has ended, which stays to be asked for. `halt` is told at once when somebody stops it, for what is said while
-    mpirun ends the processes of another host may not arrive, and when it goes on."""
+    """Wait until a child has ended; its status stays available. `halt` is called when the child is stopped or continued: at once, because a
+    report that is written while mpirun ends processes may be lost."""
     while (event := os.waitid(os.P_PID, child, os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOWAIT)) is not None:
         if event.si_code not in (os.CLD_STOPPED, os.CLD_CONTINUED):
             return
-        os.waitid(os.P_PID, child, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)  # what has been seen
+        os.waitid(os.P_PID, child, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)  # consume the event
         if event.si_code == os.CLD_CONTINUED:
             time.sleep(_GOES_ON)
             if os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
@@ -120,10 +121,10 @@ def _wait_for(child: int, halt: Callable[[bool], None]) -> None:
 
 
 def _memory_of(child: int, channel: Channel) -> Memory | None:
-    """The memory in which a child leaves word of where it is; None if it ends without, or shares none."""
+    """The shared memory with a child's flight record; None if it has none."""
     try:
         ended = os.pidfd_open(child)
-    except OSError:  # a kernel that has none: Linux before 5.3, or a sandbox
+    except OSError:  # not available: Linux before 5.3, or a sandbox
         return None
     with selectors.DefaultSelector() as waiting:
         waiting.register(ended, selectors.EVENT_READ)
@@ -139,7 +140,7 @@ def _memory_of(child: int, channel: Channel) -> Memory | None:
 
 
 def lines(job: str, who: str, said: Any) -> Iterator[bytes]:
-    """Lines that say something, so short that each stays in one piece among what all ranks write."""
+    """JSON data as marked lines. Each is so short that it is not split between the outputs of other ranks."""
     text = json.dumps(said)
     for at in range(0, len(text), _PIECE):
         yield f"{_mark(job)}{who} {int(at + _PIECE >= len(text))} {text[at : at + _PIECE]}\n".encode()
@@ -150,17 +151,17 @@ def _mark(job: str) -> str:
 
 
 class Words(Lines):
-    """What mpirun brings, of which `hear` is given what ranks say of themselves."""
+    """The output of mpirun. Reports of ranks are given to `hear`; other lines are shown."""
 
     def __init__(self, shown: Any, job: str, hear: Callable[[Any], None]):
         super().__init__(-1, None, shown, prefix="")
         self.mark, self.hear = _mark(job), hear
-        self.begun: defaultdict[str, str] = defaultdict(str)  # by who says it
+        self.begun: defaultdict[str, str] = defaultdict(str)  # incomplete reports, by sender
 
     def _line(self, text: str) -> None:
         text, found, said = text.partition(self.mark)
         if found:
-            with suppress(ValueError):  # a piece was lost, or cut
+            with suppress(ValueError):  # a line was lost or cut
                 who, last, piece = said.split(" ", 2)
                 self.begun[who] += piece
                 if last == "1":
@@ -170,13 +171,13 @@ class Words(Lines):
 
 
 class Far:
-    """What the ranks of a job on these hosts have said of themselves."""
+    """The reports of a job's ranks on several hosts."""
 
     def __init__(self, ranks: int, hosts: Hosts):
         self.ranks, self.hosts = ranks, hosts
-        self.said: dict[int, str] = {}  # names of their hosts
+        self.said: dict[int, str] = {}  # the host name that each rank reported
         self.processes: dict[int, int] = {}
-        self.ends: dict[int, Failure] = {}  # "ended" are those that came to the end of the script
+        self.ends: dict[int, Failure] = {}  # how = "ended" for a rank that reached the end of the script
         self.trails: list[FlightRecord | None] = [None] * ranks
         self.halted: set[int] = set()
 
@@ -193,11 +194,11 @@ class Far:
         self.ends.setdefault(rank, Failure(**{"text": "", **rest}))
 
     def failed(self) -> bool:
-        """Has a rank said that it did, and not because of another one?"""
+        """Has a rank reported a failure that is not a consequence of another one?"""
         return any(end.how not in ("ended", "stopped") for end in self.ends.values())
 
     def seen(self) -> JobReport | None:
-        """What is to be told; None if no rank has said that it failed."""
+        """The job report; None if no rank has reported a failure."""
         if not self.failed():
             return None
         ended = {rank: 0 for rank, end in self.ends.items() if end.how == "ended"}
@@ -206,12 +207,13 @@ class Far:
         return JobReport(self.trails, places, failures, ended, self.halted)
 
     def open(self) -> list[int]:
-        """The ranks that began and did not come to the end of their script, as far as is known: mpirun may end well without a host."""
+        """The ranks that started and are not known to have reached the end of the script. mpirun may end with status 0 after losing a
+        host."""
         return [rank for rank in range(self.ranks) if self.said and (rank not in self.ends or self.ends[rank].how != "ended")]
 
     def lost(self, gone: Collection[str] = ()) -> set[int]:
-        """The ranks that failed by themselves, as well as is known: those on hosts that are `gone`, and that say so or were killed; or for
-        which others waited; or that said nothing; or that ended in some other way. All, if nothing says more of one than of another."""
+        """The ranks that caused the failure, as far as is known: ranks on hosts that are `gone`, and ranks that reported a failure or were
+        killed; else ranks for which others waited; else ranks without a report; else ranks that ended in another way; else all ranks."""
         ends, everyone = self.ends.values(), set(range(self.ranks))
         failed = {end.rank for end in ends if end.how in ("failed", "lost")}
         failed |= {rank for rank in everyone if gone and self.placed[rank] in gone}
@@ -221,7 +223,7 @@ class Far:
 
     @cached_property
     def placed(self) -> dict[int, str]:
-        """The host of each rank, by the name that was given for it: by its own one, else in the order of the ranks."""
+        """The host of each rank, by the name in the host list: the name that equals the reported one, else names in the order of ranks."""
         rest = list(dict.fromkeys(self.said[rank] for rank in sorted(self.said)))
         own = {name: said for name, _ in self.hosts for said in rest if _first(name) == _first(said)}
         rest = [said for said in rest if said not in own.values()]
@@ -233,7 +235,7 @@ class Far:
         return {rank: found[rank] if rank in found else room.pop(0) for rank in range(self.ranks)}
 
     def left(self, gone: Collection[str]) -> Hosts:
-        """The hosts with room for the ranks that are not lost; of hosts on which no rank was all."""
+        """The hosts, with slots for the ranks that are not lost. A host that had no rank keeps all its slots."""
         lost, taken = self.lost(gone), Counter(self.placed.values())
         left = Counter(name for rank, name in self.placed.items() if rank not in lost)
         return [(name, left[name] or slots) for name, slots in self.hosts if name not in gone and (left[name] or not taken[name])]
@@ -244,7 +246,7 @@ def _first(name: str) -> str:
 
 
 def unreachable(hosts: Hosts) -> set[str]:
-    """The names of those hosts on which mpirun cannot start anything, within some seconds."""
+    """The names of the hosts on which mpirun cannot start a command within some seconds."""
     nothing, started = os.open(os.devnull, os.O_WRONLY), dict[str, Process]()
     for name, _ in hosts:
         words, environ = mpirun.command(1, _SOMETHING, [(name, 1)])
@@ -268,7 +270,7 @@ def unreachable(hosts: Hosts) -> set[str]:
 
 
 def _answer(guard: Channel) -> int | None:
-    """What a guard's command has ended with, if it says so in time."""
+    """The exit status of a watchdog's command, if it arrives in time; else None."""
     try:
         return guard.receive()[0]["ended"]
     except (OSError, EOFError):

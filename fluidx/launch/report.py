@@ -1,4 +1,4 @@
-"""What is said of a job that failed: which rank, why, where it was, and how far all of them had come."""
+"""The report of a failed job: which rank failed, why, its operator, and the last collective of every rank."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from ..comm.flight_recorder import FlightRecord
 
 
 class Failure(NamedTuple):
-    """Why a rank did not come to the end of its script. `how` tells causes from consequences."""
+    """Why a rank did not reach the end of its script. `how` separates causes from consequences."""
 
     rank: int
-    how: str  # failed, lost: by itself; waited: too long for another; left: nobody knows why; stopped: because of another; interrupted
+    # failed, lost: by itself; waited: timed out waiting for another; left: unknown; stopped: because of another; interrupted
+    how: str
     text: str
     trace: str = ""
     status: int = 1
-    at: int | None = None  # the rank that is to blame
-    op: str = ""  # the operator of a group in which it waited
+    at: int | None = None  # the rank that caused it
+    op: str = ""  # the collective in which it waited
 
 
 def of_status(rank: int, status: int | None, ended: bool) -> Failure:
-    """What a status of a rank's process other than 0 says, if `ended` of one whose script came to its end; None: there was none."""
+    """The failure for a rank's exit status other than 0 (None: unknown). `ended`: did its script reach the end?"""
     if status is None:
         return Failure(rank, "lost", "its process ended in the middle of the script")
     if status < 0:
@@ -34,18 +35,18 @@ def of_status(rank: int, status: int | None, ended: bool) -> Failure:
 
 
 class JobReport(NamedTuple):
-    """What is known of the ranks of a job when it has ended."""
+    """The known facts about the ranks of a job that has ended."""
 
     trails: Sequence[FlightRecord | None]
-    places: Mapping[int, tuple[int, str | None]]  # of each rank the process, and the name of its host unless it is this one
+    places: Mapping[int, tuple[int, str | None]]  # by rank: the process, and the name of its host (None: this host)
     failures: Mapping[int, Failure]
-    ended: Mapping[int, int]  # statuses of scripts that came to their end
-    halted: Collection[int] = ()  # whose processes somebody had stopped
-    tails: Mapping[int, Sequence[str]] = {}  # what each wrote last, where nobody saw it
+    ended: Mapping[int, int]  # exit statuses of scripts that reached their end
+    halted: Collection[int] = ()  # ranks whose processes were stopped
+    tails: Mapping[int, Sequence[str]] = {}  # the last output of ranks that was not shown
 
 
 def cause(failures: Mapping[int, Failure]) -> Failure:
-    """The first failure of the kind that says most."""
+    """The first failure of the most significant kind."""
     for kind in (("failed", "lost"), ("waited",), ("left",), ("interrupted",)):
         for failure in failures.values():
             if failure.how in kind:
@@ -54,7 +55,7 @@ def cause(failures: Mapping[int, Failure]) -> Failure:
 
 
 def lost(failures: Mapping[int, Failure]) -> set[int]:
-    """The ranks that failed by themselves, or did not arrive."""
+    """The ranks that caused the failure, or did not arrive."""
     first = cause(failures)
     return {f.rank for f in failures.values() if f.how in ("failed", "lost")} or {first.rank if first.at is None else first.at}
 
@@ -65,22 +66,22 @@ def report(seen: JobReport) -> str:
     blamed = first.rank if first.at is None else first.at
     lines = [first.text if first.text.startswith("rank ") else f"rank {first.rank}: {first.text}"]
     if blamed != first.rank:
-        last_calls = flight_recorder.whereabouts(seen.trails[blamed])
+        last_calls = flight_recorder.position(seen.trails[blamed])
         lines[0] = f"rank {blamed} did not arrive{_whereabouts(seen, blamed)}{last_calls}\n  {lines[0]}"
-    elif "\n  in " not in lines[0]:  # it says nothing of it itself
-        lines[0] += flight_recorder.whereabouts(seen.trails[blamed])
+    elif "\n  in " not in lines[0]:  # the text does not name the operator itself
+        lines[0] += flight_recorder.position(seen.trails[blamed])
     if "group=" not in lines[0] and (waits := _waits(seen, blamed)):
         lines[0] += f"\n  rank {waits[0]} waited{waits[1]}"
-    lines[0] += flight_recorder.host(*seen.places.get(blamed, ("unknown", None)))
+    lines[0] += flight_recorder.host_line(*seen.places.get(blamed, ("unknown", None)))
     if first.trace:
         lines.append(f"  traceback of rank {first.rank}:\n{first.trace.rstrip()}")
     if tail := seen.tails.get(blamed):
         lines.append(f"  last output of rank {blamed}:\n" + "\n".join(f"    {line}" for line in tail))
-    return "\n".join(lines) + flight_recorder.told(seen.trails, lambda r: _whereabouts(seen, r))
+    return "\n".join(lines) + flight_recorder.last_collectives(seen.trails, lambda r: _whereabouts(seen, r))
 
 
 def _waits(seen: JobReport, blamed: int) -> tuple[int, str] | None:
-    """A rank that waited for others, and lines that show its operator: by its own words, or by the trail that it left."""
+    """A rank that waited for others, with lines that show its operator: from its own report, or from its flight record."""
     told = [(f.rank, f.op) for f in seen.failures.values()]
     left = [(rank, trail.op) for rank, trail in enumerate(seen.trails) if trail is not None and trail.inside and rank != blamed]
     return next(((rank, op) for rank, op in told + left if op), None)

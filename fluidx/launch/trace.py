@@ -1,4 +1,4 @@
-"""What `fluidx trace` does: it runs a script with a profiler on, here or on ranks that are processes."""
+"""`fluidx trace`: run a script with a profiler, in this process or on ranks that are processes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _ON_RANKS = str(Path(__file__).with_name("trace_rank_main.py"))
 
 
 class TraceError(ExecutionError):
-    """There is nothing to show, or it cannot be written."""
+    """There is no profile to show, or it cannot be written."""
 
 
 def trace(
     script: str, args: Sequence[str], ranks: int | None, backend: str, say: Callable[[str], None],
     output: str, steps: int | None, by: str, limit: int,
 ) -> int:  # fmt: skip
-    """Run the script on ranks, and return the status to exit with; what it says otherwise is the profiler's. Raises TraceError, and
-    OptionError for options that do not go together."""
+    """Run the script on ranks with a profiler, and return the exit status. Raises TraceError, and OptionError for options that do not fit
+    together."""
     how: dict[str, Any] = {"output": output, "steps": steps, "by": by, "limit": limit}
     if backend == "threads":
         command.use_threads(ranks)
@@ -38,12 +38,12 @@ def trace(
 
 
 def run_traced(script: str, args: Sequence[str], output: str, steps: int | None, by: str, limit: int) -> None:
-    """Run the script in this process, and show all that was seen, where this is rank 0. Raises TraceError."""
+    """Run the script in this process; rank 0 then shows and saves the profile. Raises TraceError."""
     profile, left = Profile(steps), None
     observers.watchers.append(profile)
     try:
         run_script(script, args)
-    except SystemExit as e:  # a script may end so when all went well
+    except SystemExit as e:  # a successful script may end with it too
         left = e
     finally:
         observers.watchers.remove(profile)

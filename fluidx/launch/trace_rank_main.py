@@ -1,4 +1,4 @@
-"""The script of ranks that are processes under `fluidx trace`: it runs the user's, with a profiler on."""
+"""The script that `fluidx trace` runs on ranks that are processes: it runs the user's script with a profiler."""
 
 import json
 import sys

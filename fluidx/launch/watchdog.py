@@ -1,6 +1,6 @@
-"""A process between `fluidx run` and mpirun: when either ends, however that ends, it ends the other's work and clears away what is left.
+"""The watchdog: a process between `fluidx run` and mpirun. When one of them ends, in any way, it ends the other and removes left files.
 
-mpirun ends its ranks when it is told to, and leaves them, and files, when it is killed.
+mpirun ends its ranks when it is asked to, but leaves them and its files behind when it is killed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 from ..comm.process_spawner import Channel, adopt, outlive
 
-_GRACE = 4.0  # seconds that mpirun has to end its ranks in
+_GRACE = 4.0  # seconds for mpirun to end its ranks
 _SHARED = "/dev/shm"
 
 
 def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> None:
-    """Run a command, which prints to the files, and say how it ended."""
-    os.setsid()  # what a terminal's Ctrl-C ends is decided by whoever asked for this
+    """Run a command with these output files, and send its exit status over the channel."""
+    os.setsid()  # a terminal's Ctrl-C does not reach it: `fluidx run` decides what ends
     for number, fd in zip((1, 2), fds, strict=True):
         os.dup2(fd, number)
         os.close(fd)
@@ -38,12 +38,12 @@ def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> Non
         _end_orphans()
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # who asked has ended
+    with suppress(OSError):  # `fluidx run` has ended
         channel.send({"ended": status})
 
 
 def _end_orphans() -> None:
-    """End what mpirun has left behind, such as an ssh that still waits for its host: it has become this process's."""
+    """Kill processes that mpirun has left behind, such as an ssh that waits for its host. They are children of this process now."""
     for children in Path("/proc/self/task").glob("*/children"):
         for pid in children.read_text().split():
             with suppress(OSError):
@@ -51,8 +51,8 @@ def _end_orphans() -> None:
 
 
 def _with_places_of_its_own(environ: Mapping[str, str], folders: list[str]) -> dict[str, str]:
-    """The environment, and in it where Open MPI puts its files: folders that are this job's alone, so that all in them is."""
-    prefix = f"fluidx-{os.getpid()}-"  # so that somebody else sees whether they are in use
+    """The environment with folders for Open MPI's files that belong to this job only, so that they can be removed with it."""
+    prefix = f"fluidx-{os.getpid()}-"  # the pid shows whether a folder is in use
     folders.append(tempfile.mkdtemp(prefix=prefix))
     found = {"PRTE_MCA_prte_tmpdir_base": folders[0]}
     if os.access(_SHARED, os.W_OK):
@@ -68,7 +68,7 @@ def _run(channel: Channel, words: Sequence[str], environ: Mapping[str, str]) -> 
 
 
 def _end_when_told(channel: Channel, command: subprocess.Popen[bytes]) -> None:
-    with suppress(OSError, EOFError):  # nobody is there any more who could tell
+    with suppress(OSError, EOFError):  # `fluidx run` has ended
         channel.receive()
     command.terminate()
     try:

@@ -26,7 +26,7 @@ _WORK = {"broadcast": 1, "all_reduce": 2, "reduce": 2, "all_gather": 3, "all_to_
 _HOW = {"": 0, "sum": 0, "avg": 1, "max": 2, "min": 3, "prod": 4}
 
 
-class Brought(NamedTuple):
+class MeetWords(NamedTuple):
     """What one rank brings to a meeting: `text` shows it, and `call` is the part of the text that is alike on all ranks.
 
     `told` is what the flight recorder shows, and `kept` whether it remembers it as done. `gives` and `takes` are single arrays, contiguous
@@ -59,7 +59,7 @@ class NativeWorld:
         self._mailboxes: dict[tuple[int, int], int] = {}
         self._texts: dict[str, np.ndarray] = {}  # for ever: others read what a rank was at when it is gone
 
-    def meet(self, ranks: Ranks, rank: int, brought: Brought, working: bool = True) -> NativeCall:
+    def meet(self, ranks: Ranks, rank: int, brought: MeetWords, working: bool = True) -> NativeCall:
         """The call that meets the others and, if `working`, does this rank's share of the work."""
         b = brought
         texts, told = [self._text(b.text)], address(self._text(b.told))

@@ -1,4 +1,4 @@
-"""Where the time of runs goes: fluid's `profiler`, with a table of the costliest operators and a timeline that Perfetto opens.
+"""Profiler of runs, under fluid's names: a table of the most expensive operators, and a timeline for Perfetto.
 
 While a profiler is on, every run of every executor makes its steps one by one and each is timed, on each rank, whatever ranks are. What a
 step moves and computes is known from its plan (`executor/plan/cost.py`), so that its time can be held against what the machine can do
@@ -30,7 +30,8 @@ _on: list[Profile] = []  # the one that `start_profiler` switched on
 def profiler(
     state: str = "All", sorted_key: str | None = None, profile_path: str | Path | None = None, tracer_option: str = "Default"
 ) -> Iterator[Profile]:
-    """Time every step of the runs inside, and give the `Profile`, whose `.table()` and `.save(path)` may be asked for behind the block too.
+    """A context that times every step of the runs inside, and gives a `Profile`; its `.table()` and `.save(path)` also work after the
+    block.
 
     `sorted_key` prints the table at the end, sorted by "total", "calls", "ave", "max", "min" or "default", the order of the first run;
     without it nothing is printed. `profile_path` writes the timeline. Where each rank runs the script all see all ranks, and rank 0 prints
@@ -56,7 +57,7 @@ def profiler(
 
 
 def start_profiler(state: str = "All", tracer_option: str = "Default") -> None:
-    """Time every step of the runs from here to `stop_profiler`. One that is on stays on."""
+    """Time every step of the runs from here to `stop_profiler`. If the profiler is on already, it stays on."""
     _check(state, tracer_option)
     if not _on:
         _on.append(Profile())
@@ -64,7 +65,7 @@ def start_profiler(state: str = "All", tracer_option: str = "Default") -> None:
 
 
 def stop_profiler(sorted_key: str | None = None, profile_path: str | Path | None = None) -> Profile | None:
-    """End what `start_profiler` began, print and write as `profiler` does, and return the `Profile`; None when none was on."""
+    """End the profile of `start_profiler`, print and write it as `profiler` does, and return it; None if the profiler was not on."""
     _check("All", "Default", sorted_key)
     if not _on:
         return None
@@ -75,7 +76,7 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str | Path | None
 
 
 def reset_profiler() -> None:
-    """Forget the runs that were seen so far, after a warm-up, say. Profilers that are on stay on.
+    """Drop the runs profiled so far, for example after a warm-up. Active profilers stay on.
 
     >>> start_profiler()
     >>> reset_profiler()
@@ -95,7 +96,7 @@ def _check(state: str, tracer_option: str, sorted_key: str | None = None) -> Non
 
 
 def _report(profile: Profile, sorted_key: str | None, path: str | Path | None) -> None:
-    if rank() > 0:  # it has seen all ranks, as rank 0 has
+    if rank() > 0:  # rank 0 has the runs of all ranks and prints them
         return
     if path is not None:
         profile.save(path)

@@ -1,4 +1,4 @@
-"""What this machine can do at best: a large product and a large copy, measured once per process when first asked for."""
+"""Ceilings of this machine: the speed of a large matrix product and of a large copy, measured once in a process when first needed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from .. import native
 
 _N = 512  # rows and columns of the product: 3 MB of operands, 0.27 GFLOP
-_BYTES = 1 << 26  # of the copy, beyond most caches
-_TIMES = 5  # the best of so many
+_BYTES = 1 << 26  # of the copy: larger than most caches
+_TIMES = 5  # the best of so many measurements
 
 
 class Ceilings(NamedTuple):
-    """The most that `threads` threads reach: float32 operations of a product, and bytes read and written by a copy, both a second in
-    10^9; and the microseconds that a step of one element takes."""
+    """The highest rates of `threads` threads: float32 operations of a product and bytes read and written by a copy, both in 10^9 a second;
+    and the microseconds of a step on one element."""
 
     threads: int
     gflops: float
@@ -32,7 +32,7 @@ class Ceilings(NamedTuple):
         return f"ceilings, {some}: {self.gflops:.4g} GFLOP/s ({product}), {self.gbs:.4g} GB/s ({copy}), {self.call:.1f} us a step"
 
     def seconds(self, flops: int, nbytes: int) -> tuple[float, float]:
-        """The least time that the operations take, and the bytes.
+        """The shortest possible times for these operations and for these bytes.
 
         >>> Ceilings(1, 50.0, 10.0).seconds(5_000_000, 4_000_000)
         (0.0001, 0.0004)
@@ -41,13 +41,13 @@ class Ceilings(NamedTuple):
 
 
 def threads_of(ranks: int) -> int:
-    """The threads that each of some ranks of this process has for its kernels."""
+    """The number of kernel threads of each rank, if so many ranks share this process."""
     return max(1, (native.num_threads() if native.enabled() else 1) // ranks)
 
 
 @lru_cache(maxsize=64)
 def ceilings(threads: int = 1) -> Ceilings:
-    """The ceilings of some threads; the first call takes about a tenth of a second. NumPy's own products take the threads of its BLAS."""
+    """The ceilings for a number of threads; the first call takes about 0.1 s. NumPy's own products use the threads of its BLAS."""
     return Ceilings(threads, 2e-9 * _N**3 / _best(_product, threads), 2e-9 * _BYTES / _copy(), 1e6 * _least_step())
 
 
@@ -78,7 +78,7 @@ def _copying() -> Callable[[], Any]:
 
 
 def _best(make: Callable[[], Callable[[], Any]], threads: int, count: int = _TIMES) -> float:
-    """The shortest of some calls in seconds, in a thread of its own: a limit of threads is a thread's."""
+    """The shortest time of several calls in seconds, on a separate thread, because a limit of kernel threads belongs to a thread."""
     times: list[float] = []
 
     def measure() -> None:

@@ -1,4 +1,4 @@
-"""What a profiler saw: runs with the times of their steps, gathered into rows by operator."""
+"""Profile: the runs that a profiler observed, with step times, and tables of them by operator."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from ..executor.run.bound_plan import BoundPlan
 
 SORTED_BY = ("total", "calls", "ave", "max", "min", "default")
-_NEAR = 0.2  # of a ceiling: what stays below both is bound by neither
-_MOSTLY = 0.5  # of the time: a step that takes hardly longer than one of one element
+_NEAR = 0.2  # fraction of a ceiling: an operator below it for both ceilings is bound by neither
+_MOSTLY = 0.5  # fraction of the time: with more overhead than this, an operator is bound by overhead
 
 
 class Row(NamedTuple):
-    """What the calls of one operator took together. Times are seconds; `share` is of all rows, `near` of the ceiling that is closer."""
+    """The calls of one operator together. Times are seconds; `share` is the fraction of all rows' time, `near` that of the closer
+    ceiling."""
 
     name: str
     kernel: str
@@ -39,11 +40,11 @@ class Row(NamedTuple):
     nbytes: int
     near: float
     bound: str  # "compute", "memory", "overhead" or "communication"
-    site: str  # the user's line, where it is one
+    site: str  # the user's line, if it is one line
 
     @property
     def mean(self) -> float:
-        """Seconds of one call."""
+        """The mean seconds of a call."""
         return self.total / self.calls
 
     @property
@@ -58,8 +59,8 @@ class Row(NamedTuple):
 
 
 class Exposed(NamedTuple):
-    """Communication of one rank in the runs that were seen, in seconds: all of it, the part of it in which the rank computed nothing, and
-    the runs from their first step to their last."""
+    """The communication of one rank in the observed runs, in seconds: `communicating` in total, `exposed` without compute at the same time,
+    and `total`, the runs from their first step to their last."""
 
     rank: int
     runs: int
@@ -76,10 +77,10 @@ class Exposed(NamedTuple):
 
 
 class Profile:
-    """The runs that a profiler saw; `limit` keeps that many of each program and rank.
+    """The runs that a profiler observed; with `limit`, at most so many of each program and rank.
 
-    `rows()` and `table()` gather them by operator, `exposed()` says how much communication nothing was computed beside, and `save(path)`
-    writes the runs as a timeline.
+    `rows()` and `table()` sum them by operator, `exposed()` gives the communication that compute did not hide, and `save(path)` writes the
+    runs as a timeline.
     """
 
     def __init__(self, limit: int | None = None):
@@ -88,15 +89,15 @@ class Profile:
         self._lock = threading.Lock()
         self._calls: dict[
             int, tuple[Plan | RemotePlanValues, list[CallDescription]]
-        ] = {}  # of plans, by id; they are held, so that ids stay theirs
+        ] = {}  # by the id of a plan; plans are kept alive so that ids are not reused
         self._seen: dict[tuple[int, int | None], int] = {}
 
     def wants(self, program: Program, rank: int | None) -> bool:
-        """Is a run of it to be seen? Executors ask."""
+        """Would a run of this program be observed? Executors call it."""
         return self.limit is None or self._seen.get((id(program), rank), 0) < self.limit
 
     def observe(self, bound: BoundPlan | RemotePlan, rank: int | None) -> After | None:
-        """What notes the steps of a run; executors ask."""
+        """The callback that records the steps of a run. Executors call it."""
         program = bound.plan.program
         with self._lock:
             if not self.wants(program, rank):
@@ -111,13 +112,13 @@ class Profile:
         return lambda i, op, start, stop: note((i, start, stop))
 
     def reset(self) -> None:
-        """Forget what was seen."""
+        """Drop all runs."""
         with self._lock:
             self.runs, self._seen = [], {}
 
     def exposed(self) -> list[Exposed]:
-        """What every rank communicated, and how much of that nothing was computed beside: steps on the thread that computes, and waits for
-        those that run beside it. Ranks that did not communicate are left out."""
+        """The communication of every rank, and how much of it compute did not hide: communication on the compute thread, and waits for
+        overlapped steps. Ranks without communication are left out."""
         sums: dict[int, list[float]] = {}
         for run in self.runs:
             if run.rank is None or not any(run.calls[i].communicates for i, _, _ in run.times):
@@ -160,7 +161,7 @@ class Profile:
         return found if sort == "default" else sorted(found, key=column[sort], reverse=True)
 
     def table(self, by: str = "op", sort: str = "total", limit: int = 20, at_best: Callable[[int], Ceilings] = ceilings) -> str:
-        """`rows` as text, the first `limit` of them, with what they add up to and the ceilings of this machine."""
+        """The first `limit` rows as text, with totals and the ceilings of this machine."""
         if not any(run.times for run in self.runs):
             return "nothing ran while the profiler was on"
         rows = self.rows(by, sort, at_best)

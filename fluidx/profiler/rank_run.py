@@ -19,19 +19,19 @@ class RankRun:
     ranks: int
     step: int
     times: list[tuple[int, int, int]] = field(default_factory=list)
-    own_threads: int | None = None  # that its kernels have in a process of its own
+    own_threads: int | None = None  # its kernel threads, if the rank is a process of its own
 
     @property
     def threads(self) -> int:
-        """That its kernels have."""
+        """The number of its kernel threads."""
         return threads_of(self.ranks) if self.own_threads is None else self.own_threads
 
     @property
     def span(self) -> tuple[int, int]:
-        """When its first step began, and when its last one ended: of two threads, each has its own order."""
+        """The start of its first step and the end of its last one. With two threads, steps are not in one order."""
         return min(start for _, start, _ in self.times), max(stop for _, _, stop in self.times)
 
 
 def rate(amount: int, seconds: float) -> float:
-    """10^9 of something a second; 0 where no time passed."""
+    """A rate in 10^9 a second; 0 if no time passed."""
     return amount / seconds / 1e9 if seconds > 0 else 0.0

@@ -14,12 +14,12 @@ from ..executor.run.call_descriptions import CallDescription
 from ..ir.opdef import opdef
 from .rank_run import RankRun, rate
 
-_ROWS = ("", ": communication", ": waits for communication")  # of one rank
-_APART = 1000  # between the numbers of two of them
+_ROWS = ("", ": communication", ": waits for communication")  # the rows of one rank
+_APART = 1000  # distance between the numbers of two rows
 
 
 def events(runs: Sequence[RankRun]) -> Iterator[dict[str, Any]]:
-    """The events of some runs; the first begins at 0."""
+    """The events of several runs; the first one starts at 0."""
     runs = [run for run in runs if run.times]
     zero = min((run.span[0] for run in runs), default=0)
     rows: dict[int, str] = {}
@@ -44,13 +44,13 @@ def events(runs: Sequence[RankRun]) -> Iterator[dict[str, Any]]:
 
 
 def _category(call: CallDescription) -> str:
-    """What the viewers filter by: the kind of event, and what Horovod's timeline calls it."""
+    """The categories by which viewers filter: the kind of event, and its name in Horovod's timeline."""
     kind = "wait" if call.waits else "communication" if call.communicates or call.overlapped else "operator"
     return ",".join(filter(None, (kind, _activity(call))))
 
 
 def _activity(call: CallDescription) -> str:
-    return "" if call.waits else opdef(call.op.type).activity  # the operator of a wait is the one that waits
+    return "" if call.waits else opdef(call.op.type).activity  # the operator of a wait is the waiting one
 
 
 def _event(name: str, kind: str, row: int, start: int, length: int, args: dict[str, Any]) -> dict[str, Any]:

@@ -351,7 +351,7 @@ def test_a_flight_recorder_has_what_each_rank_completed_last_and_what_it_was_in(
     assert [world.latest(r, done=True) for r in (0, 1)] == ["recv of float32[2] from rank 1", "send of float32[2] to rank 0"]
     assert [world.latest(r) for r in (0, 1)] == ["barrier among ranks 0, 1", "send of float32[2] to rank 0"]
     assert [world.inside(r) for r in (0, 1)] == [True, False]
-    assert flight_recorder.told(flight_recorder.trails(world, 2)).splitlines()[2:] == [
+    assert flight_recorder.last_collectives(flight_recorder.flight_records(world, 2)).splitlines()[2:] == [
         "    rank 0: recv of float32[2] from rank 1; then it was in barrier among ranks 0, 1",
         "    rank 1: send of float32[2] to rank 0",
     ]

@@ -48,12 +48,12 @@ def ways(monkeypatch):
 
 def on_ranks(n, job, timeout=20.0):
     """What `job(communicator)` gives on each rank. The first failure is raised; all are told of it on the host."""
-    from fluidx.comm.nccl import MemberNcclWorld
+    from fluidx.comm.nccl import LaunchedNcclWorld
 
     host = Host(n, timeout)
 
     def one(comm):
-        world = MemberNcclWorld(host.communicator(comm.rank), comm.rank)
+        world = LaunchedNcclWorld(host.communicator(comm.rank), comm.rank)
         try:
             return job(world.communicator(comm.rank))
         except CommAborted:

@@ -276,7 +276,7 @@ def test_other_disagreements_of_calls_with_parts():
         "ranks disagree: rank 0 is in reduce_scatter (sum) of float32 in 2 parts, rank 1 in reduce_scatter (max) of float32 in 2 parts"
     )
     assert fails(2, calls) == "ranks disagree: rank 0 is in all_reduce (sum) of float32[4], rank 1 in all_gather of float32[4]"
-    assert fails(2, counts) == "ranks disagree: rank 1 brings 3 parts to all_to_all and takes 3, among 2 ranks"
+    assert fails(2, counts) == "ranks disagree: rank 1 passes 3 parts to all_to_all and expects 3, in a group of 2 ranks"
 
 
 def test_a_world_of_one_rank_copies():

@@ -106,7 +106,7 @@ def test_who_does_not_know_the_key_has_no_memory(job, monkeypatch):
     zero = first(job(0))
     caller(job(0)).close()  # it has its key by now
     monkeypatch.setenv("FLUIDX_JOB_KEY", "another key")
-    assert other(job(1)).end() == "the FLUIDX_JOB_KEY of this process is not that of rank 0; all ranks of a job are given the same"
+    assert other(job(1)).end() == "the FLUIDX_JOB_KEY of this process is not that of rank 0; all ranks of a job must have the same"
     monkeypatch.setenv("FLUIDX_JOB_KEY", "the key")
     one = other(job(1))
     assert set(zero.end()[0]) == {1} and set(one.end()[0]) == {0}
@@ -141,5 +141,5 @@ def test_a_rank_that_does_not_come_is_named(job):
 
 def test_the_helper_that_starts_processes_has_the_time_that_ranks_have(monkeypatch):
     monkeypatch.setenv("FLUIDX_TIMEOUT", "77")
-    monkeypatch.setattr(process_spawner, "_lasting", lambda make: None)
-    assert process_spawner._Nursery().channel.sock.gettimeout() == 77.0
+    monkeypatch.setattr(process_spawner, "_on_lasting_thread", lambda make: None)
+    assert process_spawner._Spawner().channel.sock.gettimeout() == 77.0

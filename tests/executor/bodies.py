@@ -10,7 +10,7 @@ import numpy as np
 
 import fluidx as fx
 from fluidx.comm import launch_environment
-from fluidx.comm.launched_rank import Member, enter
+from fluidx.comm.launched_rank import LaunchedRank, enter
 from fluidx.testing.models import TestModel, classifier, integer_mlp, train_single
 from tests.sweep import ALL, some
 from tests.transpiler import models, staged, test_matrix, test_parity
@@ -102,7 +102,7 @@ def take_part(comm: Any) -> None:
     """Be a rank of the world of `comm`, which is that of all MPI processes or of some, whatever it meets by."""
     there = launch_environment.found()
     assert there is not None
-    enter(Member(there._replace(world_size=comm.world_size), comm.world))
+    enter(LaunchedRank(there._replace(world_size=comm.world_size), comm.world))
 
 
 def over_mpi(comm: Any, names: Sequence[str]) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ import numpy as np
 
 import fluidx as fx
 from fluidx.comm.launch_environment import Launched
-from fluidx.comm.launched_rank import Member, enter, member
+from fluidx.comm.launched_rank import LaunchedRank, enter, member
 from fluidx.testing.models import integer_mlp
 from tests.comm import fake_nccl
 from tests.executor import bodies, faulty
@@ -25,7 +25,7 @@ def install(host):
 def be_launched(comm):
     """Be a rank of a script, of those that are in the world of `comm`."""
     install(lambda: comm)
-    enter(Member(Launched("a test", comm.rank, comm.world_size, comm.world_size, "job"), comm.world))
+    enter(LaunchedRank(Launched("a test", comm.rank, comm.world_size, comm.world_size, "job"), comm.world))
 
 
 def train(comm, names):

@@ -183,7 +183,7 @@ def test_refusals(make, text):
 def test_what_one_turn_has_is_no_value_to_fetch():
     model = layers(2)
     t = transpiled(model, 2, S.micro_batches(2))
-    with fx.ParallelExecutor(t, places=fx.cpu_places(2)) as exe, pytest.raises(fx.FeedError, match="at one index of a time axis; fetch the"):
+    with fx.ParallelExecutor(t, places=fx.cpu_places(2)) as exe, pytest.raises(fx.FeedError, match="at one index of a time axis"):
         exe.run_startup()
         exe.run(feed=model.feed(4), fetch_list=["fc_0.tmp_0.mb1"])
 

@@ -1,4 +1,4 @@
-"""What ranks that send messages tell each other before they trade: who brings what to which call."""
+"""The handshake of a collective call by messages: before data, ranks send each other a text of the call and the types of their arrays."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from ..base import Ranks
 from ..contribution import Contribution
 from ..threads.python_locks import Pace
 
-HEAD = 512  # bytes of a text that says what comes
-LITTLE = 32 * 1024  # bytes of an array that travels behind the text which tells of it
+HEAD = 512  # bytes of the text of a call
+LITTLE = 32 * 1024  # bytes up to which an array is sent in the same message, behind the text
 
-Posted = list[tuple[int, Any]]  # messages on their way: the other rank, and what the world knows them by
+Posted = list[tuple[int, Any]]  # messages in flight: the other rank, and the request
 
 
 class MessageWorld(Protocol):
-    """What sends the messages. Those between two ranks that have one tag arrive in order."""
+    """The message layer below a MessageCommunicator. Messages between two ranks with one tag arrive in order."""
 
     world_size: int
-    tags: int  # the highest
+    tags: int  # the highest tag
     paces: list[Pace]
 
     def send(self, data: np.ndarray, to: int, tag: int) -> Posted:
-        """Begin to send a contiguous array, which stays as it is until that has happened. Nothing is sent of an empty one."""
+        """Start to send a contiguous array, which must not change until then. An empty array sends nothing."""
 
     def post(self, data: np.ndarray, to: int, tag: int) -> Posted:
-        """Begin to send an array, a small one for good: it may change at once."""
+        """Start to send an array. A small array is copied, so it may change at once."""
 
     def receive(self, place: np.ndarray, source: int, tag: int) -> Posted: ...
 
     def line(self, out: np.ndarray, place: np.ndarray, peer: int, tag: int) -> Posted:
-        """Messages of bytes to be sent and received again and again, between `start` and `finish`. A shorter one may arrive."""
+        """Persistable requests: messages of bytes that are sent and received at each `start`, until `finish`. A shorter one may arrive."""
 
     def start(self, posted: Posted) -> None: ...
 
     def hang_up(self, posted: Posted) -> None:
-        """A line is of no more use."""
+        """Free the requests of a line."""
 
     def finish(self, posted: Posted, what: str) -> None:
-        """Wait until all that has happened. Raises CommTimeout, which names the other ranks, or CommAborted."""
+        """Wait until all requests are complete. Raises CommTimeout, which names the missing ranks, or CommAborted."""
 
     def check(self) -> None: ...
 
     def abort(self, reason: BaseException) -> None: ...
 
 
-class Talk:
-    """What the members of a group tell each other in calls that are alike: for each other one the text, with room behind it for what
-    little goes along, the same of what is heard, and how what is heard has to begin."""
+class Handshake:
+    """The handshake of repeated equal calls of a group. For each other member: the message to send (text, then space for small arrays), the
+    buffer for its message, and the expected beginning of that."""
 
     def __init__(self, world: MessageWorld, me: int, ranks: Ranks, tag: int, slot: Contribution, along: Sequence[int]):
         self.text, self.call, self.world, self.posted = str(slot), slot.call, world, list[tuple[int, Any]]()
@@ -69,12 +69,12 @@ class Talk:
 
 
 def encoded(*texts: str) -> np.ndarray:
-    """Texts as a message, of which the last ones are cut where it would be too long."""
+    """Texts as a message. It is cut at HEAD bytes."""
     return np.frombuffer("\0".join(texts).encode()[:HEAD], np.uint8)
 
 
 def decoded(head: np.ndarray) -> list[str]:
-    """The texts of a message, and empty ones behind them."""
+    """The three texts of a message; missing ones are ""."""
     return (head.tobytes().decode(errors="replace").split("\0") + ["", ""])[:3]
 
 

@@ -1,4 +1,4 @@
-"""What the first rank of each host does for all on it: it tells those of the others what is brought, and adds up what is little."""
+"""HostLeader: the first rank of each host exchanges types with the leaders of other hosts for all its ranks, and reduces small arrays."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import numpy as np
 
 from ..base import Ranks
 from ..contribution import Block, Contribution, reduce_into
+from ..threads.python_locks import parts_text
 from .handshake import type_of
 from .host_pipeline import PipelineItem, items_of
 from .message_collectives import MessageCommunicator
 
-_TYPE = 48  # bytes of a text of a type
+_TYPE = 48  # bytes for the text of a type
 _NO_BYTES = np.empty(0, np.uint8)
 
-Seen = Sequence[Sequence[Sequence[np.ndarray]]]  # what each rank of this host gives, and takes
+Seen = Sequence[Sequence[Sequence[np.ndarray]]]  # for each rank of this host: its inputs and its outputs
 Refuse = Callable[[str, int], NoReturn]
 
 
 class HostGroup(NamedTuple):
-    """A group's members by host, and which of the hosts this one is."""
+    """A group's members by host, and the index of this host."""
 
     ranks: Ranks
     hosts: tuple[Ranks, ...]
@@ -37,9 +38,9 @@ class HostGroup(NamedTuple):
         return [h for h, host in enumerate(self.hosts) for _ in host]
 
 
-class Lead:
-    """For collectives of a group whose arrays lie where they lay before. Hosts tell one another, of each pair of ranks on the two, the type
-    of what goes from one to the other, and what is `little` itself; `sums` are what is to be done with that."""
+class HostLeader:
+    """Serves repeated collectives of a group with the same arrays. For each pair of ranks on two hosts, the leaders exchange the type of
+    the array between them; if arrays are `little`, also the arrays themselves. `sums` are the reductions of these."""
 
     def __init__(self, far: MessageCommunicator, group: HostGroup, slot: Contribution, seen: Seen, little: bool):
         self.far, self.group, self.what, self.seen = far, group, slot.what, seen
@@ -49,7 +50,7 @@ class Lead:
         self.wanted = [types.tobytes() for types in taken]
         self.told = [_behind(types, items, group.here) for types in given]
         self.heard = [_behind(types, items, h) for h, types in enumerate(taken)]
-        self.own = list[tuple[np.ndarray, np.ndarray]]()  # where a term is told, and it
+        self.own = list[tuple[np.ndarray, np.ndarray]]()  # (its place in the message, a term)
         for told, types in zip(self.told, given, strict=True):
             for item, rows in zip(items, _terms(told[types.size :], items, group.here), strict=True):
                 self.own += zip(rows, item.terms)
@@ -67,7 +68,7 @@ class Lead:
             reduce_into(terms, places, self.op, block)
 
     def _misfit(self, host: int) -> NoReturn:
-        """Say which rank gives another one what that does not expect."""
+        """Raise CommError: it names the rank whose array has another type than expected."""
         pairs = [(source, rank) for source in self.group.hosts[host] for rank in self.group.own]
         wants, haves = (np.frombuffer(side, f"S{_TYPE}", len(pairs)) for side in (self.wanted[host], self.heard[host].tobytes()))
         k = int(np.argmax(wants != haves))
@@ -76,13 +77,13 @@ class Lead:
 
 
 def _types(group: HostGroup, slot: Contribution, seen: Seen, refuse: Refuse) -> list[list[np.ndarray]]:
-    """For each host, the types of what this one's ranks give its ranks, and of what they take from them: as texts, one of each pair."""
+    """For each host, the types of arrays from this host's ranks to its ranks, and back: as texts, one for each pair of ranks."""
     if slot.gives is None:
         return [[_NO_BYTES] * len(group.hosts)] * 2
     n, homes = len(group.ranks), group.homes
     for rank, (gives, takes) in zip(group.own, seen, strict=True):
         if not len(gives) == len(takes) == n:
-            refuse(f"rank {rank} brings {len(gives)} parts to {slot.what} and takes {len(takes)}, among {n} ranks", rank)
+            refuse(parts_text(rank, slot.what, len(gives), len(takes), n), rank)
     members = [[k for k in range(n) if homes[k] == h] for h in range(len(group.hosts))]
     given = [_texts([gives[k] for gives, _ in seen for k in others]) for others in members]
     return [given, [_texts([takes[k] for k in others for _, takes in seen]) for others in members]]
@@ -93,24 +94,24 @@ def _texts(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _text(said: bytes) -> bytes:
-    """A text in the bytes that there are: what is cut off a long one counts all the same."""
+    """A text in _TYPE bytes. A long text is cut, with a checksum, so that all of it is compared."""
     if len(said) > _TYPE:
         said = said[: _TYPE - 9] + b"~%08x" % zlib.crc32(said)
     return said.ljust(_TYPE, b"\0")
 
 
 def _nbytes(item: PipelineItem, host: int) -> int:
-    """Of the terms that a host has."""
+    """The bytes of a host's terms."""
     return item.counts[host] * item.size * item.dtype.itemsize
 
 
 def _behind(types: np.ndarray, items: Sequence[PipelineItem], host: int) -> np.ndarray:
-    """The types, and room behind them for the terms of a host."""
+    """A message: the types, then space for the terms of a host."""
     return np.concatenate([types, np.zeros(sum(_nbytes(item, host) for item in items), np.uint8)])
 
 
 def _terms(room: np.ndarray, items: Sequence[PipelineItem], host: int) -> list[list[np.ndarray]]:
-    """Where the terms of a host lie, item by item."""
+    """The places of a host's terms in a message, by item."""
     at, found = 0, []
     for item in items:
         nbytes = _nbytes(item, host)

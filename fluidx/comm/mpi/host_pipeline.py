@@ -1,9 +1,9 @@
-"""What is large on its way between hosts, where it adds up in rank order.
+"""A pipeline over hosts, for large arrays of a collective: it reduces in rank order.
 
-The members of a group are on hosts that follow one another in it. The first host adds what its ranks have and hands that to the second,
-which adds what its own have, and so on: the last one has the sum, in the order of the ranks, and hands it back from host to host. Arrays
-are cut into pieces, so that all hosts are at work, and each link carries every piece once each way. A value that one rank has and others
-want travels in the same way: it is the sum of one term.
+The members of a group are ordered by host. The first host adds the terms of its ranks and sends the result to the second, which adds its
+own, and so on. The last host has the sum, added in rank order, and sends it back from host to host. Arrays are cut into pieces, so that all
+hosts work at the same time; each piece passes each link once in each direction. A value that only one rank has (broadcast, all_gather) uses
+the same pipeline: it is a sum of one term.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from ..contribution import Contribution, add_up, settle, wide
 from .handshake import MessageWorld, Posted
 from .message_collectives import put
 
-_PIECE = 512 * 1024  # bytes, added and on their way at a time: they stay in the second-level cache
-_AHEAD = 2  # pieces that are received before they are wanted
-_LAG = 3  # pieces that are added before the sum of one is waited for
-_RING = 4  # pieces of one kind that are in use at a time
+_PIECE = 512 * 1024  # bytes that are added or sent at a time: they stay in the second-level cache
+_AHEAD = 2  # a receive starts so many pieces before its addition
+_LAG = 3  # so many pieces are added before the wait for a piece's sum
+_RING = 4  # buffers of one kind in use at a time
 
 
 class PipelineItem(NamedTuple):
-    """A sum, or one value, and who wants it. Arrays are those of this host, flat and in one piece."""
+    """A sum, or one value, with its receivers. Arrays are those of this host, flat and contiguous."""
 
     size: int
     dtype: np.dtype
     terms: list[np.ndarray]
-    counts: tuple[int, ...]  # of the terms that each host has
+    counts: tuple[int, ...]  # the number of terms on each host
     places: list[np.ndarray]
     chain: list[int]  # the hosts that add, in order
-    route: list[int]  # the last of them, which has the sum, and those that want it, in the order in which it comes to them
+    route: list[int]  # the last of these hosts, which has the sum, then the receivers, in the order in which they get it
 
 
-class Way(NamedTuple):
-    """How pieces travel: what sends them, by which tag and the one behind it, between which ranks by host, and which host this is."""
+class PipelineRoute(NamedTuple):
+    """The route of pieces: the message layer, the tags (`tag` and `tag` + 1), the sending rank of each host, and the index of this host."""
 
     world: MessageWorld
     tag: int
@@ -47,8 +47,8 @@ class Way(NamedTuple):
 
 
 def items_of(slot: Contribution, homes: Sequence[int], here: int, seen: Sequence[Sequence[Sequence[np.ndarray]]]) -> Iterator[PipelineItem]:
-    """What a collective carries: `homes` are the hosts of the members, numbered in their order, and `seen` the arrays that those of the
-    host `here` give and take."""
+    """The items of a collective. `homes`: the host of each member, numbered in order. `seen`: the input and output arrays of the members on
+    host `here`."""
     own, n = [k for k, home in enumerate(homes) if home == here], homes[-1] + 1
     everyone, all_of = range(n), tuple(homes.count(h) for h in range(n))
     given, taken = ([[a.reshape(-1) for a in arrays] for arrays in side] for side in zip(*seen, strict=True))
@@ -69,12 +69,12 @@ def items_of(slot: Contribution, homes: Sequence[int], here: int, seen: Sequence
                 yield _item(source, _one(home, n), [t[k] for t in taken], everyone, taken[0][k])
 
 
-def carry(items: Iterable[PipelineItem], op: str, way: Way, share: int, shares: int) -> None:
-    """Do one share of what is to be done."""
+def carry(items: Iterable[PipelineItem], op: str, way: PipelineRoute, share: int, shares: int) -> None:
+    """Run one share of the pipeline."""
     pieces = [piece for k, piece in enumerate(_pieces(items, shares)) if k % shares == share]
     if not pieces:
         return
-    work, n = _Work(pieces, op, way), len(pieces)
+    work, n = _PipelineShare(pieces, op, way), len(pieces)
     for t in range(n + _AHEAD + _LAG):
         if t < n:
             work.expect(t)
@@ -85,26 +85,27 @@ def carry(items: Iterable[PipelineItem], op: str, way: Way, share: int, shares: 
     work.end()
 
 
-class _Work:
-    """The pieces of one share on their way through this host."""
+class _PipelineShare:
+    """The pieces of one share on this host."""
 
-    def __init__(self, pieces: list[tuple[PipelineItem, slice]], op: str, way: Way):
+    def __init__(self, pieces: list[tuple[PipelineItem, slice]], op: str, way: PipelineRoute):
         self.pieces, self.op, self.way = pieces, op, way
         most = max((min(item.size, at.stop) - at.start) * wide(item.dtype).itemsize for item, at in pieces)
         self.rows = way.room(2 * _RING, -(-most // 64) * 64, np.dtype(np.uint8))
         self.coming, self.sums = dict[int, Posted](), dict[int, Posted]()
-        self.sent: list[Posted] = [[] for _ in range(_RING)]  # from the rows, where pieces are added
+        self.sent: list[Posted] = [[] for _ in range(_RING)]  # sends from the buffers in which pieces are added
         self.leaving: Posted = []
 
     def expect(self, p: int) -> None:
-        """What the hosts before this one have added is to be received."""
+        """Start to receive the sum of the earlier hosts."""
         item, at = self.pieces[p]
         if self.way.here in item.chain[1:]:
             before = item.chain[item.chain.index(self.way.here) - 1]
             self.coming[p] = self.way.world.receive(self._row(p, item, at), self.way.peers[before], self.way.tag)
 
     def add(self, p: int) -> None:
-        """Add what this host has and send it on, or the sum, if that is it; else the sum is to be received."""
+        """Add this host's terms and send the result to the next host. The last host has the sum and sends it back; others start to receive
+        it."""
         item, at = self.pieces[p]
         here, last = self.way.here, item.route[0]
         if here in item.chain:
@@ -122,7 +123,7 @@ class _Work:
             self.sums[p] = self.way.world.receive(item.places[0][at], self.way.peers[before], tag)
 
     def pass_on(self, p: int) -> None:
-        """Put the sum where this host's ranks want it, and send it on."""
+        """Copy the sum to this host's receivers, and send it to the next host."""
         if p not in self.sums:
             return
         item, at = self.pieces[p]
@@ -145,7 +146,7 @@ class _Work:
         if p in self.coming:
             self.way.world.finish(self.coming.pop(p), self.way.what)
             terms.insert(0, self._row(p, item, at))
-        self.way.world.finish(self.sent[k], self.way.what)  # the row of four pieces ago
+        self.way.world.finish(self.sent[k], self.way.what)  # the piece that used this buffer last
         self.sent[k] = []
         total = self._row(p, item, at, _RING)
         add_up(terms, self.op, total)
@@ -158,7 +159,7 @@ class _Work:
         return total if total.dtype == item.dtype else total.astype(item.dtype)
 
     def _row(self, p: int, item: PipelineItem, at: slice, first: int = 0) -> np.ndarray:
-        """Room for a piece as it is added up in: one is received there, or added."""
+        """A buffer for a piece in the dtype of the addition: pieces are received or added there."""
         dtype = wide(item.dtype)
         nbytes = (min(item.size, at.stop) - at.start) * dtype.itemsize
         return self.rows[first + p % _RING, :nbytes].view(dtype)
@@ -180,5 +181,5 @@ def _item(
 
 
 def _one(home: int, hosts: int) -> tuple[int, ...]:
-    """The value is from one host."""
+    """The counts of a value that one host has."""
     return tuple(int(h == home) for h in range(hosts))

@@ -1,9 +1,9 @@
-"""Collectives of messages between two ranks, for ranks that share no memory.
+"""MessageCommunicator: collectives by point-to-point messages, for ranks that share no memory.
 
-A library's own collectives, such as MPI's, have no deadline, do not say who is missing and add in an order of their own. Here every member
-tells every other one what it brings, which shows who is there and whether they agree; what is little travels in the same message. What is
-large is reduced by slices: one member gathers what all have of a slice, adds in rank order, as threads do, and hands the sum out, piece by
-piece, so that some travel while others are added.
+A library's own collectives, such as MPI's, have no deadline, do not name missing ranks, and add in another order. Here every member sends
+every other one a text of the call, which shows who is missing and whether calls are equal; small arrays are sent in the same message. A
+large array is reduced by slices: one member gathers a slice from all, adds in rank order, as threads do, and sends the sum to all. It works
+piece by piece, so that pieces are sent while others are added.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ import numpy as np
 
 from ..base import CommError, Ranks
 from ..contribution import BLOCK, Contribution, reduce_into
-from .handshake import HEAD, LITTLE, MessageWorld, Posted, Talk, decoded, encoded, type_of
+from ..threads.python_locks import parts_text
+from .handshake import HEAD, LITTLE, Handshake, MessageWorld, Posted, decoded, encoded, type_of
 
-_SMALL = 4 * 1024  # elements up to which everyone is sent everything: one trade instead of two
+_SMALL = 4 * 1024  # elements up to which every rank sends everything to every rank: one exchange instead of two
 _PIECE = 512 * 1024  # bytes of a slice that are added at a time: they stay in the second-level cache
-_AHEAD = 3  # pieces on their way while one is added
-_MOST_TALKS = 128
+_AHEAD = 3  # pieces in flight while one is added
+_MOST_HANDSHAKES = 128
 _TEXTS, _DATA = 0, 1  # tags of messages from peer to peer; groups have higher ones
 _NOTHING = np.empty(0, np.uint8)
 
-Arrays = Sequence[np.ndarray] | np.ndarray  # the rows of one, too
+Arrays = Sequence[np.ndarray] | np.ndarray  # a list of arrays, or the rows of one
 
 
 class MessageCommunicator:
     """One rank's communicator in a world of messages; implements comm.base.Communicator.
 
-    Groups need no making: members know each other by rank, and a group's messages have tags of their own.
+    Groups need no set-up: members know each other by rank, and each group's messages have their own tags.
     """
 
     asynchronous = False
@@ -42,7 +43,7 @@ class MessageCommunicator:
         self._scratch: np.ndarray = np.empty(0)
         self._landing: np.ndarray = np.empty(0, np.uint8)
         self._tags: dict[Ranks, int] = {}
-        self._talks: dict[tuple, Talk] = {}
+        self._handshakes: dict[tuple, Handshake] = {}
 
     def abort(self, reason: BaseException) -> None:
         self.world.abort(reason)
@@ -80,7 +81,7 @@ class MessageCommunicator:
         self.bring(ranks, Contribution("all_to_all", sends, gives=sends, takes=recvs))
 
     def bring(self, ranks: Ranks, slot: Contribution) -> None:
-        """Do what the slot says."""
+        """Carry out the collective of the contribution."""
         match slot.what:
             case "all_reduce" | "reduce":
                 self._reduce(ranks, slot)
@@ -129,7 +130,7 @@ class MessageCommunicator:
         readers: Sequence[int] = (),
         places: Sequence[np.ndarray] = (),
     ) -> None:
-        """Add up what all have of my slice into `total`, and hand it to `readers`, who get the others' sums, each in its place."""
+        """Reduce this rank's slice from all ranks into `total`, and send it to `readers`. Readers receive the other sums into `places`."""
         world, tag, n, mine, what = self.world, self.tag(ranks) + 1, len(ranks), ranks.index(self.rank), str(slot)
         step = max(1, _PIECE // total.itemsize)
         others = [(k, r) for k, r in enumerate(ranks) if k != mine]
@@ -157,7 +158,7 @@ class MessageCommunicator:
             for k, r in others:
                 if k in readers:
                     last += world.send(sums, r, tag)
-            world.finish(sent.pop(p), what)  # what comes next may come into its place
+            world.finish(sent.pop(p), what)  # a later piece may reuse its buffer
             for k, r in others:
                 if mine in readers:
                     last += world.receive(places[k][piece], r, tag)
@@ -166,13 +167,13 @@ class MessageCommunicator:
         world.finish(last, what)
 
     def _broadcast(self, ranks: Ranks, slot: Contribution) -> None:
-        """The root sends everyone a slice, which they send each other."""
+        """The root sends a slice to every other rank, and these send their slices to each other."""
         root, n, mine = slot.root, len(ranks), ranks.index(self.rank)
         source, place = _flat(slot.x), _flat(slot.out)
         whole = source.size <= _SMALL
         cuts = [slice(0, source.size)] * n if whole else _cuts(source.size, n - 1)
         if not whole:
-            cuts.insert(root, slice(0, 0))  # it has everything
+            cuts.insert(root, slice(0, 0))  # the root needs no slice
         if mine == root:
             self.trade(ranks, slot, [source[cut] for cut in cuts], [_NOTHING] * n)
             place[...] = source
@@ -190,7 +191,7 @@ class MessageCommunicator:
         return self._scratch
 
     def room(self, count: int, size: int, dtype: np.dtype) -> np.ndarray:
-        """Room for so many arrays, until the next call of this."""
+        """A buffer for `count` arrays, valid until the next call."""
         nbytes = count * size * dtype.itemsize
         if self._landing.size < nbytes:
             self._landing = np.empty(nbytes, np.uint8)
@@ -199,15 +200,15 @@ class MessageCommunicator:
     # -- a group's messages -------------------------------------------------------------------------------------------------
 
     def _meet(self, ranks: Ranks, slot: Contribution) -> None:
-        """Come together, see that all bring what fits, and trade what the slot has a part of for each."""
+        """A collective call: check that all contributions fit together, and exchange the parts."""
         none = [_NOTHING] * len(ranks)
         self.trade(ranks, slot, none if slot.gives is None else slot.gives, none if slot.takes is None else slot.takes)
 
     def trade(self, ranks: Ranks, slot: Contribution, gives: Arrays, takes: Arrays) -> None:
-        """Come together, see that all bring what fits, and give each something and take something of each."""
+        """Check that all contributions fit together; send `gives[k]` to rank k and receive `takes[k]` from it."""
         world = self.world
         world.check()
-        talk = self._talk(ranks, slot, gives)
+        talk = self._handshake(ranks, slot, gives)
         for k, _ in talk.others:
             if 0 < (nbytes := gives[k].nbytes) <= LITTLE:
                 talk.said[k][HEAD : HEAD + nbytes] = _bytes(gives[k])
@@ -224,19 +225,19 @@ class MessageCommunicator:
         if gives[mine].size and takes[mine].size:
             put(takes[mine], gives[mine])
 
-    def _talk(self, ranks: Ranks, slot: Contribution, gives: Arrays) -> Talk:
+    def _handshake(self, ranks: Ranks, slot: Contribution, gives: Arrays) -> Handshake:
         arrays = (slot.x,) if slot.gives is None else (*slot.gives, None, *slot.takes)
         types = ((a.dtype, a.shape) if a is not None else None for a in arrays)
         key = ranks, type(slot), slot.what, slot.op, slot.root, *types, *(a.nbytes for a in gives)
-        talk = self._talks.get(key)
+        talk = self._handshakes.get(key)
         if talk is None:
             self._check_parts(slot, ranks)
-            if len(self._talks) >= _MOST_TALKS:
-                for old in self._talks.values():
+            if len(self._handshakes) >= _MOST_HANDSHAKES:
+                for old in self._handshakes.values():
                     old.close()
-                self._talks.clear()
+                self._handshakes.clear()
             along = [a.nbytes if a.nbytes <= LITTLE else 0 for a in gives]
-            talk = self._talks[key] = Talk(self.world, self.rank, ranks, self.tag(ranks), slot, along)
+            talk = self._handshakes[key] = Handshake(self.world, self.rank, ranks, self.tag(ranks), slot, along)
         return talk
 
     def _begin(self, ranks: Ranks, gives: Arrays, takes: Arrays) -> tuple[Posted, list[tuple[np.ndarray, np.ndarray]]]:
@@ -258,8 +259,8 @@ class MessageCommunicator:
             put(place, got)
 
     def tag(self, ranks: Ranks) -> int:
-        """Of what a group's members tell each other; the two behind it are for what they give. Groups that fall on the same get along:
-        what two ranks send each other is in the order of their calls."""
+        """The tag of a group's texts; the next two tags are for its data. Groups with equal tags do not conflict: messages between two
+        ranks are in the order of their calls."""
         if ranks not in self._tags:
             self._tags[ranks] = 2 + 3 * (zlib.crc32(repr(ranks).encode()) % (self.world.tags // 3 - 2))
         return self._tags[ranks]
@@ -269,12 +270,12 @@ class MessageCommunicator:
             return
         given, taken, n = len(slot.gives), len(slot.takes), len(ranks)
         if not given == taken == n:
-            self.refuse(f"rank {self.rank} brings {given} parts to {slot.what} and takes {taken}, among {n} ranks", self.rank)
+            self.refuse(parts_text(self.rank, slot.what, given, taken, n), self.rank)
         k = ranks.index(self.rank)
         if type_of(slot.gives[k]) != type_of(slot.takes[k]):
             self._misfit(slot, k, self.rank, type_of(slot.gives[k]))
 
-    def _checkhead(self, slot: Contribution, talk: Talk, k: int, rank: int) -> None:
+    def _checkhead(self, slot: Contribution, talk: Handshake, k: int, rank: int) -> None:
         wanted = talk.wanted[k]
         if talk.heard[k][: len(wanted)].tobytes() == wanted:
             return
@@ -330,7 +331,7 @@ def _flat(a: np.ndarray) -> np.ndarray:
 
 
 def _plain(place: np.ndarray) -> np.ndarray:
-    """The place itself, if it is in one piece, or another one for a while."""
+    """The array itself if it is contiguous, else a temporary one."""
     return place if place.flags.c_contiguous else np.empty(place.shape, place.dtype)
 
 
@@ -339,7 +340,7 @@ def _at(a: np.ndarray) -> int:
 
 
 def put(place: np.ndarray, got: np.ndarray) -> None:
-    """Copy what is not there already."""
+    """Copy `got` to `place`, unless it is the same memory."""
     there = place.flags.c_contiguous and got.flags.c_contiguous and _at(place) == _at(got)
     if not there and got is not place:
         np.copyto(place, got.reshape(place.shape))

@@ -1,4 +1,4 @@
-"""How to start ranks with mpirun: the command and the environment, for the implementations that there are."""
+"""The mpirun command: arguments and environment for Open MPI and MPICH."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from pathlib import Path
 
 from ...ir.errors import install
 
-Hosts = Sequence[tuple[str, int | None]]  # names, and how many ranks each takes, if that is said
+Hosts = Sequence[tuple[str, int | None]]  # names, and the number of ranks on each, if it is given
 
 _DEADLY = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
 _AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
 
 
 def program() -> str | None:
-    """The mpirun of the environment that this Python is of, or else the one on the path."""
-    beside = Path(sys.executable).with_name("mpirun")  # where wheels put theirs
+    """The mpirun in this Python's environment, else the one on the path."""
+    beside = Path(sys.executable).with_name("mpirun")  # wheels install it there
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 def why_not() -> str:
-    """Why nothing can be started with mpirun, or an empty text."""
+    """The reason why mpirun is not available; "" if it is."""
     return "" if program() else f"there is no mpirun; {install('mpi')}"
 
 
 def command(
     ranks: int, args: Sequence[str], hosts: Path | str | Hosts | None = None, environ: Mapping[str, str] = os.environ
 ) -> tuple[list[str], dict[str, str]]:
-    """What runs `args` on so many ranks, and in which environment. `hosts` are in a file with one a line, as mpirun reads it, or are names.
+    """The command that runs `args` on so many ranks, and its environment. `hosts` is a host file for mpirun, or a list of names.
 
-    There may be more ranks than cores, and they choose their cores themselves. Raises FileNotFoundError where there is no mpirun.
+    There may be more ranks than cores; ranks choose their cores themselves. Raises FileNotFoundError if mpirun is missing.
     """
     found = program()
     if found is None:
@@ -50,13 +50,13 @@ def command(
     if not open_mpi:
         return [found, "-n", str(ranks), *where, *args], dict(environ)
     own = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", *where]
-    if where:  # to which it takes no variables along
+    if where:  # mpirun does not pass variables to other hosts by itself
         own += [word for name in sorted(environ) if name.startswith("FLUIDX_") for word in ("-x", name)]
     return [found, "-n", str(ranks), *own, *args], {**environ, **(_AS_ROOT if os.geteuid() == 0 else {})}
 
 
 def hosts_of(file: Path | Hosts) -> Hosts:
-    """The hosts that a file names, and how many ranks each takes, if it says so: in the words of Open MPI, or in those of MPICH."""
+    """The hosts in a host file of Open MPI or MPICH, with the number of ranks on each if it is given."""
     if not isinstance(file, Path):
         return file
     found: dict[str, int | None] = {}
@@ -69,8 +69,7 @@ def hosts_of(file: Path | Hosts) -> Hosts:
 
 
 def ended(status: int) -> int:
-    """What mpirun ends with because of a rank, as that rank's own status, which is negative for a signal: Open MPI adds 128 to its number,
-    and Hydra leaves it as it is."""
+    """The exit status of a rank (negative for a signal), from mpirun's status: Open MPI adds 128 to a signal's number, Hydra does not."""
     if status > 128:
         return 128 - status
     found = program()
@@ -78,7 +77,7 @@ def ended(status: int) -> int:
 
 
 def version() -> str:
-    """The mpirun at hand, and its version, or that there is none."""
+    """The version line of mpirun; "no mpirun" if there is none."""
     return (_said(found).strip().splitlines() or [found])[0] if (found := program()) else "no mpirun"
 
 

@@ -1,9 +1,8 @@
-"""Ranks of several hosts. Those of one host meet in memory that they share, as processes do; between hosts goes what other hosts have to
-know, and that once.
+"""HostsWorld: ranks on several hosts. Ranks of one host use shared memory; between hosts, each value is sent once.
 
-A collective of ranks on several hosts has three steps. The ranks of each host meet and see each other's arrays. The first of each host
-tells those of the others what is brought; what is little goes along, and is all that is sent. What is large the ranks carry between the
-hosts, each a share of it (`carry.py`). Then the ranks of each host meet again.
+A collective of ranks on several hosts has three steps. First, the ranks of each host wait for each other and see each other's arrays.
+Second, the first rank of each host exchanges the types with the others; small arrays are sent in the same message. Large arrays are sent by
+all ranks, each a share of them (`host_pipeline.py`). Third, the ranks of each host wait for each other again.
 """
 
 from __future__ import annotations
@@ -13,26 +12,26 @@ from itertools import groupby
 from typing import Any
 
 from ... import native
-from ...native.world import Brought, mails
+from ...native.world import MeetWords, mails
 from ..base import CommAborted, Ranks
 from ..contribution import Contribution
 from ..processes import ProcessCommunicator, ProcessWorld, SharedCalls
 from ..threads.native_calls import among, layouts
-from .host_leader import HostGroup, Lead, Seen
-from .host_pipeline import Way, carry, items_of
+from .host_leader import HostGroup, HostLeader, Seen
+from .host_pipeline import PipelineRoute, carry, items_of
 from .message_collectives import MessageCommunicator
 from .world import MpiWorld
 
-_LITTLE = 24 * 1024  # bytes of what a host's ranks bring, up to which it is told at once
+_LITTLE = 24 * 1024  # bytes of a host's arrays up to which they are sent with the types
 _MOST_LEADS = 128
-_GRACE = 1.0  # seconds that the ranks of another host have to say which of them is missing
+_GRACE = 1.0  # seconds for the ranks of another host to name their missing rank
 
 
 class HostsWorld:
-    """The world that this process is one rank of: `here` are the ranks of this host, which have their numbers among all, and `between`
-    sends messages to all. `homes` says of each rank which host it is on."""
+    """The world of ranks on several hosts. `here` is the world of this host's ranks (with global rank numbers), `between` sends messages to
+    all ranks, and `homes` is the host of each rank."""
 
-    memory = None  # that all ranks share
+    memory = None  # there is no memory that all ranks share
 
     def __init__(self, here: ProcessWorld, between: MpiWorld, homes: Sequence[int]):
         self.here, self.between, self.homes = here, between, tuple(homes)
@@ -48,7 +47,7 @@ class HostsWorld:
         return HostsCommunicator(self, rank)
 
     def group(self, ranks: Ranks) -> HostGroup | None:
-        """The group by host; None where its members do not follow one another by host, or none has another one on its host."""
+        """The group by host; None if its members are not ordered by host, or if no host has two of them."""
         if ranks not in self._groups:
             hosts = tuple(tuple(members) for _, members in groupby(ranks, lambda r: self.homes[r]))
             apart = len({self.homes[host[0]] for host in hosts}) < len(hosts) or len(hosts) == len(ranks) > 1
@@ -65,7 +64,7 @@ class HostsWorld:
         self.between.check()
 
     def abort(self, reason: BaseException) -> None:
-        """Tell the ranks of this host, and those of others unless they know."""
+        """Abort the ranks of this host, and those of other hosts unless they know already."""
         heard = self.between.failure if isinstance(reason, CommAborted) else None
         self.here.abort(heard or reason)
         if not isinstance(reason, CommAborted):
@@ -78,8 +77,7 @@ class HostsWorld:
 class HostsCommunicator(ProcessCommunicator):
     """One rank's communicator in a HostsWorld; implements comm.base.Communicator.
 
-    Groups of one host's ranks meet as processes. Messages are sent in groups that are not met by host, and by who exchanges messages or
-    parts of its own with everyone.
+    Groups on one host use shared memory. Messages are used for groups that are not ordered by host, for send and recv, and for all_to_all.
     """
 
     def __init__(self, world: HostsWorld, rank: int):
@@ -87,7 +85,7 @@ class HostsCommunicator(ProcessCommunicator):
         self.world: Any = world
         self.calls = _NearCalls(world, rank)
         self._far = MessageCommunicator(world.between, rank)
-        self._leads: dict[tuple, Lead] = {}
+        self._leaders: dict[tuple, HostLeader] = {}
 
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
         with self._shared.noted(self.rank, mails(sends, recvs)):
@@ -104,7 +102,7 @@ class HostsCommunicator(ProcessCommunicator):
             else:
                 super()._meet(ranks, slot)
         except BaseException as e:
-            self.world.abort(e)  # those who wait for this rank do so in two worlds
+            self.world.abort(e)  # other ranks may wait for this one in two worlds
             raise
 
     def _meet_hosts(self, group: HostGroup, given: Contribution) -> None:
@@ -116,9 +114,9 @@ class HostsCommunicator(ProcessCommunicator):
         little, leads = _moved(slot) * max(map(len, group.hosts)) <= _LITTLE, self.rank == group.own[0]
         seen = self._all.brought(group.own) if leads or not little else []
         if leads:
-            self._lead(group, slot, seen, little).trade(self._block)
+            self._run_leader(group, slot, seen, little).trade(self._block)
         if not little:
-            go()  # what all hosts bring fits together
+            go()  # the leaders have checked that all arrays fit together
             self._carry(group, slot, seen)
         go()
         self._give_back(given, slot)
@@ -127,25 +125,25 @@ class HostsCommunicator(ProcessCommunicator):
         share, shares = group.own.index(self.rank), min(map(len, group.hosts))
         if share < shares:
             peers = [host[share] for host in group.hosts]
-            way = Way(self._far.world, self._far.tag(group.ranks) + 1, peers, group.here, str(slot), self._far.room)
+            way = PipelineRoute(self._far.world, self._far.tag(group.ranks) + 1, peers, group.here, str(slot), self._far.room)
             carry(items_of(slot, group.homes, group.here, seen), slot.op, way, share, shares)
 
     def _near(self, group: HostGroup, slot: Contribution, grace: float) -> native.NativeCall:
-        """A meeting of this host's members: in the first they see what they bring to the whole group's, in those with a `grace` they wait
-        for the ones that wait for other hosts."""
+        """A barrier of this host's members. In the first one they see each other's arrays; those with a `grace` also wait for the ranks
+        that wait for other hosts."""
         told = among(slot.call, group.ranks)
         gives, takes = ([slot.x], [slot.out]) if slot.gives is None else (slot.gives, slot.takes)
         kept = slot.kept and grace > 0
-        brought = Brought(slot.what, slot.op, slot.root, told, told, told, kept, slot.size, gives, takes, False, grace)
+        brought = MeetWords(slot.what, slot.op, slot.root, told, told, told, kept, slot.size, gives, takes, False, grace)
         return self._shared.meet(group.own, self.rank, brought, False)
 
-    def _lead(self, group: HostGroup, slot: Contribution, seen: Seen, little: bool) -> Lead:
-        key = group.ranks, *map(id, seen)  # which the lead keeps
-        lead = self._leads.get(key)
+    def _run_leader(self, group: HostGroup, slot: Contribution, seen: Seen, little: bool) -> HostLeader:
+        key = group.ranks, *map(id, seen)  # the leader keeps `seen` alive
+        lead = self._leaders.get(key)
         if lead is None:
-            if len(self._leads) >= _MOST_LEADS:
-                self._leads.clear()
-            lead = self._leads[key] = Lead(self._far, group, slot, seen, little)
+            if len(self._leaders) >= _MOST_LEADS:
+                self._leaders.clear()
+            lead = self._leaders[key] = HostLeader(self._far, group, slot, seen, little)
         return lead
 
 
@@ -161,11 +159,11 @@ class _NearCalls(SharedCalls):
         return None if group is None or group.hosts[1:] else super()._meet(ranks, slot)
 
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
-        """There are none: they are messages."""
+        """None: they are MPI messages."""
 
 
 def _moved(slot: Contribution) -> int:
-    """Bytes of what a rank gives or gets, all parts together: as many on each."""
+    """The bytes that a rank sends or receives, in all parts. It is equal on all ranks."""
     if slot.gives is None:
         return slot.x.nbytes
     return sum(a.nbytes for a in (slot.takes if slot.what == "all_gather" else slot.gives))

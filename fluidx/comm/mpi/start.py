@@ -1,4 +1,4 @@
-"""Start a rank under MPI, with mpi4py, which is loaded when it is used: connect the ranks to a world, and end them together.
+"""Start a rank under MPI: connect the ranks to a world, and end them together. mpi4py is imported when it is needed.
 
 Ranks of one host share memory (`comm/processes.py`). Between hosts, and where memory cannot be shared, ranks exchange MPI messages.
 """
@@ -30,19 +30,19 @@ _TRANSPORTS = "OMPI_MCA_btl"  # the variable that selects Open MPI's transports
 
 @cache
 def why_not() -> str:
-    """Why there is no MPI here, or an empty text."""
+    """The reason why MPI is not available; "" if it is."""
     try:
         with _alone() if launch_environment.found() is None else nullcontext():
             from mpi4py import MPI  # noqa: F401
-    except (ImportError, RuntimeError) as e:  # RuntimeError where there is no MPI library to load
+    except (ImportError, RuntimeError) as e:  # RuntimeError: there is no MPI library to load
         return f"{str(e).splitlines()[0]}; {install('mpi')}"
     return ""
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """A time in which MPI may be loaded by a process that nobody launched: Open MPI would make a file in /dev/shm for messages that there
-    are none of, and leave it behind."""
+    """A context in which a process that was not launched loads MPI without shared-memory transport: Open MPI would create a file in
+    /dev/shm that this process never uses, and leave it behind."""
     if _TRANSPORTS in os.environ:
         yield
         return
@@ -50,22 +50,22 @@ def _alone() -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[_TRANSPORTS]  # what this process starts is not alone
+        del os.environ[_TRANSPORTS]  # processes that this one starts may be launched ranks
 
 
 def world_size() -> int:
-    """How many ranks mpirun started; 1 where it did not start this process."""
+    """The number of ranks that mpirun started; 1 if it did not start this process."""
     from mpi4py import MPI
 
     return MPI.COMM_WORLD.size
 
 
 def connect(timeout: float, among: Any = None, share: bool = True, hosts: int = 1) -> tuple[ProcessWorld | HostsWorld | MpiWorld, int]:
-    """The world of all ranks that mpirun started, or of those in the communicator `among`, of mpi4py, and how many are on this host. Each
-    of them makes this call.
+    """The world of all ranks that mpirun started, or of those in mpi4py's communicator `among`; and the number of ranks on this host. All
+    of them must call it.
 
-    Those on one host share memory, if `share` and if they can; a process takes its arrays from the latest that it shares. Raises CommError
-    where MPI is missing. Tests have the ranks of one host play so many `hosts`.
+    Ranks of one host share memory if `share` is true and if they can. A process allocates its arrays in the latest shared memory. Raises
+    CommError if MPI is missing. `hosts`: tests let the ranks of one host act as several hosts.
     """
     if reason := why_not():
         raise CommError(f"MPI is not available: {reason}")
@@ -86,7 +86,7 @@ def connect(timeout: float, among: Any = None, share: bool = True, hosts: int = 
 
 
 def end_together(world: ProcessWorld | HostsWorld | MpiWorld) -> None:
-    """Let an error that nothing in this process catches end all ranks. At its end MPI waits for all, without a deadline."""
+    """Make an uncaught error in this process end all ranks. Otherwise MPI would wait for all ranks at its end, without a deadline."""
     from mpi4py import MPI
 
     before, me = sys.excepthook, os.getpid()
@@ -96,10 +96,10 @@ def end_together(world: ProcessWorld | HostsWorld | MpiWorld) -> None:
             world.abort(error)
             told = ""
             if was_stopped(error):
-                time.sleep(FAREWELL)  # whoever failed says why, and ends this process as well
+                time.sleep(FAREWELL)  # the rank that failed reports why, and ends this process too
             elif isinstance(world, ProcessWorld):
-                told = flight_recorder.told(flight_recorder.trails(world.shared, world.world_size))
-            print(flight_recorder.end_of(world.rank, world.world_size, f"failed{told}"), file=sys.stderr)
+                told = flight_recorder.last_collectives(flight_recorder.flight_records(world.shared, world.world_size))
+            print(flight_recorder.end_line(world.rank, world.world_size, f"failed{told}"), file=sys.stderr)
         before(kind, error, trace)
         if os.getpid() == me:
             for stream in (sys.stdout, sys.stderr):
@@ -112,9 +112,9 @@ def end_together(world: ProcessWorld | HostsWorld | MpiWorld) -> None:
 
 
 def _memory(close: Any, ranks: int, timeout: float) -> shared.Memory | None:
-    """Memory that the ranks of one host share, with a world in it of all, or None where one of them cannot."""
+    """Memory that the ranks of one host share, with a world for all ranks in it; None if one of them cannot map it."""
     able = not (native.why_not() or shared.why_not())
-    failed: list[shared.Memory] = []  # each keeps the next from lying where one rank had no room
+    failed: list[shared.Memory] = []  # kept mapped, so that the next attempt uses another address
     while all(close.allgather(able)):
         made = _made(ranks, timeout) if close.rank == 0 else None
         where = close.bcast(made and (os.getpid(), made.fd, made.start))
@@ -125,7 +125,7 @@ def _memory(close: Any, ranks: int, timeout: float) -> shared.Memory | None:
                 memory = _opened(pid, fd, start, ranks)
         except FileExistsError:
             pass
-        except OSError:  # as from another container of this host
+        except OSError:  # for example in another container of this host
             able = False
         found = all(close.allgather(memory is not None))
         if memory is not None:
@@ -148,7 +148,7 @@ def _made(ranks: int, timeout: float) -> shared.Memory | None:
 
 
 def _opened(pid: int, of: int, start: int, ranks: int) -> shared.Memory:
-    """The memory that another process has open."""
+    """Map the memory that another process has open."""
     fd = os.open(f"/proc/{pid}/fd/{of}", os.O_RDWR | os.O_CLOEXEC)
     try:
         return shared.Memory(fd, start, ranks)

@@ -1,4 +1,4 @@
-"""Ranks that exchange MPI messages: sends, receives, deadlines, and news of a rank that failed."""
+"""MpiWorld: sends and receives by MPI messages, with deadlines and notice of failed ranks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .message_collectives import MessageCommunicator
 _EAGER = 64 * 1024  # bytes up to which a send copies and returns; above, it waits until the peer reads
 _REASON = 2048  # bytes of a text that says why a rank failed
 _PIECE = 1 << 30  # bytes of a message: a count of MPI has 31 bits
-_AWAKE = 5e-5  # seconds that a rank asks without a pause
-_LOOKS = 20  # at what is waited for, before it asks whether another rank failed
-_LONGEST_PAUSE = 2e-4  # seconds: MPI moves messages while it is asked
-FAREWELL = 1.0  # seconds that messages have to leave in when this rank ends
+_AWAKE = 5e-5  # seconds in which a rank polls without a pause
+_LOOKS = 20  # polls of a request before the first check for a failed rank
+_LONGEST_PAUSE = 2e-4  # seconds: MPI moves messages only while it is called
+FAREWELL = 1.0  # seconds for messages to leave when this rank ends
 
 
 class MpiWorld:
-    """The world that this process is one rank of, where ranks send each other messages.
+    """The world of ranks that send each other messages, in the process of one rank.
 
-    Everything here asks MPI again and again and never waits in it, so that each wait has a deadline and hears when another rank failed.
+    It polls MPI and never blocks in it, so that each wait has a deadline and notices a failed rank.
     """
 
     memory = None
@@ -42,7 +42,7 @@ class MpiWorld:
         self.comm, self._news = everyone.Dup(), everyone.Dup()
         self.rank, self.world_size = self.comm.rank, self.comm.size
         self.timeout, self.stall = timeout, config.stall()
-        self.grace = 0.0  # seconds beyond the timeout, for whoever knows better who is missing
+        self.grace = 0.0  # seconds beyond the timeout, so that another part can name the missing ranks first
         self.failure: BaseException | None = None
         self.tags = self.comm.Get_attr(MPI.TAG_UB)
         self.paces = [Pace(self) for _ in range(self.world_size)]
@@ -51,10 +51,10 @@ class MpiWorld:
         self._heard = self._news.Irecv([self._text, MPI.BYTE])
         self._status = MPI.Status()
         self._outbox: list[Any] = []
-        self._open: dict[int, Any] = {}  # requests that nobody has seen the end of: MPI may still use their memory, also after a failure
+        self._open: dict[int, Any] = {}  # unfinished requests: MPI may still use their memory, also after a failure
         self._posted, self._closed = threading.Event(), False
         self._pusher = threading.Thread(target=_push, args=(weakref.ref(self), self._posted), name="fluidx-mpi", daemon=True)
-        self.threaded = MPI.Query_thread() == MPI.THREAD_MULTIPLE  # other threads of this process may look whether a rank has failed
+        self.threaded = MPI.Query_thread() == MPI.THREAD_MULTIPLE  # other threads of this process may check whether a rank has failed
         if self.threaded:
             self._pusher.start()
 
@@ -64,7 +64,7 @@ class MpiWorld:
         return MessageCommunicator(self, rank)
 
     def begin(self) -> None:
-        """A run begins in which this rank has two threads: none has come anywhere."""
+        """Begin a run in which this rank has two threads: set their progress to 0."""
         self.paces[self.rank].at[:] = 0, 0
 
     def check(self) -> None:
@@ -79,7 +79,8 @@ class MpiWorld:
             raise CommAborted(f"stopped because another rank failed: {self.failure}")
 
     def abort(self, reason: BaseException) -> None:
-        """Tell all ranks, unless they have heard of a failure already. What was on its way is lost: this world is of no more use."""
+        """Send the reason to all ranks, unless a failure is known already. Messages in flight are lost; this world cannot be used any
+        more."""
         with self._guard:
             first = self.failure is None
             self.failure = self.failure or reason
@@ -91,7 +92,7 @@ class MpiWorld:
                 pace.moved.notify_all()
 
     def close(self) -> None:
-        """Let what was sent leave. Communicators stay: giving them back is a call that waits for the other ranks."""
+        """Wait until sent messages have left. Communicators are not freed: that call would wait for the other ranks."""
         self._closed = True
         self._posted.set()
         if self._pusher.is_alive():
@@ -113,11 +114,11 @@ class MpiWorld:
     # -- messages ---------------------------------------------------------------------------------------------------------
 
     def send(self, data: np.ndarray, to: int, tag: int) -> Posted:
-        """Begin to send a contiguous array; a request for each message, none where it is empty."""
+        """Start to send a contiguous array: a request for each message, none for an empty array."""
         return self._opened(to, [self.comm.Isend([piece, self.mpi.BYTE], to, tag) for piece in _pieces(data)])
 
     def receive(self, place: np.ndarray, source: int, tag: int) -> Posted:
-        """Begin to receive into a contiguous array."""
+        """Start to receive into a contiguous array."""
         return self._opened(source, [self.comm.Irecv([piece, self.mpi.BYTE], source, tag) for piece in _pieces(place)])
 
     def line(self, out: np.ndarray, place: np.ndarray, peer: int, tag: int) -> Posted:
@@ -134,7 +135,7 @@ class MpiWorld:
             request.Free()
 
     def post(self, data: np.ndarray, to: int, tag: int) -> Posted:
-        """Begin to send; small messages are copied, and this rank is done with them."""
+        """Start to send. A small message is copied, so that the caller need not wait for it."""
         if data.nbytes > _EAGER:
             return self._opened(to, [self.comm.Issend([piece, self.mpi.BYTE], to, tag) for piece in _pieces(data)])
         copied = data.copy()
@@ -149,7 +150,7 @@ class MpiWorld:
         return [(rank, request) for request in requests]
 
     def push(self) -> bool:
-        """Let what was posted go on; True when there is nothing any more."""
+        """Make progress with posted messages; True if the world is closed."""
         with self._guard:
             self._outbox = [r for r in self._outbox if not r.Test()]
             if not self._outbox:
@@ -157,7 +158,7 @@ class MpiWorld:
             return self._closed
 
     def finish(self, posted: Posted, what: str) -> None:
-        """Wait until all that is posted has happened."""
+        """Wait until all requests are complete."""
         requests = [request for _, request in posted]
         for _ in range(_LOOKS):
             if self._happened(requests):
@@ -192,7 +193,7 @@ class MpiWorld:
 
 
 def _yield_core() -> None:
-    """Let another thread have this core; Windows alone has no such call by itself."""
+    """Yield this core to another thread. Windows has no such call."""
     os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
 
 
@@ -201,7 +202,7 @@ def _missing(posted: Posted) -> list[int]:
 
 
 def _push(world: weakref.ref[MpiWorld], posted: threading.Event) -> None:
-    """Have MPI move what a rank has posted while it computes: many do so only while they are asked for something."""
+    """A thread that lets MPI move posted messages while the rank computes: many MPI libraries do so only while they are called."""
     while True:
         posted.wait()
         there = world()
@@ -212,7 +213,7 @@ def _push(world: weakref.ref[MpiWorld], posted: threading.Event) -> None:
 
 
 def _pieces(data: np.ndarray) -> Iterator[np.ndarray]:
-    """A contiguous array as messages of bytes, which are all that MPI needs to know."""
+    """A contiguous array as pieces of bytes, one for each message."""
     flat = data.reshape(-1).view(np.uint8)
     for at in range(0, flat.size, _PIECE):
         yield flat[at : at + _PIECE]

@@ -1,1 +1,1 @@
-"""Ranks as threads of one process: the communicator, its locks, and the calls into the C kernels."""
+"""Communicators of ranks that are threads of one process: in Python, and in C."""

@@ -1,9 +1,10 @@
-"""Ranks as threads of one process: collectives that work directly on the ranks' arrays, without copies.
+"""ThreadCommunicator: collectives of ranks that are threads. They work directly on the ranks' arrays, without copies.
 
-A collective is: say what I bring, meet, do my share of the work for everyone, meet again. The last to arrive compares what all brought
-and, where that is small, does all of the work. Reductions add in rank order, so every rank gets the same bits and so does every run.
+In a collective call, each rank publishes its contribution, waits for the others, does its share of the work for everyone, and waits again.
+The last rank to arrive compares all contributions and, if they are small, does all of the work. Reductions add in rank order, so every rank
+and every run gets the same bits.
 
-Where there are C kernels the ranks of a world meet in C (`native.py`), all of them, whatever they bring; else on Python's locks.
+With C kernels all collective calls of a world are in C (`native_calls.py`); else they use Python's locks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from .world import ThreadWorld
 
 _EAGER = 64 * 1024  # bytes up to which a send copies and returns; above, it waits until the peer has read
-_SMALL = 4 * 1024  # elements up to which the last rank to arrive does all the work: one meeting instead of two
+_SMALL = 4 * 1024  # elements up to which the last rank to arrive does all the work: ranks wait once instead of twice
 
 
 class ThreadCommunicator:
@@ -75,13 +76,13 @@ class ThreadCommunicator:
         return self._meet(ranks, Contribution("all_to_all", sends, gives=sends, takes=recvs))
 
     def _meet(self, ranks: Ranks, slot: Contribution) -> Any:
-        """Meet the others and do this rank's share of what is done for all members."""
+        """A collective call: wait for the other members, and do this rank's share of the work for all of them."""
         m, n = self.world.meeting(ranks), len(ranks)
         m.slots[self.rank] = slot
 
         def begin() -> None:
             m.agree()
-            # ranks may bring different sizes, so only the last to arrive can tell
+            # sizes may differ by rank, so only the last rank to arrive knows the largest one
             m.done = max(m.slots[r].size for r in ranks) <= _SMALL
             if m.done:
                 work([m.slots[r] for r in ranks], 0, n, self._block)

@@ -1,4 +1,4 @@
-"""Ranks that meet in C: a collective is a call in a block of calls, and whoever waits there holds no interpreter lock."""
+"""Collective calls in C: each is a call in a block of calls, and a rank that waits in it does not hold the interpreter lock."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 
 from ... import native
-from ...native.world import Brought, NativeWorld
+from ...native.world import MeetWords, NativeWorld
 from ..base import Ranks
 from ..contribution import NOTHING, Contribution, work
 from .communicator import ThreadCommunicator
 
 _MOST_BLOCKS = 128
-_ADDED = np.dtype(np.float32), np.dtype(np.float64)  # what C reduces
+_ADDED = np.dtype(np.float32), np.dtype(np.float64)  # the dtypes of reductions in C
 
 
 class NativeCommunicator(ThreadCommunicator):
-    """One rank's communicator in a world whose ranks meet in C. `calls` has the same methods, which give C calls and do nothing.
+    """One rank's communicator with collective calls in C. `calls` has the same methods, which only return the C calls.
 
-    All ranks of a meeting do the work in C, or all do it in NumPy between two meetings: which one follows from the call and the dtype,
-    and ranks that differ in those disagree.
+    In a collective call, either all ranks do the work in C, or all do it in NumPy between two barriers. This follows from the call and the
+    dtype, which must be equal on all ranks.
     """
 
     def __init__(self, world: Any, shared: NativeWorld, rank: int):
@@ -44,33 +44,33 @@ class NativeCommunicator(ThreadCommunicator):
         self._give_back(given, slot)
 
     def _give_back(self, given: Contribution, slot: Contribution) -> None:
-        """Put results where they are wanted, if they are elsewhere."""
+        """Copy results into the given arrays, if they were computed in copies."""
         if slot is not given:
             for place, made in zip(_results(given), _results(slot), strict=True):
                 if place is not made:
                     np.copyto(place, made)
 
     def _reachable(self, slot: Contribution) -> Contribution:
-        """The slot with arrays that C kernels and all ranks can work on: itself, or one with copies."""
+        """The contribution with arrays that C kernels and all ranks can access: itself, or one with copies."""
         if slot.gives is not None or in_one_piece(slot.x, slot.out):
             return slot
         return Contribution(slot.what, np.ascontiguousarray(slot.x), np.array(slot.out, order="C"), slot.op, slot.root)
 
     def _show(self, ranks: Ranks, slot: Contribution) -> None:
-        """Let the members of a group see what this rank brings, when they have met."""
+        """Publish this rank's contribution to the members of a group."""
         self.world.board(ranks)[self.rank] = slot
 
     def _shown(self, ranks: Ranks, slot: Contribution) -> list[Contribution]:
-        """What all members bring to the call that this rank brings its slot to."""
+        """The contributions of all members to this call."""
         board = self.world.board(ranks)
         return [board[r] for r in ranks]
 
     def _block_of(self, ranks: Ranks, slot: Contribution, working: bool) -> Callable[[], None]:
-        """The meeting as a function."""
+        """The collective call as a function."""
         return self._compiled((ranks, *layouts(slot)), lambda: self._shared.meet(ranks, self.rank, _brought(slot, ranks), working))
 
     def _compiled(self, key: tuple, make: Callable[[], native.NativeCall]) -> Callable[[], None]:
-        """A meeting's words hold no more than the key says, so it serves for other arrays in the same places."""
+        """The compiled call, cached. Its words depend only on the key, so it also serves other arrays at the same addresses."""
         block = self._blocks.get(key)
         if block is None:
             if len(self._blocks) >= _MOST_BLOCKS:
@@ -93,7 +93,7 @@ class NativeCommunicator(ThreadCommunicator):
 
 
 class Calls(ThreadCommunicator):
-    """The methods of a communicator, giving the C calls that do what they say; None where NumPy takes part."""
+    """The methods of a communicator; they return the C calls, or None if the work needs NumPy."""
 
     def __init__(self, world: Any, shared: NativeWorld, rank: int):
         super().__init__(world, rank)
@@ -105,7 +105,7 @@ class Calls(ThreadCommunicator):
         return [self._shared.meet(ranks, self.rank, _brought(slot, ranks))]
 
     def _can_reach(self, slot: Contribution) -> bool:
-        """Need nothing be copied?"""
+        """Can C access the arrays without copies?"""
         return slot.gives is not None or in_one_piece(slot.x, slot.out)
 
     def reach(self, beside: bool, at: int) -> list[native.NativeCall]:
@@ -121,7 +121,7 @@ class Calls(ThreadCommunicator):
 
 
 def _in_c(slot: Contribution) -> bool:
-    """Is the work done in C? All ranks answer the same, or disagree about the call."""
+    """Is the work done in C? The answer is equal on all ranks of a valid call."""
     return not slot.op or slot.dtype in _ADDED
 
 
@@ -130,24 +130,24 @@ def in_one_piece(*arrays: np.ndarray) -> bool:
 
 
 def _results(slot: Contribution) -> Sequence[np.ndarray]:
-    """What a call writes: all that it takes, or its one result."""
+    """The arrays that a call writes."""
     return [slot.out] if slot.out is not NOTHING or slot.takes is None else slot.takes
 
 
 def among(what: Contribution | str, ranks: Ranks) -> str:
-    """What a group does, in words."""
+    """A text for a collective call of a group."""
     return f"{what} among ranks {', '.join(map(str, ranks))}"
 
 
-def _brought(slot: Contribution, ranks: Ranks) -> Brought:
+def _brought(slot: Contribution, ranks: Ranks) -> MeetWords:
     parts = slot.gives is not None
     gives, takes = (slot.gives, slot.takes) if parts else ([slot.x], [slot.out])
     told = among(slot, ranks)
-    return Brought(slot.what, slot.op, slot.root, str(slot), slot.call, told, slot.kept, slot.size, gives, takes, parts)
+    return MeetWords(slot.what, slot.op, slot.root, str(slot), slot.call, told, slot.kept, slot.size, gives, takes, parts)
 
 
 def layouts(slot: Contribution) -> tuple:
-    """What a call is, and where its arrays lie."""
+    """A key of a call: its name, options, and the addresses and layouts of its arrays."""
     arrays = (slot.x, slot.out) if slot.gives is None else (*slot.gives, None, *slot.takes)
     return slot.what, slot.op, slot.root, slot.dtype, *map(_layout, arrays)
 

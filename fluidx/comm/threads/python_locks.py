@@ -1,4 +1,4 @@
-"""Meetings and mailboxes of ranks that are threads, on Python's locks: for where there are no C kernels."""
+"""Barriers and mailboxes of ranks that are threads, with Python's locks. Used without C kernels."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from .world import ThreadWorld
 
 
-class Meeting:
-    """A reusable barrier for the members of a group. Each member sleeps on its own lock, which is cheaper than a condition."""
+class GroupBarrier:
+    """A reusable barrier for the members of a group, with their contributions. Each member sleeps on its own lock: cheaper than a
+    condition."""
 
     def __init__(self, ranks: Ranks, world: ThreadWorld):
         self.ranks = ranks
@@ -27,16 +28,17 @@ class Meeting:
         for gate in self.gates.values():
             gate.acquire()
         self.slots: dict[int, Contribution] = {}
-        self.done = False  # by the last to arrive; it stays as it is until all have seen it, for nobody is last before
+        # set by the last member to arrive; it does not change before all have read it, because the next call needs them all
+        self.done = False
 
     def wait(self, rank: int, what: str, action: Callable[[], None] | None = None) -> None:
-        """Return when every member has arrived and the last of them has done its `action`."""
+        """Return when every member has arrived and the last one has run `action`."""
         with self.guard:
             self.arrived.add(rank)
             last = len(self.arrived) == len(self.ranks)
             if last:
                 self.arrived.clear()
-        # from here on an abort opens this rank's gate; one that came before is seen here
+        # a later abort opens this rank's gate; an earlier one is found here
         self.world.check()
         if last:
             if action is not None:
@@ -53,7 +55,7 @@ class Meeting:
         self.world.check()
 
     def sides(self) -> tuple[list[int], list[int]]:
-        """Who has not arrived, and who has."""
+        """The ranks that have not arrived, and those that have."""
         with self.guard:
             return sorted(set(self.ranks) - self.arrived), sorted(self.arrived)
 
@@ -65,7 +67,7 @@ class Meeting:
         )
 
     def agree(self) -> None:
-        """Raise CommError, and stop everyone, unless all members are in the same call with arrays that fit together."""
+        """Raise CommError and stop all ranks unless all members make the same call with arrays that fit together."""
         first = self.ranks[0]
         mine = self.slots[first]
         for r in self.ranks[1:]:
@@ -76,8 +78,7 @@ class Meeting:
         for r in self.ranks:
             slot = self.slots[r]
             if not len(slot.gives) == len(slot.takes) == len(self.ranks):
-                n = len(self.ranks)
-                self.refuse(f"rank {r} brings {len(slot.gives)} parts to {slot.what} and takes {len(slot.takes)}, among {n} ranks", r)
+                self.refuse(parts_text(r, slot.what, len(slot.gives), len(slot.takes), len(self.ranks)), r)
         for k, r in enumerate(self.ranks):
             takes = self.slots[r].takes
             for j, source in enumerate(self.ranks):
@@ -93,7 +94,7 @@ class Meeting:
 
 
 class Pace:
-    """How far the two threads of a rank have come in a run: the one that computes, and the one that communicates beside it."""
+    """The progress of a rank's two threads in a run: the one that computes, and the one that communicates at the same time."""
 
     def __init__(self, world: Any):
         self.world = world
@@ -106,7 +107,8 @@ class Pace:
             self.moved.notify_all()
 
     def follow(self, beside: bool, at: int) -> None:
-        """Wait until the other thread has come so far. It may compute for long, and where it waits for other ranks that has a deadline."""
+        """Wait, without a deadline, until the other thread has reached `at`. It may compute for long; its own waits for ranks have
+        deadlines."""
         with self.moved:
             self.moved.wait_for(lambda: self.at[not beside] >= at or self.world.failure is not None)
             there = self.at[not beside] >= at
@@ -115,15 +117,20 @@ class Pace:
 
 
 class Mailbox:
-    """What one rank has posted for another and not yet been read."""
+    """Messages from one rank to another that were not read yet."""
 
     def __init__(self) -> None:
         self.posts: deque[tuple[Any, threading.Lock | None]] = deque()
         self.ready = threading.Semaphore(0)
 
 
+def parts_text(rank: int, what: str, given: int, expected: int, ranks: int) -> str:
+    """The error text for a rank whose number of parts is not that of the group's ranks; meet.c has the same text."""
+    return f"rank {rank} passes {given} parts to {what} and expects {expected}, in a group of {ranks} ranks"
+
+
 def patiently(lock: Any, world: ThreadWorld, tell: Callable[[], str]) -> bool:
-    """Take a lock that another rank opens, before the deadline; a warning says so where that takes long."""
+    """Acquire a lock that another rank opens, before the deadline. Logs a warning after `world.stall` seconds."""
     if world.stall >= world.timeout:
         return lock.acquire(timeout=world.timeout)
     if lock.acquire(timeout=world.stall):
@@ -133,7 +140,7 @@ def patiently(lock: Any, world: ThreadWorld, tell: Callable[[], str]) -> bool:
 
 
 def some(ranks: Sequence[int]) -> str:
-    """The ranks, in words."""
+    """The ranks as a text: "rank 1", "ranks 1, 2"."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks)) or '?'}"
 
 

@@ -10,11 +10,11 @@ from ..base import CommAborted, Ranks
 from ..contribution import Contribution
 from .communicator import ThreadCommunicator
 from .native_calls import NativeCommunicator
-from .python_locks import Mailbox, Meeting, Pace, open_gate
+from .python_locks import GroupBarrier, Mailbox, Pace, open_gate
 
 
 class ThreadWorld:
-    """What the rank threads of one executor share. `communicator(rank)` is one rank's view of it."""
+    """The state that the rank threads of one executor share. `communicator(rank)` is one rank's view of it."""
 
     def __init__(self, world_size: int, timeout: float = 60.0):
         self.world_size = world_size
@@ -25,16 +25,16 @@ class ThreadWorld:
         self.reset()
 
     def begin(self) -> None:
-        """A run begins in which ranks have two threads: none has come anywhere."""
+        """Begin a run in which ranks have two threads: set their progress to 0."""
         if self.shared is not None:
             self.shared.begin()
         for pace in self.paces:
             pace.at[:] = 0, 0
 
     def reset(self) -> None:
-        """Forget meetings and messages; only when no rank is running."""
+        """Drop pending collective calls and messages. Only while no rank is running."""
         self.failure: BaseException | None = None
-        self._meetings: dict[Ranks, Meeting] = {}
+        self._meetings: dict[Ranks, GroupBarrier] = {}
         self._mail: dict[tuple[int, int], Mailbox] = {}
         self._boards: dict[Ranks, dict[int, Contribution]] = {}
         if self.shared is not None:
@@ -45,15 +45,15 @@ class ThreadWorld:
             return ThreadCommunicator(self, rank)
         return NativeCommunicator(self, self.shared, rank)
 
-    def meeting(self, ranks: Ranks) -> Meeting:
+    def meeting(self, ranks: Ranks) -> GroupBarrier:
         m = self._meetings.get(ranks)
         if m is None:
             with self._guard:
-                m = self._meetings.setdefault(ranks, Meeting(ranks, self))
+                m = self._meetings.setdefault(ranks, GroupBarrier(ranks, self))
         return m
 
     def board(self, ranks: Ranks) -> dict[int, Contribution]:
-        """Where the members of a group show each other what they bring, when they meet in C and work in NumPy."""
+        """The contributions of a group's members by rank, for calls that wait in C and work in NumPy."""
         return self._boards.setdefault(ranks, {})
 
     def mailbox(self, source: int, to: int) -> Mailbox:

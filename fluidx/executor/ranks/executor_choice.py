@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...comm.launched_rank import Member, by_mpi, member
+from ...comm.launched_rank import LaunchedRank, by_mpi, member
 from .. import launched_alone
 from ..places import MpiPlace, Place, ProcessPlace, RankGpu
 from . import parallel_executor
@@ -26,7 +26,7 @@ def new_executor(places: Any) -> ParallelExecutor:
     return object.__new__(ParallelExecutor)
 
 
-def _launched(places: Sequence[Place] | None) -> Member | None:
+def _launched(places: Sequence[Place] | None) -> LaunchedRank | None:
     """This process as a launched rank, if the places are for ranks that a launcher started; else None."""
     if places is None or any(isinstance(p, RankGpu) for p in places):
         return member()

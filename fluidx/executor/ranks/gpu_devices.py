@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...comm.launched_rank import Member
-from ...comm.nccl import MemberNcclWorld, library
+from ...comm.launched_rank import LaunchedRank
+from ...comm.nccl import LaunchedNcclWorld, library
 from ...ir.errors import ExecutionError
 from ..error_text import describe_error
 from ..places import CUDAPlace, RankGpu, array_module
@@ -36,10 +36,10 @@ class DeviceReport(NamedTuple):
     why_not: str
 
 
-_mine: dict[Member, Gpu] = {}
+_mine: dict[LaunchedRank, Gpu] = {}
 
 
-def gpu_of(member: Member) -> Gpu:
+def gpu_of(member: LaunchedRank) -> Gpu:
     """The GPU of this rank. All ranks must call it: one collective call assigns a GPU to each.
 
     Raises ExecutionError on all ranks if one of them has no GPU.
@@ -47,7 +47,7 @@ def gpu_of(member: Member) -> Gpu:
     if member not in _mine:
         seen = [DeviceReport(*said) for said in member.gather(_seen())]
         place = RankGpu(chosen(seen)[member.rank])
-        world = MemberNcclWorld(member.comm, place.device)
+        world = LaunchedNcclWorld(member.comm, place.device)
         atexit.register(world.close)  # CuPy's own clean-up of communicators is a call that can wait for other ranks
         _mine[member] = Gpu(place, array_module(place), world.communicator(member.rank))
     return _mine[member]

@@ -20,7 +20,7 @@ import numpy as np
 from ... import config
 from ..._version import __version__
 from ...comm.flight_recorder import STARTUP
-from ...comm.launched_rank import Member
+from ...comm.launched_rank import LaunchedRank
 from ...ir.constants import Array
 from ...ir.dtypes import np_dtype
 from ...ir.errors import ExecutionError, FeedError, RankError
@@ -75,7 +75,7 @@ class BackgroundSave(Protocol):
 class LaunchedExecutor(ParallelExecutor):
     """A ParallelExecutor without places, in a script that was launched as several ranks."""
 
-    _member: Member
+    _member: LaunchedRank
     _copies: weakref.WeakKeyDictionary[BoundPlan, list[np.ndarray]]  # this rank's fetches, in shared memory
     _lost: BaseException | None = None  # the failure after which no collective call is possible
     _profiled = False  # does a profiler observe the run that begins?
@@ -86,7 +86,7 @@ class LaunchedExecutor(ParallelExecutor):
     spans_processes = True
 
     @classmethod
-    def of(cls, member: Member) -> LaunchedExecutor:
+    def of(cls, member: LaunchedRank) -> LaunchedExecutor:
         """A new executor, not yet initialised, for this process as a rank."""
         made = object.__new__(cls)
         launched_alone.note_joined()
@@ -95,7 +95,7 @@ class LaunchedExecutor(ParallelExecutor):
 
     def __init__(self, programs: Any = None, places: Any = None, *args: Any, **kwargs: Any):
         self._on_gpu = config.device() == "cuda" if places is None else any(isinstance(p, RankGpu) for p in places)
-        allocation.new_bytes = self._member.room  # memory that the other ranks see
+        allocation.new_bytes = self._member.allocate  # memory that the other ranks see
         if isinstance(programs, ProgramPair):
             programs = self._pairs_of_all(programs)
         super().__init__(programs, places, *args, **kwargs)
@@ -137,7 +137,7 @@ class LaunchedExecutor(ParallelExecutor):
         Raises ExecutionError if a rank makes another call, FeedError if checksums of feeds differ."""
         mine, written = digest_of(what), self._save is not None and self._save.written()
         all_of = self._collective(
-            lambda: self._member.gathered([mine, ready, written, observers.any_wants(self._mains), sum(sums.values())])
+            lambda: self._member.gather_numbers([mine, ready, written, observers.any_wants(self._mains), sum(sums.values())])
         )
         if any(one[0] != mine for one in all_of):
             said = self._collective(lambda: self._member.gather(describe_call(what)))
@@ -215,7 +215,7 @@ class LaunchedExecutor(ParallelExecutor):
             constants if r == self._member.rank else {d: self._array(address) for d, address in lie.items()}
             for r, (_, lie) in enumerate(said)
         ]
-        self._member.bring(list(constants.values()), [list(of.values()) for of in there])
+        self._member.exchange(list(constants.values()), [list(of.values()) for of in there])
         return [
             pair if r == self._member.rank else parse_pair(text, {digest: Array(a) for digest, a in there[r].items()})
             for r, (text, _) in enumerate(said)
@@ -270,7 +270,7 @@ class LaunchedExecutor(ParallelExecutor):
                 own = self._compile(self.rank, self._mains[self.rank], whole, fetches[self.rank], fuse, overlap)
             made.append(own)
             # fetches must be in shared memory, or are copied there
-            self._copies[own] = [a if self._member.shows(a) else allocation.zeros(a.shape, a.dtype) for a in own.fetches]
+            self._copies[own] = [a if self._member.is_shared(a) else allocation.zeros(a.shape, a.dtype) for a in own.fetches]
             return [(t.dtype, list(t.shape)) for t in own.fetch_types], [address_of(a) for a in self._copies[own]]
 
         return [
@@ -318,8 +318,8 @@ class LaunchedExecutor(ParallelExecutor):
         self._on_all_ranks(publish)
         values = [self._copies[bound] if r == self.rank else list(b.fetches) for r, b in enumerate(ready.bounds)]
         if ready.global_fetches:
-            self._collective(lambda: self._member.bring(values[self.rank], values))
-            self._member.lent = values[self.rank]
+            self._collective(lambda: self._member.exchange(values[self.rank], values))
+            self._member.published = values[self.rank]
         return values, True
 
     def _show(self, ready: PreparedRun, times: observers.Times, step: int) -> None:
@@ -344,7 +344,7 @@ class LaunchedExecutor(ParallelExecutor):
 
     def _array(self, address: Sequence[Any]) -> np.ndarray:
         at, dtype, shape = address
-        return self._member.sight(at, shape, np_dtype(dtype))
+        return self._member.view_at(at, shape, np_dtype(dtype))
 
     def _end(self) -> None:
         pass
@@ -418,7 +418,7 @@ class LaunchedExecutor(ParallelExecutor):
         for scope, arrays in zip(self.scopes, told, strict=True):
             if scope is not own:
                 scope.arrays = arrays
-        self._collective(lambda: self._member.bring(list(seen.values()), [list(arrays.values()) for arrays in told]))
+        self._collective(lambda: self._member.exchange(list(seen.values()), [list(arrays.values()) for arrays in told]))
         try:
             yield
         finally:
@@ -433,6 +433,6 @@ class LaunchedExecutor(ParallelExecutor):
         a = own.arrays[name]
         if type(a) is not np.ndarray:
             return fetched(a, allocation.zeros(a.shape, a.dtype))
-        if not self._member.shows(a):
+        if not self._member.is_shared(a):
             own.bind(name, allocation.copied(a))
         return own.arrays[name]

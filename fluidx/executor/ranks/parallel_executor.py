@@ -413,7 +413,7 @@ class ParallelExecutor(RankState):
             raise error  # a wrong feed or program: found before anything ran
         self._failed = error
         rank, text = diagnose(rank, error, outcomes, lambda r: bound.compute.running() if (bound := self._current[r]) is not None else None)
-        scene = flight_recorder.scene(os.getpid(), getattr(self.world, "shared", None), self.world_size)
+        scene = flight_recorder.failure_context(os.getpid(), getattr(self.world, "shared", None), self.world_size)
         self._replace(lost)
         raise RankError(f"{text}\n  in {self._activity}{scene}", rank) from error
 

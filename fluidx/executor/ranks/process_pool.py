@@ -51,7 +51,7 @@ class ProcessPool:
 
     def scene(self, rank: int) -> str:
         """Lines that name the process of a rank, and the last collective of every rank."""
-        return flight_recorder.scene(self.processes[rank].pid, self.world, len(self.processes))
+        return flight_recorder.failure_context(self.processes[rank].pid, self.world, len(self.processes))
 
     def end(self) -> None:
         """End the processes. Their memory is freed when no array uses it any more."""

@@ -57,7 +57,7 @@ static int agree(Meeting *m, Team *team) {
     for (int k = 0; k < n; k++) {
         const int64_t *a = m->words[k];
         if (a[MEET_GIVES] == n && a[MEET_TAKES] == n) continue;
-        SAY(team, "ranks disagree: rank %d brings %lld parts to %.*s and takes %lld, among %lld ranks", m->members[k].rank,
+        SAY(team, "ranks disagree: rank %d passes %lld parts to %.*s and expects %lld, in a group of %lld ranks", m->members[k].rank,
             (long long)a[MEET_GIVES], length, text_of(first), (long long)a[MEET_TAKES], (long long)n);
         team->rank = m->members[k].rank;
         return 0;
