@@ -1,4 +1,4 @@
-"""Checks of what users pass to layers and their kin; every failure is a ProgramError that ends with the user's line."""
+"""Checks of the arguments of layers and similar functions; every failure is a ProgramError that ends with the user's line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def one_of(owner: str, name: str, value: Any, options: Iterable[str]) -> str:
 
 
 def unsupported(owner: str, **given: Any) -> None:
-    """Refuse arguments of fluid's signature that would change the result and that fluidx does not have."""
+    """Refuse arguments of fluid's signature that fluidx does not support and that would change the result."""
     for name, value in given.items():
         if value is not None and value is not False:
             raise wrong(f"{owner}: {name}={value!r} is not supported; leave it out")

@@ -1,4 +1,4 @@
-"""Python's collector of cyclic garbage, and when to leave it alone."""
+"""Pause Python's garbage collector while fluidx makes many objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WeightedAverage: a running mean in Python of values that are fetched, as fluid's scripts keep it."""
+"""WeightedAverage: a running mean of fetched values, in Python, as fluid has it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._checks import wrong
 
 
 class WeightedAverage:
-    """The mean of what was added, each value by its weight.
+    """The weighted mean of the added values.
 
     >>> average = WeightedAverage()
     >>> average.add(value=2.0, weight=1); average.add(value=4.0, weight=3)
@@ -22,12 +22,12 @@ class WeightedAverage:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was added."""
+        """Drop all values."""
         self.numerator: Any = None
         self.denominator = 0.0
 
     def add(self, value: Any, weight: Any) -> None:
-        """Add a number or an array, which counts `weight` times."""
+        """Add a number or an array with a weight."""
         if not isinstance(value, (int, float, np.number, np.ndarray)):
             raise wrong(f"average.WeightedAverage: value must be a number or an array, got {type(value).__name__}: {value!r:.60}")
         if not isinstance(weight, (int, float, np.number)) and not (isinstance(weight, np.ndarray) and weight.size == 1):
@@ -38,7 +38,7 @@ class WeightedAverage:
         self.denominator += weight
 
     def eval(self) -> Any:
-        """The mean. Raises ProgramError where nothing with a weight was added."""
+        """The mean. Raises ProgramError if no value with a weight was added."""
         if self.numerator is None or not self.denominator:
             raise wrong("average.WeightedAverage: there is nothing to average yet; call add() first")
         return self.numerator / self.denominator

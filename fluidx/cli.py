@@ -49,7 +49,7 @@ class _Shapes(click.ParamType):
     """Shapes of feeds: image=60x64,label=60x1."""
 
     name = "shapes"
-    open_sizes = False  # may a size be "?"
+    open_sizes = False  # is "?" allowed as a size?
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if isinstance(value, dict):
@@ -95,7 +95,7 @@ class _Strategies(click.Choice):
         if set(":{,").isdisjoint(value):
             return super().convert(value, param, ctx)
         if "" not in sys.path:
-            sys.path.insert(0, "")  # as `python -m` has it
+            sys.path.insert(0, "")  # as with `python -m`
         return value
 
 
@@ -107,7 +107,7 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except FluidxError as e:
             if ctx.invoked_subcommand in ("run", "trace"):
-                raise  # the script belongs to the user: its traceback shows the line
+                raise  # an error of the user's script: its traceback shows the line
             raise click.ClickException(str(e)) from None
 
 
@@ -168,7 +168,7 @@ def run(
         )  # fmt: skip
     except command.OptionError as e:
         raise click.UsageError(str(e)) from None
-    except KeyboardInterrupt:  # where ranks are threads, or before there are any
+    except KeyboardInterrupt:  # if ranks are threads, or are not started yet
         say("fluidx run: interrupted by SIGINT")
         status = 128 + signal.SIGINT
     raise SystemExit(status)

@@ -26,7 +26,7 @@ class GradientClip:
         self.need_clip = need_clip
 
     def applies_to(self, param: Parameter) -> bool:
-        """Whether this parameter's gradient is clipped."""
+        """Is this parameter's gradient clipped?"""
         return bool(param.desc.attrs.get("need_clip", True)) and (self.need_clip is None or bool(self.need_clip(param)))
 
     def __call__(self, params_grads: Sequence[tuple[Parameter, Variable]]) -> ParamsGrads:
@@ -149,7 +149,7 @@ def set_gradient_clip(clip: GradientClip, param_list: Sequence[Parameter | str] 
 
 
 def append_gradient_clip_ops(params_grads: Sequence[tuple[Parameter, Variable]]) -> ParamsGrads:
-    """Append what `set_gradient_clip` asked for and return the clipped pairs, in the given order."""
+    """Append the clips of `set_gradient_clip` and return the clipped pairs, in the given order."""
     pairs = list(params_grads)
     chosen = _of_program.get(pairs[0][0].block.program) if pairs else None
     if not chosen:

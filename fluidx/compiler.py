@@ -1,8 +1,8 @@
-"""CompiledProgram, BuildStrategy, ExecutionStrategy and the call of ParallelExecutor that fluid 1.8 has: a program that was started on
-one device goes on over ranks.
+"""CompiledProgram, BuildStrategy, ExecutionStrategy and fluid 1.8's call of ParallelExecutor: a program that was initialised on one device
+continues on ranks.
 
-`exe.run(startup)` gives the variables of a scope their values; `exe.run(compiled, ...)` hands them to ranks, which are threads (or what
-a launcher started), and whatever reads the scope afterwards finds what the ranks have made of them.
+`exe.run(startup)` initialises the variables of a scope. `exe.run(compiled, ...)` copies them to ranks, which are threads or launched ranks.
+Whatever reads the scope afterwards gets the values of the ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .transpiler import DistributeTranspiler, Strategy, strategies
 
 
 class _Options:
-    """Options under fluid's names. One that does not exist is refused, with the nearest."""
+    """Options under fluid's names. An unknown option is refused, with the most similar name."""
 
     _known: Mapping[str, Any] = {}
 
@@ -51,11 +51,13 @@ class _Options:
 class BuildStrategy(_Options):
     """How ranks share the work, under fluid's names.
 
-    Read: `reduce_strategy` (AllReduce: `strategies.data_parallel`, Reduce: `strategies.reduce_broadcast`), and `num_trainers`,
-    `trainer_id`, which must be as the script was launched. `gradient_scale_strategy` is CoeffNumDevice: gradients are one device's of the
-    whole batch. `sync_batch_norm` has no effect: batch_norm takes its statistics of the whole batch on any number of ranks.
+    Used options: `reduce_strategy` (AllReduce: `strategies.data_parallel`, Reduce: `strategies.reduce_broadcast`), and `num_trainers` and
+    `trainer_id`, which must agree with the launch of the script. `gradient_scale_strategy` is always CoeffNumDevice: gradients are those of
+    one device for the whole batch. `sync_batch_norm` has no effect: batch_norm uses the statistics of the whole batch on any number of
+    ranks.
 
-    Not read, since they choose between equivalent implementations: the others, `fuse_...`, `memory_optimize`, `enable_inplace` and so on.
+    The other options have no effect, because they choose between equivalent implementations: `fuse_...`, `memory_optimize`,
+    `enable_inplace` and so on.
 
     >>> strategy = BuildStrategy()
     >>> strategy.reduce_strategy = BuildStrategy.ReduceStrategy.Reduce
@@ -88,16 +90,16 @@ class BuildStrategy(_Options):
     }  # fmt: skip
 
     def _finalize_strategy_and_create_passes(self) -> None:
-        """fluid's private call, which some scripts make; there is nothing to do."""
+        """fluid's private call, which some scripts make. It does nothing."""
 
 
 class ExecutionStrategy(_Options):
-    """How a run is carried out, under fluid's names. `num_iteration_per_run` is how many steps a call of `run` makes; the others have no
-    effect: a plan's order is fixed, and nothing is dropped between runs.
+    """Options of a run, under fluid's names. `num_iteration_per_run` is the number of steps in a call of `run`. The others have no effect:
+    a plan's order is fixed, and nothing is dropped between runs.
     """
 
     class ExecutorType(Enum):
-        """fluid's executors, of which fluidx has one."""
+        """fluid's kinds of executors; fluidx has one."""
 
         Default = 0
         Experimental = 1
@@ -109,7 +111,7 @@ class ExecutionStrategy(_Options):
 
 
 def strategy_of(options: BuildStrategy, loss: Any = None) -> Strategy:
-    """The strategy that fluid's options ask for. Raises ProgramError for those that have no meaning here, with what to write instead."""
+    """The strategy for fluid's options. Raises ProgramError for options that fluidx does not have, with what to write instead."""
     reduce = options.reduce_strategy
     if not isinstance(reduce, BuildStrategy.ReduceStrategy) or reduce is BuildStrategy.ReduceStrategy._NoReduce:
         raise wrong(f"BuildStrategy: reduce_strategy must be BuildStrategy.ReduceStrategy.AllReduce or Reduce, got {reduce!r}")
@@ -119,7 +121,7 @@ def strategy_of(options: BuildStrategy, loss: Any = None) -> Strategy:
             "whole batch, however many ranks there are; scale the loss (layers.scale(loss, factor)) and leave the option out"
         )
     if options.async_mode:
-        raise wrong("BuildStrategy: async_mode=True is not available: nothing could be proved of what a step gives; leave it out")
+        raise wrong("BuildStrategy: async_mode=True is not available: the result of a step could not be proved; leave it out")
     if options.debug_graphviz_path:
         warnings.warn("BuildStrategy: debug_graphviz_path draws nothing here; fluidx.view.html(program, 'page.html') does", stacklevel=3)
     of_one = reduce is BuildStrategy.ReduceStrategy.AllReduce
@@ -127,7 +129,7 @@ def strategy_of(options: BuildStrategy, loss: Any = None) -> Strategy:
 
 
 class CompiledProgram:
-    """A program that `Executor.run` runs on ranks, once `with_data_parallel` was called; without that it is the program.
+    """A program that `Executor.run` runs on ranks after `with_data_parallel` was called; without that, on one device.
 
     >>> import numpy as np
     >>> import fluidx as fx
@@ -152,7 +154,7 @@ class CompiledProgram:
         self._execution = ExecutionStrategy()
         self._loss, self._parallel = "", False
         self._places: Any = None
-        self._local = False  # does each launched process feed batches of its own?
+        self._local = False  # does each launched process feed its own batches?
         self._strategy: Strategy | None = None
         self._ranks: WeakKeyDictionary[Scope, _ScopedRanks] = WeakKeyDictionary()
 
@@ -164,11 +166,10 @@ class CompiledProgram:
         share_vars_from: Any = None,
         places: Any = None,
     ) -> CompiledProgram:
-        """Run on several ranks: as many as there are `places`, which are those of the executor's kind by default (CPU_NUM of them), or on
-        what the script was launched as.
+        """Run on several ranks: one for each of `places` (default: CPU_NUM places of the executor's kind), or on the launched ranks.
 
-        A feed is the whole batch, or a list with a batch for each rank; a fetched value is that of the whole batch, once. `share_vars_from`
-        has no effect: programs that run with one scope share its variables.
+        A feed is the whole batch, or a list with a batch for each rank; a fetch gives one value, for the whole batch. `share_vars_from` has
+        no effect: programs that run in one scope share its variables.
         """
         if self._parallel:
             raise wrong("CompiledProgram: with_data_parallel was called before; make another CompiledProgram")
@@ -187,7 +188,7 @@ class CompiledProgram:
         return self._program
 
     def run_on(self, executor: Executor, feed: Any, fetch_list: Any, scope: Scope | None, return_numpy: bool, return_merged: bool) -> Any:
-        """What `Executor.run` does with a CompiledProgram."""
+        """Run the program for `Executor.run`."""
         scope = scope or global_scope()
         for _ in range(max(1, int(self._execution.num_iteration_per_run)) - 1):
             self._run(executor, feed, [], scope, return_numpy, return_merged)
@@ -202,7 +203,7 @@ class CompiledProgram:
         return self._of(scope, places).run(scope, feed, fetch_list, return_numpy, return_merged)
 
     def _rank_places(self, executor: Executor) -> Any:
-        """The places of the ranks, or None where a launcher started them."""
+        """The places of the ranks; None if a launcher started them."""
         launched = member()
         trainers = int(self._options.num_trainers)
         if launched is not None:
@@ -216,7 +217,7 @@ class CompiledProgram:
             return self._places
         if isinstance(executor.place, CUDAPlace):
             return cuda_places()
-        ranks = world_size()  # of a script whose ranks are threads
+        ranks = world_size()  # set for a script whose ranks are threads
         return cpu_places(ranks if ranks > 1 else None)
 
     def _of(self, scope: Scope, places: Any) -> _ScopedRanks:
@@ -254,7 +255,7 @@ def _as_places(places: Any) -> Any:
 
 
 class _ScopedRanks:
-    """A program on ranks, whose variables are those of a scope."""
+    """A program on ranks that train the variables of a scope."""
 
     def __init__(self, program: Program, strategy: Strategy, n: int, places: Any, local: bool):
         self.program, self.version, self.n, self.local = program, program.version, n, local
@@ -281,7 +282,7 @@ class _ScopedRanks:
         return values
 
     def _take_over(self, scope: Scope) -> None:
-        """Give the ranks the values that the scope has."""
+        """Copy the scope's values to the ranks."""
         scope.sync()
         missing = [p.name for p in self.program.all_parameters() if p.name not in scope.arrays]
         if missing:
@@ -291,11 +292,12 @@ class _ScopedRanks:
             self.started = True
         names = [n for n in self._held() if n in scope.arrays]
         put_all(self.executor, [(n, scope.get(n)) for n in names])
-        if member() is not None:  # each process has started by itself: all go on with what the first one has
+        if member() is not None:  # each process initialised its scope itself: all take the values of rank 0
             put_all(self.executor, [(n, self.executor.state(n)) for n in names])
 
     def _among_all(self, feed: Mapping[str, Any]) -> Mapping[str, Any]:
-        """This process's batch at its place among those of all processes, which have as many rows each; the others are not looked at."""
+        """The global feed with this process's batch at its place. All processes have equally many rows; the other rows are zeros and not
+        read."""
         launched = member()
         if launched is None:
             return feed
@@ -308,17 +310,17 @@ class _ScopedRanks:
         return whole
 
     def copy_to(self, scope: Scope) -> None:
-        """Give the scope's variables the values that the ranks have."""
+        """Copy the ranks' values into the scope."""
         for name in self._held():
             scope.set(name, self.executor.value_here(name))
 
     def _held(self) -> list[str]:
-        """The variables that have one value, and not one for each rank."""
+        """The variables that have a global value."""
         return [n for n in self.names if self.executor.is_global(n)]
 
 
 def _zeros(program: Program) -> Program:
-    """A startup program that gives every persistable variable of a program a value, which that of a scope replaces."""
+    """A startup program that fills every persistable variable with zeros, which values of a scope replace later."""
     startup = Program(f"{program.name}_startup")
     block = startup.global_block()
     b = Builder(block)
@@ -329,10 +331,10 @@ def _zeros(program: Program) -> Program:
 
 
 class FluidParallelExecutor:
-    """fluid's ParallelExecutor(use_cuda, loss_name, main_program): the ranks of a program whose variables are in a scope.
+    """fluid's ParallelExecutor(use_cuda, loss_name, main_program): it runs a program on ranks, with variables of a scope.
 
-    `fluidx.ParallelExecutor` called with fluid's arguments gives one. `run(fetch_list, feed)` makes a step; a feed is the whole batch or a
-    list with a batch for each rank, a fetched value that of the whole batch.
+    `fluidx.ParallelExecutor` called with fluid's arguments returns one. `run(fetch_list, feed)` makes a step; a feed is the whole batch or
+    a list with a batch for each rank, and a fetch gives the value for the whole batch.
     """
 
     def __init__(
@@ -357,19 +359,19 @@ class FluidParallelExecutor:
 
     @property
     def device_count(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         places = self._compiled._rank_places(self._executor)
         return _world_size() if places is None else len(places)
 
     def run(
         self, fetch_list: Any = None, feed: Any = None, feed_dict: Any = None, return_numpy: bool = True, return_merged: bool = True
     ) -> Any:
-        """One step of all ranks; as `Executor.run` of a CompiledProgram."""
+        """One step of all ranks, like `Executor.run` of a CompiledProgram."""
         feed = feed if feed is not None else feed_dict
         return self._compiled.run_on(self._executor, feed, fetch_list, self._scope, return_numpy, return_merged)
 
     def drop_local_exe_scopes(self) -> None:
-        """fluid's call; nothing is kept between runs that could be dropped."""
+        """fluid's call. It does nothing: no scopes are kept between runs."""
 
 
 _parallel.fluid_form = FluidParallelExecutor

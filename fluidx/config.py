@@ -1,7 +1,7 @@
-"""Every environment variable that fluidx reads, each with a line of documentation.
+"""The environment variables of fluidx: a table with a line of documentation for each, and a function that reads each.
 
-A variable is read when its function is called, never at import, and an empty value counts as unset. A call costs a look into the
-environment, so code that runs per operator asks once, when its plan is made.
+A variable is read when its function is called, never at import, and an empty value counts as unset. A call takes the time of reading the
+environment, so code that runs for each operator reads it once, when its plan is made.
 """
 
 import math
@@ -14,9 +14,9 @@ from typing import NamedTuple, TextIO, TypeVar
 
 _T = TypeVar("_T")
 _PREFIX = "FLUIDX_"
-_OF_TESTS = "FLUIDX_TEST_"  # handed to ranks on other hosts as every variable of the prefix is
-_NEAR = 0.65  # from what share of common letters a name is taken for a misspelling of another
-_looked = False  # at what nothing reads, and said so
+_OF_TESTS = "FLUIDX_TEST_"  # passed to ranks on other hosts, like every variable with the prefix
+_NEAR = 0.65  # the share of common letters from which a name counts as a misspelling of another
+_looked = False  # has this process warned of unknown variables?
 
 
 class ConfigError(ValueError):
@@ -87,7 +87,7 @@ def describe() -> tuple[Setting, ...]:
 
 
 def unknown(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables of fluidx's prefix that are set and that nothing reads, each with what to say of it.
+    """The set variables with fluidx's prefix that fluidx does not know, each with the text of a warning.
 
     >>> unknown({"FLUIDX_TIMEOUTS": "5", "FLUIDX_TIMEOUT": "5", "FLUIDX_": ""})
     {'FLUIDX_TIMEOUTS': 'fluidx has no such variable; did you mean FLUIDX_TIMEOUT?'}
@@ -138,7 +138,7 @@ def dump_dir(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def verify_all(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return FLUIDX_VERIFY, whether what each pass made, and the storage of every plan, is proved.
+    """Return FLUIDX_VERIFY, whether the result of each pass, and the storage of every plan, is proved.
 
     >>> verify_all({"FLUIDX_VERIFY": "1"})
     True
@@ -147,7 +147,7 @@ def verify_all(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def rewrites(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return FLUIDX_REWRITE, whether an executor leaves out what a program computes needlessly.
+    """Return FLUIDX_REWRITE, whether an executor leaves out needless operators of a program.
 
     >>> rewrites({"FLUIDX_REWRITE": "0"})
     False
@@ -177,8 +177,8 @@ def stall(environ: Mapping[str, str] = os.environ) -> float:
 
 
 def overlap(environ: Mapping[str, str] = os.environ) -> bool | None:
-    """Return FLUIDX_OVERLAP, whether the communication of CPU ranks runs beside what they compute; None leaves it to the program and
-    the cores.
+    """Return FLUIDX_OVERLAP, whether the communication of CPU ranks overlaps with compute; None: it depends on the program and the number
+    of cores.
 
     >>> overlap({}), overlap({"FLUIDX_OVERLAP": "1"})
     (None, True)
@@ -226,7 +226,7 @@ def threads(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def native_level(environ: Mapping[str, str] = os.environ) -> str:
-    """Return FLUIDX_NATIVE_LEVEL, the instructions that the native kernels are held to, or nothing for the best.
+    """Return FLUIDX_NATIVE_LEVEL, the instruction set that the native kernels may use, or "" for the best.
 
     >>> native_level({"FLUIDX_NATIVE_LEVEL": "v3"})
     'v3'
@@ -244,7 +244,7 @@ def winograd(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def affinity(environ: Mapping[str, str] = os.environ) -> list[frozenset[int]] | str:
-    """Return FLUIDX_AFFINITY, the cores that each CPU rank keeps to: "auto", or a list by rank, which is empty where nothing is said.
+    """Return FLUIDX_AFFINITY, the cores for each CPU rank: "auto", or a list by rank, which is empty if it is not set.
 
     >>> affinity({})
     []
@@ -265,7 +265,7 @@ def world_size(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def seed(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return FLUIDX_SEED, the seed of programs that name none, or None.
+    """Return FLUIDX_SEED, the seed of programs without one, or None.
 
     >>> seed({}), seed({"FLUIDX_SEED": "7"})
     (None, 7)
@@ -283,7 +283,7 @@ def job_seed(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def job_key(environ: Mapping[str, str] = os.environ) -> str:
-    """Return FLUIDX_JOB_KEY, what all ranks of a job know, and nobody else.
+    """Return FLUIDX_JOB_KEY, the secret that all ranks of a job share.
 
     >>> job_key({})
     ''
@@ -292,7 +292,7 @@ def job_key(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def restart(environ: Mapping[str, str] = os.environ) -> int:
-    """Return FLUIDX_RESTART, how often the job was started again.
+    """Return FLUIDX_RESTART, the number of restarts of the job.
 
     >>> restart({})
     0
@@ -301,7 +301,7 @@ def restart(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def device(environ: Mapping[str, str] = os.environ) -> str:
-    """Return FLUIDX_DEVICE, what ranks compute on where a script names no places.
+    """Return FLUIDX_DEVICE, the device of ranks if a script names no places.
 
     >>> device({}), device({"FLUIDX_DEVICE": "cuda"})
     ('cpu', 'cuda')
@@ -321,7 +321,7 @@ def cpu_num(environ: Mapping[str, str] = os.environ) -> int:
 def _read(setting: Setting, environ: Mapping[str, str], parse: Callable[[str], _T]) -> _T:
     if not _looked and environ is os.environ:
         warn_of_unknown()
-    # `in` first: to look for what is not there raises an error inside of os.environ, and runs look
+    # `in` first: os.environ raises an error internally for a missing name, which is slow, and every run reads settings
     text = (environ[setting.name].strip() if setting.name in environ else "") or setting.default
     try:
         return parse(text)
@@ -349,7 +349,7 @@ def _within(value: int, low: int, high: float) -> int:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not 0 < value < math.inf:  # no endless wait: a rank that died must end the others
+    if not 0 < value < math.inf:  # an endless wait is not allowed: a dead rank must end the others
         raise ValueError
     return value
 

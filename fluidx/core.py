@@ -1,4 +1,4 @@
-"""fluid.core, as far as scripts name it: places, scopes, dtypes and EOFException. In fluid it is a C++ library; here it is these names."""
+"""fluid.core: the names that scripts use from fluid's C++ library: places, scopes, dtypes and EOFException."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .ir import EOFException
 
 
 class VarDesc:
-    """fluid's record of a variable; here only the home of `VarType`."""
+    """fluid's record of a variable; fluidx has it only for `VarType`."""
 
     class VarType:
         """dtypes, and kinds of variables, by fluid's names.

@@ -1,4 +1,4 @@
-"""DataFeeder: turn lists of samples, as readers give them, into the arrays that `run(feed=...)` takes."""
+"""DataFeeder: turn lists of samples, as readers return them, into the arrays that `run(feed=...)` takes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DataFeeder:
         return [v.name for v in self.variables]
 
     def feed(self, iterable: Iterable[Sequence[Any]]) -> dict[str, np.ndarray]:
-        """The samples as `{name: array}`; each sample has one value for each variable, in the order of feed_list.
+        """The samples as `{name: array}`. Each sample has one value for each variable, in the order of feed_list.
 
         A value of another shape with as many elements is reshaped, as in fluid. Raises FeedError that names the variable and the
         sample when it does not fit.
@@ -58,7 +58,7 @@ class DataFeeder:
         return {v.name: _join(v, column) for v, column in zip(self.variables, columns)}
 
     def feed_parallel(self, iterable: Iterable[Iterable[Sequence[Any]]], num_places: int | None = None) -> Iterator[dict[str, np.ndarray]]:
-        """One feed for each batch, for a run on that many places."""
+        """One feed for each batch, for a run on `num_places` places."""
         batches = list(iterable)
         if num_places is not None and len(batches) != whole("DataFeeder.feed_parallel", "num_places", num_places, 1):
             raise FeedError(f"{num_places} places need as many batches, found {len(batches)}")

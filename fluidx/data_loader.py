@@ -1,8 +1,8 @@
-"""Loaders: batches from a generator, read ahead by a thread, for `run(feed=...)` or for a program that reads them by itself; fluid's
+"""Data loaders: batches from a generator, read ahead by a thread, as feeds or for a program that reads them by itself; fluid's
 `DataLoader.from_generator`, `PyReader` and `layers.py_reader`.
 
-An iterable loader gives feeds: `for feed in loader(): exe.run(main, feed=feed)`. Any other belongs to the program in which it was made:
-after `start()` each run without a feed takes the next batch, and EOFException says that there is none; `reset()` ends the epoch.
+An iterable loader gives feeds: `for feed in loader(): exe.run(main, feed=feed)`. Other loaders belong to the program in which they were
+made: after `start()` each run without a feed takes the next batch, and EOFException ends the epoch; then call `reset()`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Feed = dict[str, Any]
 
 
 class GeneratorLoader:
-    """What `DataLoader.from_generator` gives. `label` is what messages call it."""
+    """The loader that `DataLoader.from_generator` returns. `label` is its name in messages."""
 
     label = "io.DataLoader"
 
@@ -81,9 +81,9 @@ class GeneratorLoader:
     # -- iterable ---------------------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Lists of feeds, one for each of `places`; `run` takes such a list. With `return_list` lists of lists of arrays.
+        """Lists of feeds, one for each of `places`; `run` takes such a list. With `return_list`, lists of lists of arrays.
 
-        Batches left over at the end for fewer than all places are left out, or given with drop_last=False.
+        At the end, batches for fewer than all places are dropped, unless drop_last=False.
         """
         if not self.iterable:
             raise wrong(f"{self.label}: it was made with iterable=False: call start(), and run the program without a feed")
@@ -111,13 +111,13 @@ class GeneratorLoader:
         self._running = self._ahead()
 
     def reset(self) -> None:
-        """End the epoch; the next `start` begins the data anew."""
+        """End the epoch; the next `start` begins from the first batch."""
         if self.iterable:
             raise wrong(f"{self.label}: it is iterable, each loop over it begins anew; start() and reset() are for iterable=False")
         self._running = None
 
     def next_feed(self) -> Feed:
-        """The next batch. Raises EOFException where there is none."""
+        """The next batch. Raises EOFException if there is none."""
         if self._running is None:
             raise FeedError(f"{self.label}: {', '.join(v.name for v in self.feed_list)} are read by the program; call start() before run()")
         for feed in self._running:
@@ -126,7 +126,7 @@ class GeneratorLoader:
 
 
 class DataLoader:
-    """`DataLoader.from_generator(...)` gives a loader of what a generator yields."""
+    """`DataLoader.from_generator(...)` returns a loader for the batches of a generator."""
 
     def __init__(self, dataset: Any = None, *args: Any, **kwargs: Any):
         raise wrong("io.DataLoader: a data set that is indexed is not supported; write io.DataLoader.from_generator(feed_list=...)")
@@ -156,7 +156,7 @@ class DataLoader:
 
     @staticmethod
     def from_dataset(dataset: Any, places: Any, drop_last: bool = True) -> GeneratorLoader:
-        """fluid's call for its Dataset classes, which are not here."""
+        """fluid's call for its Dataset classes, which fluidx does not have."""
         raise wrong("io.DataLoader: from_dataset is not supported; read the files in a generator: io.DataLoader.from_generator(...)")
 
 
@@ -178,7 +178,7 @@ class PyReader(GeneratorLoader):
     decorate_sample_generator = GeneratorLoader.set_sample_generator
     decorate_sample_list_generator = GeneratorLoader.set_sample_list_generator
     decorate_batch_generator = GeneratorLoader.set_batch_generator
-    # of what layers.py_reader gives
+    # names of the readers that layers.py_reader returns
     decorate_paddle_reader = GeneratorLoader.set_sample_list_generator
     decorate_tensor_provider = GeneratorLoader.set_batch_generator
 

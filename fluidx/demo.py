@@ -124,7 +124,7 @@ def _train(say: Any, t: Any, model: tuple[Any, Any, Any, Any], data: tuple[dict,
         say.print(table)
         judge = main.clone(for_test=True)
         (acc_one,) = exe.run(judge, feed=test, fetch_list=[accuracy], scope=scope)
-        whole = fx.executor.Scope()  # what the ranks hold, put together
+        whole = fx.executor.Scope()  # the joined values of the ranks
         for p in main.all_parameters():
             whole.set(p.name, many.state(p.name))
         (acc_many,) = exe.run(judge, feed=test, fetch_list=[accuracy], scope=whole)
@@ -149,7 +149,7 @@ def _show(say: Any, lines: list[str]) -> None:
 
 
 def _without_declarations(text: str) -> list[str]:
-    """The program without its state variables and with its backward part as a count: what a person would write."""
+    """The program without state variables, and with the backward part as a count: the part that a person writes."""
     lines: list[str] = []
     hidden = 0
     section = ""
@@ -168,7 +168,7 @@ def _without_declarations(text: str) -> list[str]:
 
 
 def _about(difference: str, name: str) -> list[str]:
-    """The lines of a diff that speak of one parameter, each section named once."""
+    """The lines of a diff about one parameter; each section is named once."""
     lines: list[str] = []
     section = ""
     for line in difference.splitlines():

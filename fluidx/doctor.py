@@ -1,4 +1,4 @@
-"""What fluidx finds on this machine, one line each. It answers "why is it slow" and "why is it missing"."""
+"""`fluidx doctor`: a report of this machine, one line each for Python, NumPy, kernels, GPUs and MPI: why is it slow, why is it missing?"""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .comm.mpi import start as mpi
 from .executor.places import CUDAPlace, array_module
 from .ir.errors import FluidxError
 
-# what decides the threads of a BLAS
+# the variables that set the number of a BLAS's threads
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 def report(environ: Mapping[str, str] = os.environ, measure: bool = False) -> list[str]:
-    """The lines; with `measure`, also what the machine can do at best.
+    """The lines of the report; with `measure`, also the ceilings of the machine.
 
     >>> [line.split(":")[0] for line in report({})]
     ['fluidx', 'python', 'numpy', 'kernels', 'variables', 'blas threads', 'cupy', 'mpi']
@@ -72,7 +72,7 @@ def _threads(environ: Mapping[str, str]) -> str:
     try:
         if not native.why_not() and native.holds_blas():
             found.append("limited to 1 by the C kernels, which have their own threads")
-    except config.ConfigError:  # the line on kernels says it
+    except config.ConfigError:  # the line about kernels reports it
         pass
     return ", ".join(found) or "not limited: ranks of one process compete for the cores; set OPENBLAS_NUM_THREADS=1"
 
@@ -82,7 +82,7 @@ def _cupy() -> str:
         cupy = array_module(CUDAPlace(0))
     except FluidxError as e:
         return str(e).removeprefix(f"{CUDAPlace(0)} needs ").removeprefix("CuPy, which is ")
-    except Exception as e:  # a driver that does not fit says so in its own way
+    except Exception as e:  # a driver that does not fit raises errors of its own
         return f"installed, but does not load: {type(e).__name__}: {e}"
     count = cupy.cuda.runtime.getDeviceCount()
     name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()

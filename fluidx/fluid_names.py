@@ -1,5 +1,5 @@
-"""Names of fluid 1.8 that are not here, and what is written instead: one table, which the modules ask about a name that they do not have,
-before they look for a near misspelling. docs/migration.md shows it.
+"""Names of fluid 1.8 that fluidx does not have, with a hint what to write instead. Modules look up a missing name in this table before they
+suggest a similar one. docs/migration.md shows it.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ _ANSWERS = {module: {n: answer for names, answer in of.items() for n in names.sp
 
 
 def answer(module: str, name: str) -> str | None:
-    """What is written instead of a name of fluid's; None where the table does not have it.
+    """The hint for a name of fluid; None if it is not in the table.
 
     >>> answer("layers", "clamp")
     'write layers.clip'
@@ -162,8 +162,8 @@ _PLACES = ("layers", "io", "optimizer", "initializer", "nets", "metrics", "core"
 
 
 def _elsewhere(module: str, name: str) -> str | None:
-    """Where a name of fluid's is that a module does not have, or what is written instead of it. Of a submodule, for which the import system
-    asks before it loads one, nothing is said."""
+    """A hint that names another module which has the name, or what to write instead. None for a submodule: the import system asks for it
+    before it loads it."""
     beside = os.path.join(os.path.dirname(__file__), module, name)
     if name.startswith("_") or os.path.exists(beside) or os.path.exists(f"{beside}.py"):
         return None
@@ -176,7 +176,7 @@ def _elsewhere(module: str, name: str) -> str | None:
 
 
 def missing(module: str, name: str, options: Iterable[str], kind: str = "") -> AttributeError:
-    """The error for a name that a module does not have: with the table's answer, else the nearest of `options`."""
+    """The error for a name that a module does not have: with the table's hint, else the most similar of `options`."""
     if name.startswith("_"):  # also asked by `from . import _state`, where a hint would import the modules that are being imported
         return AttributeError(f"module 'fluidx{module and '.' + module}' has no attribute {name!r}")
     hint = answer(module, name) or _elsewhere(module, name) or nearest(name, options, "it has")

@@ -1,4 +1,4 @@
-"""fluid.framework: what programs are made of, and questions about what runs them, under the names by which fluid's scripts import them."""
+"""fluid.framework: programs, places and flags, under the names by which fluid's scripts import them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .ir import (
     program_guard,
 )
 
-VERSION = "1.8.5"  # the release of fluid whose names these are
+VERSION = "1.8.5"  # the release of fluid whose names fluidx has
 
 
 def grad_var_name(var_name: str) -> str:
@@ -44,7 +44,7 @@ def in_dygraph_mode() -> bool:
 
 
 def require_version(min_version: str, max_version: str | None = None) -> None:
-    """Raise ProgramError unless fluid 1.8.5, whose names these are, is from `min_version` to `max_version`.
+    """Raise ProgramError unless fluid 1.8.5, whose names fluidx has, is from `min_version` to `max_version`.
 
     >>> require_version("1.6.0")
     """
@@ -62,7 +62,7 @@ def _numbers(what: str, version: Any) -> tuple[int, ...]:
     return (*map(int, parts), 0, 0, 0, 0)[:4]
 
 
-# fluid's flags that have a counterpart: the environment variable that has it
+# fluid's flags that have a counterpart -> the environment variable of fluidx
 _FLAGS = {"FLAGS_check_nan_inf": "FLUIDX_CHECK_NAN"}
 _given: dict[str, Any] = {}
 
@@ -85,7 +85,7 @@ def set_flags(flags: Mapping[str, Any]) -> None:
 
 
 def get_flags(flags: str | Iterable[str]) -> dict[str, Any]:
-    """The values of fluid's global flags: what was set, or what the environment says; None where neither does."""
+    """The values of fluid's global flags, as they were set, else from the environment, else None."""
     names = [flags] if isinstance(flags, str) else list(flags)
     return {_flag("get_flags", n): _given.get(n, os.environ.get(n)) for n in names}
 
@@ -97,7 +97,7 @@ def _flag(owner: str, name: Any) -> str:
 
 
 def convert_np_dtype_to_dtype_(np_dtype: Any) -> str:
-    """The name of a NumPy dtype, which is what programs say."""
+    """The name of a NumPy dtype, as it is used in programs."""
     return as_dtype(np.dtype(np_dtype))
 
 

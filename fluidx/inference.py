@@ -1,4 +1,4 @@
-"""InferenceTranspiler: computes what inference does not need to compute in every run into the parameters."""
+"""InferenceTranspiler: fold batch normalization into parameters, so that inference does not compute it in every run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class InferenceTranspiler:
         self._log: list[str] = []
 
     def transpile(self, program: Program, place: Any = None, scope: Scope | None = None) -> None:
-        """Fold what can be folded. `place` is fluid's argument and has no effect; without `scope` the global one is meant.
+        """Fold all normalizations that can be folded. `place` is fluid's argument and has no effect; `scope` is by default the global one.
 
         Results differ from the program's before by rounding. A value between the operators that become one cannot be fetched as it
         was. Raises ProgramError for a program that trains: give it program.clone(for_test=True).
@@ -57,5 +57,5 @@ class InferenceTranspiler:
         self._log = list(folded.log)
 
     def explain(self) -> list[str]:
-        """Which normalizations the last transpile left alone, and why."""
+        """The normalizations that the last transpile did not fold, with reasons."""
         return self._log

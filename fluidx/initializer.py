@@ -23,7 +23,7 @@ from .ir.errors import explains_arguments
 
 
 def derive_seed(program: Program, name: str) -> int:
-    """A seed for what is called `name` in `program`, the same on all ranks and never 0.
+    """A seed for the variable `name` of `program`. It is equal on all ranks and never 0.
 
     >>> p = Program()
     >>> derive_seed(p, "fc_0.w_0") == derive_seed(Program(), "fc_0.w_0") != derive_seed(p, "fc_1.w_0")
@@ -35,7 +35,7 @@ def derive_seed(program: Program, name: str) -> int:
 
 
 class Initializer:
-    """Base of the initializers. A subclass gives the operator that makes the value: `op(var, seed) -> (type, attributes)`."""
+    """Base of the initializers. A subclass defines the operator that computes the value: `op(var, seed) -> (type, attributes)`."""
 
     seed = 0
     draws = True  # does it need a seed?
@@ -53,7 +53,7 @@ class Initializer:
         return block.write(op_type, {}, {"Out": (var.name,)}, {"shape": of.shape, "dtype": of.dtype, **attrs})
 
     def op(self, var: Variable, seed: int) -> tuple[str, dict[str, Any]]:
-        """The operator type and its attributes, shape and dtype aside."""
+        """The operator type and its attributes, without shape and dtype."""
         raise NotImplementedError(f"{type(self).__name__} does not say which operator it writes")
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class TruncatedNormal(Normal):
 
 
 class _Fan(Initializer):
-    """What Xavier and MSRA share: a spread computed from the number of inputs and outputs of a weight."""
+    """The base of Xavier and MSRA: the variance depends on the number of inputs and outputs of a weight."""
 
     uniform: bool
 
@@ -198,7 +198,7 @@ __getattr__ = module_getattr("initializer", __all__)
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Inputs and outputs that one element of a weight meets.
+    """The number of inputs and outputs of a weight (fan in, fan out).
 
     >>> fans((784, 128)), fans((20, 1, 5, 5)), fans((7,))
     ((784, 128), (25, 500), (7, 7))
@@ -217,7 +217,7 @@ def _values(array: np.ndarray, var: Variable) -> tuple[str, dict[str, Any]]:
 
 
 def force_init_on_cpu() -> bool:
-    """False: fluid's question whether parameters get their first values on the host, which is decided by the startup program's executor."""
+    """False. In fluid: are parameters initialised on the host? In fluidx the executor of the startup program decides it."""
     return False
 
 

@@ -11,7 +11,7 @@ from .ir import Program, program_guard, unique_name
 
 
 def run_check() -> None:
-    """Train a small layer for a step on one device and on two CPU ranks, compare the losses, and say so.
+    """Train a small layer for a step on one device and on two CPU ranks, compare the losses, and print the result.
 
     >>> run_check()
     fluidx works on one device, and on 2 CPU ranks with the same loss.

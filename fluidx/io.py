@@ -1,8 +1,9 @@
-"""Save and load: variables as safetensors files, programs as text. Nothing is pickled, and a file is replaced whole or not at all.
+"""Save and load: variables as safetensors files, programs as text. Nothing is pickled, and files are replaced atomically.
 
-`save` and `load` keep a whole program in one file, or what ranks have in a folder, `CheckpointManager` the newest few of these folders.
-`save_text` and `load_text` keep what a program says, `save_vars` and its kin variables one per file (or in one file) and
-`save_inference_model` what is needed to compute some targets. Values come from the global scope, or from the ranks of a ParallelExecutor.
+`save` and `load` use one file for a whole program, or a folder for the ranks' local values; `CheckpointManager` keeps the newest of these.
+`save_text` and `load_text` are for the text of a program, `save_vars` and similar functions for variables (one file for each, or one file),
+and `save_inference_model` for the part of a program that computes given targets. Values come from the global scope, or from the ranks of a
+ParallelExecutor.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _inside(dirname: Any, filename: Any) -> str:
 
 
 def _file_of(name: str) -> str:
-    """The file that holds the variable of that name, when each has its own: called as it is, slashes and the like escaped.
+    """The file name for a variable, if each has its own file: its name, with slashes and similar characters escaped.
 
     >>> _file_of("fc_0.w_0"), _file_of("../w")
     ('fc_0.w_0', '%2E.%2Fw')
@@ -99,14 +100,13 @@ def _file_of(name: str) -> str:
 def save(
     program: Program | None, model_path: Any, executor: Any = None, sharded: bool = False, extra: Mapping[str, Any] | None = None
 ) -> None:
-    """Write the program, its large constants, all its persistable variables and how often it ran.
+    """Write the program, its large constants, all its persistable variables and its number of runs.
 
-    They go into one file, `model_path` plus ".safetensors", of whole values; with `sharded` into the folder `model_path`, a file for each
-    rank of a ParallelExecutor with what it has, and a manifest: the same ranks go on from that bit for bit, state that only their strategy
-    keeps included. Ranks that are processes of one script all call this, as all that saves: each then writes its own file of a folder, and
-    rank 0 alone anything else. `extra` is what JSON can say, such as the position in the data; `load` returns it. Raises
-    NotInitializedError when a variable has no value yet, CheckpointError when nothing can be written; what was there before is then still
-    there, whole.
+    The default is one file, `model_path` plus ".safetensors", with global values. With `sharded` it is the folder `model_path`, with a file
+    of local values for each rank of a ParallelExecutor and a manifest; the same ranks continue from it bit for bit, with the strategy's own
+    state. Ranks that are processes of one script must all call it, like all functions that save: each writes its own file of a folder, and
+    rank 0 writes everything else. `extra` is JSON data, such as the position in the data set; `load` returns it. Raises NotInitializedError
+    if a variable has no value yet, CheckpointError if nothing can be written; older files are then unchanged.
     """
     program = program_or_default(program)
     if sharded:
@@ -121,9 +121,9 @@ def save(
 def load(program: Program | None, model_path: Any, executor: Any = None, var_list: Sequence[Variable] | None = None) -> dict[str, Any]:
     """Read the values of the program's persistable variables (or of `var_list`) that `save` wrote; returns its `extra`.
 
-    The program goes on counting its runs, by which random numbers are keyed, from those of the one that was saved. Any number of ranks, or
-    one device, may go on, under any strategy. All is checked before anything is set. Raises CheckpointError, naming file and variable, when
-    one is missing, damaged, or has another shape or dtype.
+    The number of runs, on which random numbers depend, continues from the saved one. Any number of ranks, or one device, may continue, with
+    any strategy. Everything is checked before anything is set. Raises CheckpointError, which names the file and the variable, if one is
+    missing, damaged, or has another shape or dtype.
     """
     program = program_or_default(program)
     if from_first(executor, _READS, lambda: _is_folder(path_of(model_path))):
@@ -140,7 +140,7 @@ def load(program: Program | None, model_path: Any, executor: Any = None, var_lis
 
 
 def _is_folder(path: str) -> bool:
-    """Whether a path means the folder of a sharded checkpoint, and not a file."""
+    """Does a path mean the folder of a sharded checkpoint, not a file?"""
     if not os.path.isdir(path) or os.path.basename(path) in ("", ".", ".."):
         return os.path.isdir(path)
     if not os.path.isfile(file := with_suffix(path)):
@@ -167,7 +167,7 @@ def load_program_state(model_path: Any, var_list: Sequence[Variable] | None = No
 
 
 def set_program_state(program: Program, state_dict: Mapping[str, Any], executor: Any = None) -> None:
-    """Give the program's persistable variables the values in `state_dict`; names the program does not have are refused."""
+    """Set the program's persistable variables to the values in `state_dict`. Names that the program does not have are refused."""
     program = program_or_default(program)
     pairs = []
     for name, value in state_dict.items():
@@ -217,8 +217,8 @@ def save_vars(
 ) -> None:
     """Write variables into `dirname`: those in `vars`, else those that `predicate` picks, else all persistable ones.
 
-    Each has a file of its own, named after it, as safetensors, and a manifest beside them says which belong together; with `filename` all
-    are in that one. A crash leaves all old values or all new ones.
+    Each variable has its own safetensors file, named after it, and a manifest lists the files that belong together. With `filename` all are
+    in this one file. After a crash there are all old values or all new ones.
     """
     chosen = _chosen(main_program, vars, predicate)
     values = {var.name: get(executor, var) for var in chosen}
@@ -243,8 +243,9 @@ def load_vars(
 ) -> None:
     """Read back what save_vars wrote with the same arguments.
 
-    A predicate may ask for what is there, `lambda v: os.path.exists(os.path.join(dirname, v.name))`; UserWarning where it picks nothing.
-    Raises CheckpointError, naming file and variable, when one is missing, damaged, or has another shape or dtype; then none is set.
+    A predicate may test for existing files, `lambda v: os.path.exists(os.path.join(dirname, v.name))`; UserWarning if it selects nothing.
+    Raises CheckpointError, which names the file and the variable, if one is missing, damaged, or has another shape or dtype; then none is
+    set.
     """
     chosen = _chosen(main_program, vars, predicate)
     if not chosen and predicate is not None and vars is None:
@@ -264,12 +265,12 @@ def load_vars(
 
 
 def is_parameter(var: Variable) -> bool:
-    """Whether a variable is one that optimizers train: a predicate for `save_vars` and `load_vars`."""
+    """Is a variable a parameter? A predicate for `save_vars` and `load_vars`."""
     return isinstance(var, Parameter)
 
 
 def is_persistable(var: Variable) -> bool:
-    """Whether a variable outlives a run: a predicate for `save_vars` and `load_vars`."""
+    """Does a variable keep its value between runs? A predicate for `save_vars` and `load_vars`."""
     return bool(var.persistable)
 
 
@@ -287,7 +288,7 @@ def get_program_parameter(program: Program) -> list[Variable]:
 
 
 def get_program_persistable_vars(program: Program) -> list[Variable]:
-    """The variables of a program that outlive a run: parameters, optimizer state, counters."""
+    """The persistable variables of a program: parameters, optimizer state, counters."""
     return [v for v in program_or_default(program).list_vars() if is_persistable(v)]
 
 
@@ -297,7 +298,7 @@ def save_params(executor: Any, dirname: Any, main_program: Program | None = None
 
 
 def save_persistables(executor: Any, dirname: Any, main_program: Program | None = None, filename: str | None = None) -> None:
-    """save_vars of everything that outlives a run: parameters, optimizer state, counters."""
+    """save_vars of the persistable variables: parameters, optimizer state, counters."""
     save_vars(executor, dirname, main_program, None, None, filename)
 
 
@@ -358,8 +359,8 @@ def save_inference_model(
 ) -> list[str]:
     """Write the part of the program that computes `target_vars` from the feeds, and the variables it reads; return the targets' names.
 
-    The program is text in `model_filename` ("__model__"), with its large constants beside it as of `save_text`; the variables are in
-    `params_filename` ("__params__.safetensors"). `program_only` leaves the variables away; `export_for_deployment` has no effect.
+    The program is text in `model_filename` ("__model__"), with a second file for its large constants, as for `save_text`; the variables are
+    in `params_filename` ("__params__.safetensors"). `program_only` omits the variables; `export_for_deployment` has no effect.
     """
     feeds = [feeded_var_names] if isinstance(feeded_var_names, str) else list(feeded_var_names)
     targets = [target_vars] if isinstance(target_vars, Variable) else list(target_vars)
@@ -389,9 +390,9 @@ def load_inference_model(
     params_filename: str | None = None,
     pserver_endpoints: Any = None,
 ) -> list[Any]:
-    """`[program, feed names, fetch Variables]` of what save_inference_model wrote; the variables' values go into the scope.
+    """Load a model of save_inference_model: `[program, feed names, fetch Variables]`. The variables' values go into the scope.
 
-    Raises CheckpointError when a file is missing or damaged, or is not the one that was saved with the others.
+    Raises CheckpointError if a file is missing or damaged, or was not saved together with the others.
     """
     files = _model_files(dirname, model_filename, params_filename)
     program, feeds, fetches, arrays = made_by_all(executor, _READS, lambda: _read_model(path_of(dirname), *files))
@@ -415,7 +416,7 @@ def _read_model(folder: str, model: str, params: str) -> tuple[Program, list[str
 
 
 def _model_files(dirname: Any, model: str | None, params: str | None) -> tuple[str, str]:
-    """The names of the files of a model and its variables, which may not lead out of the directory."""
+    """The names of the files of a model and its variables. They must be inside the directory."""
     names = model or _MODEL, params or _PARAMS
     for name in names:
         _inside(dirname, name)

@@ -166,9 +166,9 @@ Fills = dict[tuple[tuple[int, ...], str, float], Operator]
 def persistable(
     block: Block, startup: Program, name: str, shape: Sequence[int], dtype: str, value: float, fills: Fills | None = None, **attrs: Any
 ) -> Variable:
-    """A persistable variable of `block` that no gradient flows into, and the operator in `startup` that gives it its first value.
+    """A persistable variable of `block` without a gradient, and the operator in `startup` that gives it its first value.
 
-    `fills` keeps these operators, so that many alike are worked out once.
+    `fills` caches these operators, so that equal ones are made once.
     """
     shape, begin = tuple(shape), startup.global_block()
     record = Var(name, block.program.shared(TensorType(dtype, shape)), REPLICATE, True, True, False, False, attrs)

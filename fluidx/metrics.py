@@ -1,4 +1,4 @@
-"""Metrics that are kept in Python over the batches of an epoch, from values that were fetched, under fluid's names.
+"""Metrics in Python over the batches of an epoch, from fetched values, under fluid's names.
 
 `update` takes the values of a batch, `eval` gives the metric of all batches since `reset`.
 """
@@ -14,7 +14,7 @@ from .fluid_names import module_getattr
 
 
 class MetricBase:
-    """Base of the metrics. A subclass states `reset`, `update` and `eval`."""
+    """Base of the metrics. A subclass defines `reset`, `update` and `eval`."""
 
     def __init__(self, name: str | None = None):
         self._name = name if name is not None else type(self).__name__
@@ -27,7 +27,7 @@ class MetricBase:
         raise NotImplementedError(f"{type(self).__name__} does not define reset()")
 
     def get_config(self) -> dict[str, Any]:
-        """What the metric holds, by the names of its attributes."""
+        """The state of the metric, by the names of its attributes."""
         return {k: v for k, v in vars(self).items() if not k.startswith("_")}
 
     def update(self, preds: Any, labels: Any) -> None:
@@ -61,7 +61,7 @@ class CompositeMetric(MetricBase):
         self._metrics: list[MetricBase] = []
 
     def add_metric(self, metric: MetricBase) -> None:
-        """Keep one metric more."""
+        """Add a metric."""
         if not isinstance(metric, MetricBase):
             raise wrong(f"{self._label}: a metric must be one of fluidx.metrics, got {type(metric).__name__}")
         self._metrics.append(metric)
@@ -79,7 +79,7 @@ class CompositeMetric(MetricBase):
 
 
 class _Share(MetricBase):
-    """True positives over true positives and something else."""
+    """The share of true positives among true positives and other samples, which a subclass counts."""
 
     def __init__(self, name: str | None = None):
         super().__init__(name)
@@ -101,7 +101,7 @@ class _Share(MetricBase):
 
 
 class Precision(_Share):
-    """The share of samples found positive (a prediction that rounds to 1) that are.
+    """The share of truly positive samples among those predicted positive (a prediction that rounds to 1).
 
     >>> metric = Precision()
     >>> metric.update(preds=np.float32([[0.9], [0.8], [0.1]]), labels=np.int64([[1], [0], [1]]))
@@ -116,7 +116,7 @@ class Precision(_Share):
 
 
 class Recall(_Share):
-    """The share of positive samples that were found (a prediction that rounds to 1).
+    """The share of positive samples that were predicted positive (a prediction that rounds to 1).
 
     >>> metric = Recall()
     >>> metric.update(preds=np.float32([[0.9], [0.8], [0.1]]), labels=np.int64([[1], [0], [1]]))
@@ -131,7 +131,7 @@ class Recall(_Share):
 
 
 class Accuracy(MetricBase):
-    """The mean of accuracies of batches, each by its weight, mostly its number of samples.
+    """The mean of the accuracies of batches, weighted, usually by the number of samples.
 
     >>> metric = Accuracy()
     >>> metric.update(value=np.float32([0.5]), weight=8); metric.update(value=1.0, weight=24)
@@ -188,7 +188,7 @@ class ChunkEvaluator(MetricBase):
 
 
 class EditDistance(MetricBase):
-    """(mean edit distance, share of sequences that have one), from the distances [sequences, 1] of each batch.
+    """(mean edit distance, share of sequences with a distance above 0), from the distances [sequences, 1] of each batch.
 
     >>> metric = EditDistance()
     >>> metric.update(np.float32([[0], [2], [4]]), 3)

@@ -1,4 +1,4 @@
-"""ParamAttr: what a layer is told about a parameter it creates."""
+"""ParamAttr: the options of a parameter that a layer creates."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ParamAttr:
         self.placement: Placement = cuts("ParamAttr", placement)
 
     def record(self) -> dict[str, Any]:
-        """What the program's parameter record keeps beside `trainable`: plain numbers, strings and tuples."""
+        """The entries of the program's parameter record, besides `trainable`: plain numbers, strings and tuples."""
         own = {} if self.do_model_average else {"do_model_average": False}
         return {"learning_rate": self.learning_rate, "regularizer": self.regularizer, "need_clip": self.need_clip, **own}
 
@@ -72,7 +72,7 @@ class ParamAttr:
 
     @staticmethod
     def of(value: Any) -> ParamAttr | None:
-        """The ParamAttr that `value` stands for; None means that no parameter is wanted.
+        """The ParamAttr for `value`; None means no parameter.
 
         >>> ParamAttr.of("w").name, ParamAttr.of(None).name, ParamAttr.of(False)
         ('w', None, None)
@@ -104,7 +104,7 @@ class ParamAttr:
 
 
 class WeightNormParamAttr(ParamAttr):
-    """A parameter as a length and a direction, which are trained in its place: w = g * v / |v| (Salimans & Kingma, 2016).
+    """A parameter as a length and a direction, which are trained instead of it: w = g * v / |v| (Salimans & Kingma, 2016).
 
     `dim` is the axis along which each slice has a length of its own; None gives one length to all. The two parameters are called as
     the one would be, plus `_v` and `_g`; the startup program gives g the length of v, so that w begins as v.
@@ -139,7 +139,7 @@ class WeightNormParamAttr(ParamAttr):
 
 
 def cuts(label: str, placement: Any) -> tuple[Shard, ...]:
-    """The cuts that a placement given by a user says: a Shard, a list of them, or None."""
+    """The shards of a placement that a user gave: a Shard, a list of them, or None."""
     entries = tuple(placement) if isinstance(placement, (list, tuple)) else () if placement is None else (placement,)
     if not all(isinstance(e, Shard) for e in entries):
         raise wrong(f"{label}: placement must be a Shard such as Shard(1, 'tp'), a list of them, or None, got {placement!r}")
@@ -154,7 +154,7 @@ def cuts(label: str, placement: Any) -> tuple[Shard, ...]:
 
 
 def regularizer_record(value: Any) -> tuple[str, float] | None:
-    """A regularizer as parameter records hold it: ("l1" | "l2", coefficient), or None."""
+    """A regularizer as it is stored in a parameter's record: ("l1" | "l2", coefficient), or None."""
     if value is None:
         return None
     pair = value.record() if hasattr(value, "record") else value

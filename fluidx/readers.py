@@ -1,6 +1,6 @@
-"""Readers: functions without arguments that give an iterable of samples, and what makes one reader of others, under fluid's names.
+"""Readers: functions without arguments that return an iterable of samples, and functions that combine readers, under fluid's names.
 
-A reader may be called again and again; each call begins its data anew.
+A reader may be called repeatedly; each call starts its data from the beginning.
 
 >>> numbers = lambda: iter(range(5))
 >>> [batch for batch in batch(numbers, batch_size=2)()]
@@ -21,11 +21,11 @@ from ._checks import whole, wrong
 from .ir import FluidxError
 
 Reader = Callable[[], Iterable[Any]]
-_POLL = 0.05  # seconds between looks whether the one that reads has gone
+_POLL = 0.05  # seconds between two checks whether the reading side is closed
 
 
 class ComposeNotAligned(FluidxError, ValueError):
-    """Readers that are read side by side have different numbers of samples."""
+    """Readers that are read together have different numbers of samples."""
 
 
 def _checked(owner: str, reader: Any) -> Reader:
@@ -89,9 +89,9 @@ def chain(*readers: Reader) -> Callable[[], Iterator[Any]]:
 
 
 def compose(*readers: Reader, check_alignment: bool = True) -> Callable[[], Iterator[tuple[Any, ...]]]:
-    """A reader whose samples are those of all readers side by side, in one flat tuple: (1, 2) beside 3 is (1, 2, 3).
+    """A reader whose samples join the samples of all readers to one flat tuple: (1, 2) and 3 give (1, 2, 3).
 
-    Raises ComposeNotAligned where one ends before another; without `check_alignment` the shortest ends all.
+    Raises ComposeNotAligned if one reader ends before another; without `check_alignment` it ends with the shortest.
     """
     checked = [_checked("compose", r) for r in readers]
 
@@ -107,13 +107,13 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Callable[[], Iter
 
 
 def map_readers(func: Callable[..., Any], *readers: Reader) -> Callable[[], Iterator[Any]]:
-    """A reader of what `func` makes of one sample of each reader."""
+    """A reader of the results of `func` on one sample of each reader."""
     checked = [_checked("map_readers", r) for r in readers]
     return lambda: map(func, *(r() for r in checked))
 
 
 def buffered(reader: Reader, size: int) -> Callable[[], Iterator[Any]]:
-    """A reader whose samples another thread reads ahead, `size` of them at most."""
+    """A reader whose samples another thread reads ahead, at most `size` of them."""
     reader, size = _checked("buffered", reader), whole("io.buffered", "size", size, 1)
     return lambda: _in_order([lambda put: _put_all(put, reader())], size)
 
@@ -121,9 +121,9 @@ def buffered(reader: Reader, size: int) -> Callable[[], Iterator[Any]]:
 def xmap_readers(
     mapper: Callable[[Any], Any], reader: Reader, process_num: int, buffer_size: int, order: bool = False
 ) -> Callable[[], Iterator[Any]]:
-    """A reader of what `mapper` makes of each sample, in `process_num` threads; with `order` in the order of the samples.
+    """A reader of the results of `mapper` on each sample, computed in `process_num` threads; with `order` in the order of the samples.
 
-    `buffer_size` results at most wait to be read.
+    At most `buffer_size` results are kept until they are read.
     """
     reader, count = _checked("xmap_readers", reader), whole("io.xmap_readers", "process_num", process_num, 1)
     size = whole("io.xmap_readers", "buffer_size", buffer_size, 1)
@@ -153,9 +153,9 @@ def xmap_readers(
 
 
 def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000) -> Callable[[], Iterator[Any]]:
-    """A reader of the samples of all readers, each of which a process of its own reads; their order is as they come.
+    """A reader of the samples of all readers, each read by a separate process, in the order of arrival.
 
-    `use_pipe` has no effect. Samples are sent between processes, so they must be what `pickle` takes.
+    `use_pipe` has no effect. Samples are sent between processes, so `pickle` must support them.
     """
     checked = [_checked("multiprocess_reader", r) for r in readers]
     if not checked:
@@ -163,7 +163,7 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
     size = whole("io.multiprocess_reader", "queue_size", queue_size, 1)
 
     def read() -> Iterator[Any]:
-        # readers are mostly closures, which only a fork takes along
+        # readers are mostly closures, which cannot be pickled, so the process must be a fork
         forks = multiprocessing.get_context("fork")
         found = forks.Queue(size)
         processes = [forks.Process(target=_send_all, args=(r, found), daemon=True) for r in checked]
@@ -222,12 +222,13 @@ def _put_all(put: Callable[[Any], bool], samples: Iterable[Any]) -> None:
 
 
 def _in_order(workers: Sequence[Callable[[Callable[[Any], bool]], None]], size: int) -> Iterator[Any]:
-    """What threads put, as it comes; an error of one of them is raised here. Threads end soon after the iterator is closed."""
+    """The values that threads put, in order of arrival; an error of a thread is raised here. Threads end soon after the iterator is
+    closed."""
     made: queue.Queue[Any] = queue.Queue(size)
     stopped = threading.Event()
 
     def put(value: Any) -> bool:
-        """Hand a value over; False where nobody reads any more."""
+        """Put a value into the queue; False if the reading side is closed."""
         while not stopped.is_set():
             try:
                 made.put(value, timeout=_POLL)

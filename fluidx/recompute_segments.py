@@ -1,4 +1,4 @@
-"""Where the forward pass is cut when values are computed again for the backward pass: at given variables, or where it is cheap."""
+"""Recompute segments: where the forward pass is cut for recomputation, at given variables or at the cheapest places."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import NamedTuple
 
 from .ir import ANY, OPS, Block, Operator, Role, flow
 
-_ROWS = 1024  # what an open axis counts for; where it is cut does not depend on it as long as the batch is the largest axis of all
+_ROWS = 1024  # the size assumed for an open axis; cuts do not depend on it as long as the batch is the largest axis
 
 
 class Segments(NamedTuple):
-    """`keep` are the values that stay; `cuts` the operators behind which a segment ends, by index."""
+    """`keep` are the values that are not recomputed; `cuts` are the indices of the operators after which a segment ends."""
 
     keep: set[str]
     cuts: list[int]
 
 
 def at_variables(last_write: Mapping[str, int], names: set[str]) -> Segments:
-    """Segments that end where the variables are computed."""
+    """Segments that end where the given variables are computed."""
     return Segments(names, sorted(last_write[n] for n in names))
 
 
 def automatic(block: Block, ops: Sequence[Operator], differentiated: Sequence[object]) -> Segments:
-    """Segments of about equal bytes, as many as take the least memory, that end where few bytes are alive.
+    """Segments of about equal bytes that end where few bytes are live; their number minimizes memory.
 
-    A cut behind an operator costs the bytes of the computed values that later forward operators read; what a segment makes that depends on
-    a parameter (`differentiated` says so of each operator) is kept for the backward pass, views apart. With M bytes made in all and c the
-    median cost of a cut, k segments take about k*c + M/k bytes, the least at k = sqrt(M/c): sqrt(N) of N equal layers (Chen et al., 2016).
-    Around each k-th part of M, as far as half a part away, the cheapest cut is taken, of equal ones the nearest.
+    A cut after an operator costs the bytes of the computed values that later forward operators read. The values of a segment that depend on
+    a parameter (`differentiated` tells it for each operator) are kept for the backward pass, except views. With M bytes computed in total
+    and c the median cost of a cut, k segments take about k*c + M/k bytes. This is least for k = sqrt(M/c): sqrt(N) for N equal layers (Chen
+    et al., 2016). The cut nearest to each k-th part of M is the cheapest one within half a part; among equal ones, the nearest.
     """
     forward = [k for k, op in enumerate(ops) if op.role in (Role.FORWARD, Role.LOSS)]
     if not forward:
@@ -55,7 +55,7 @@ def automatic(block: Block, ops: Sequence[Operator], differentiated: Sequence[ob
 
 
 def _alive(block: Block, ops: Sequence[Operator], forward: Sequence[int]) -> list[set[str]]:
-    """For each forward operator, the computed values from up to there that a later one reads."""
+    """For each forward operator, the values computed up to there that a later operator reads."""
     computed = {n for k in forward for n in flow.writes(block.program, ops[k])}
     computed = {n for n in computed if (d := block.find(n)) is not None and not d.persistable and not d.is_data}
     out: list[set[str]] = []

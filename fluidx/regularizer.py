@@ -9,7 +9,7 @@ from .ir import Block, Builder, Parameter, Role, Variable
 
 
 class Regularizer:
-    """Base of the regularizers. `record()` is what a parameter's record keeps of one."""
+    """Base of the regularizers. A parameter's record stores `record()`."""
 
     kind = ""
 
@@ -53,7 +53,7 @@ def append_regularization_ops(
 ) -> list[tuple[Parameter, Variable]]:
     """Append each parameter's decay term to its gradient, and return the pairs with the sums.
 
-    A parameter's own regularizer stands before `regularization`. A pair without either comes back as it is.
+    A parameter's own regularizer has priority over `regularization`. A pair without a regularizer is returned unchanged.
     """
     if regularization is not None and not isinstance(regularization, (Regularizer, tuple)):
         raise wrong(f"regularization must be L1Decay, L2Decay or None, got {type(regularization).__name__}: {regularization!r}")

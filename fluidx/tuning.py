@@ -1,4 +1,4 @@
-"""Choose the options of a strategy by trying them: transpile anew for each, take the time of some steps, keep the fastest."""
+"""Tune the options of a strategy: transpile for each choice, measure the time of several steps, and keep the fastest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Options = Mapping[str, Any]
 
 
 class Tried(NamedTuple):
-    """A choice of options, and the seconds that each step took; none where it cannot be, and `why`."""
+    """A choice of options, and the seconds of each step. If the choice is not possible, `seconds` is empty and `why` is the reason."""
 
     options: Options
     seconds: tuple[float, ...]
@@ -37,7 +37,7 @@ class Tried(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """The options that were fastest, the strategy with them, and all that were tried, in their order."""
+    """The fastest options, the strategy with them, and all choices that were tried, in order."""
 
     options: Options
     strategy: Strategy
@@ -59,19 +59,19 @@ def tune(
     log: str | Path | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Tuned:
-    """Run some steps of `program` under every choice of options and give the one whose median step is the shortest.
+    """Run several steps of `program` with every choice of options, and return the choice with the shortest median step.
 
-    `strategy` is the name of one, or a function of the options that makes one. `candidates` are lists of values by option, of which all
-    combinations are tried, or the choices themselves. `feed` is what a step is fed, or a function of the step's number that gives it;
-    `trainers` what `transpile` takes: by default as many as there are places beside those of servers. A choice with fewer ranks than there
-    are places has the first of them. The first `warm_up` steps of each choice are not counted.
+    `strategy` is the name of a strategy, or a function from options to a strategy. `candidates` are lists of values by option, of which all
+    combinations are tried, or a list of choices. `feed` is the feed of a step, or a function from the step's number to it. `trainers` is
+    the argument of `transpile`; by default all places that are not for servers. A choice with fewer ranks than places uses the first
+    places. The first `warm_up` steps of each choice do not count.
 
-    `places` are None where ranks are processes of one script (`fluidx run`), or `fx.mpi_places()`: all call this, and go by the times of
-    rank 0, which writes the `log`. There every choice has all ranks, and one that fails while it runs ends them.
+    `places` is None if ranks are processes of one script (`fluidx run`), or `fx.mpi_places()`: all ranks must call it; the times of rank 0
+    decide, and rank 0 writes the `log`. Every choice then uses all ranks, and one that fails while it runs ends them.
 
-    Every choice has an executor and scopes of its own, initialised by `startup` and dropped afterwards: no parameter that exists is read or
-    written. A choice that is refused, or that fails while it is proved or run, is passed over, with the reason; `log` is a CSV file with a
-    line for each, written as they are tried. Raises TranspileError when none is left, and names each.
+    Every choice has its own executor and scopes, which `startup` initialises and which are dropped afterwards: existing parameters are
+    neither read nor written. A choice that is refused, or that fails in the proof or the run, is skipped with the reason. `log` is a CSV
+    file with a line for each choice, written while they are tried. Raises TranspileError, which names each choice, if none is left.
 
     >>> import numpy as np, fluidx as fx
     >>> main, startup = fx.Program(), fx.Program()
@@ -102,7 +102,7 @@ def tune(
                 there = None if places is None else places[: t.world_size]
                 tried.append(Tried(options, _times(t, there, given, fetch_list, steps, warm_up, clock)))
                 ran.append((tried[-1], t.strategy))
-            except Exception as e:  # whatever becomes of one choice, others may do
+            except Exception as e:  # whatever goes wrong with one choice, others may work
                 failed.append(e)
                 tried.append(Tried(options, (), str(e) if isinstance(e, FluidxError) else f"{type(e).__name__}: {e}"))
             _write(file, [*(options.get(n, "") for n in names), *_figures(tried[-1])])
@@ -114,7 +114,7 @@ def tune(
 
 
 def _maker(strategy: Any) -> Callable[..., Any]:
-    """A function of the options that makes the strategy."""
+    """A function from options to the strategy."""
     if callable(strategy):
         return strategy
     if not isinstance(strategy, str):
