@@ -12,9 +12,10 @@ from ..ir.defaults import default_main_program
 from ..ir.dtypes import TINY, dtype_name, kept, np_dtype
 from ..ir.errors import FeedError, nearest
 from ..ir.operator import Role
-from ..ir.program import Program, Var
+from ..ir.program import Program
 from ..ir.types import ANY, TensorType, size_names
 from ..ir.valuetypes import AnyRankType, MapType, OptionalType, SequenceType, ValueType, tensors, unlike
+from ..ir.var import Var
 
 
 def fetch_names(fetch_list: Any, known: Mapping[str, Var] | None = None) -> list[str]:

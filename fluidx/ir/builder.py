@@ -7,10 +7,10 @@ from functools import cached_property, partial
 from typing import Any
 
 from . import unique_name
+from .block import Block, names_of
 from .errors import nearest
 from .opdef import opdef
 from .operator import Operator, Role
-from .program import Block, names_of
 from .sizes import StandInShapes
 from .source_location import Site, wrong
 

@@ -15,13 +15,13 @@ from .dtypes import FULL, SHORT
 from .errors import ParseError, ProgramError
 from .offsets import Offsets
 from .operator import BlockRef, Operator, Role
-from .parser import MAX_INDEX, MAX_INT, MAX_NESTING
 from .parts import REDUCE
 from .program import Block, Program, ProgramPair
 from .sub_blocks import check_body
 from .text import FLAGS
 from .time_axes import MAX_TURNS
 from .types import At, Dim, Entry, Local, Own, Partial, Pieces, Placement, Shard, TensorType
+from .value_parser import MAX_INDEX, MAX_INT, MAX_NESTING
 from .valuetypes import MAX_SIZE, ValueType, read_type
 from .var import VAR_ATTRS, Var
 

@@ -10,9 +10,10 @@ from .errors import ProgramError
 from .opdef import OpDef, opdef
 from .operator import Frozen, Operator, Role
 from .parts import entry_of
-from .program import Program, Var
+from .program import Program
 from .rows import PlacementRow, cut_twice, fits, rows
 from .types import Entry, Local, Placement, TensorType, show_placement
+from .var import Var
 
 
 class Writer:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from ..ir.change_stamps import Twins, Variables, regrouped
 from ..ir.entries import is_local
-from ..ir.program import Program, Var
+from ..ir.program import Program
 from ..ir.types import show_placement
+from ..ir.var import Var
 from .mesh import RankGroups
 from .normal_form import ExpressionTable
 from .operator_check import Signature

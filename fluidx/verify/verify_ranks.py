@@ -10,9 +10,10 @@ from ..ir.entries import is_local
 from ..ir.errors import FluidxError, VerifyError
 from ..ir.opdef import opdef
 from ..ir.operator import Operator
-from ..ir.program import Block, Program, ProgramPair, Var
+from ..ir.program import Block, Program, ProgramPair
 from ..ir.time_axes import MAX_TURNS, in_turn, over_turns, taken_in_turn
 from ..ir.types import Placement, show_placement
+from ..ir.var import Var
 from .memory_spaces import check_memories, mixed
 from .mesh import RankGroups
 from .normal_form import ExpressionTable

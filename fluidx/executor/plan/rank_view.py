@@ -18,8 +18,9 @@ from ...ir.opdef import Effect, OpDef
 from ...ir.operator import Operator, attrs_key
 from ...ir.parts import Coords, Part, dealt, holds, local_type, part_of
 from ...ir.pattern import Pattern
-from ...ir.program import Program, Var
+from ...ir.program import Program
 from ...ir.types import ANY, Placement, TensorType
+from ...ir.var import Var
 from ..context import RunContext
 
 _PART_OPS = (Effect.PURE, Effect.RANDOM)  # only these get a LocalOp; communication operators compute their parts themselves

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from ...ir.entries import is_local
 from ...ir.errors import FeedError
 from ...ir.parts import holds, local_shape
-from ...ir.program import Program, Var
+from ...ir.program import Program
 from ...ir.time_axes import in_turn, over_turns, turn_groups
 from ...ir.types import Entry, Placement, TensorType, show_placement
+from ...ir.var import Var
 from .split_and_join import FeedSplitter, Term
 
 

@@ -18,7 +18,8 @@ from ...ir.change_stamps import Stamp
 from ...ir.errors import ExecutionError, FeedError, FluidxError, ProgramError, RankError, explains_arguments, nearest
 from ...ir.opdef import Effect, opdef
 from ...ir.operator import op_types
-from ...ir.program import Program, Var
+from ...ir.program import Program
+from ...ir.var import Var
 from ...native.world import Launch, NativeWorld
 from .. import launched_alone
 from ..context import RunContext

@@ -11,8 +11,9 @@ import numpy as np
 from ...ir.entries import is_local
 from ...ir.errors import FeedError, ProgramError
 from ...ir.parts import REDUCE, NoMean, coords_of, cut, dealt, holds, intervals, join
-from ...ir.program import Program, Var
+from ...ir.program import Program
 from ...ir.types import ANY, Own, Placement, show_placement
+from ...ir.var import Var
 from ..feeds import no_rows
 
 UNEVEN = ("weight", "pad", "drop", "error")

@@ -11,7 +11,8 @@ import numpy as np
 from ...ir.entries import is_local
 from ...ir.errors import FeedError, NotInitializedError
 from ...ir.parts import cut, holds
-from ...ir.program import Program, Var
+from ...ir.program import Program
+from ...ir.var import Var
 from ..plan.allocation import fetched
 from ..scope import Scope
 from .split_and_join import FeedSplitter

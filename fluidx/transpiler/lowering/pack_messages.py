@@ -9,10 +9,10 @@ from typing import Any
 from ...ir.make_op import filled, make_op
 from ...ir.offsets import Offsets
 from ...ir.operator import Operator
-from ...ir.program import Var
 from ...ir.program_rewriter import Writer
 from ...ir.types import ANY, Pieces, Placement, TensorType
 from ...ir.unique_name import unused
+from ...ir.var import Var
 
 
 class Packed:

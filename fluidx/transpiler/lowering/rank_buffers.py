@@ -11,8 +11,9 @@ from ...ir.offsets import Offsets
 from ...ir.opdef import opdef
 from ...ir.operator import Operator
 from ...ir.parts import Coords, holds, local_type
-from ...ir.program import Block, Var
+from ...ir.program import Block
 from ...ir.types import Local, TensorType
+from ...ir.var import Var
 from ..algorithms import RankRound, Transfer
 
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from ...ir.make_op import filled, make_op
 from ...ir.operator import Operator
-from ...ir.program import Block, Var
+from ...ir.program import Block
 from ...ir.types import Local, TensorType
+from ...ir.var import Var
 
 SERVED = ("push", "pull")
 

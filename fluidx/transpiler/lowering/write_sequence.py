@@ -11,10 +11,10 @@ from ...ir.opdef import opdef
 from ...ir.operator import Operator, unary
 from ...ir.parts import coords_of, local_type
 from ...ir.pass_base import Job
-from ...ir.program import Var
 from ...ir.program_rewriter import Writer
 from ...ir.types import At, Entry, Partial, TensorType
 from ...ir.unique_name import unused
+from ...ir.var import Var
 from ...view.diff import show_bytes
 from ..algorithms.selection import AlgorithmTable
 from ..algorithms.sequence import CollectiveSequence, Grid, SequenceStage, Slicing, on_groups

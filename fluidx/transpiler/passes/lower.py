@@ -8,7 +8,8 @@ from ...ir.make_op import filled
 from ...ir.opdef import opdef
 from ...ir.operator import Operator, op_types, unary
 from ...ir.pass_base import Job, Pass
-from ...ir.program import Block, Program, ProgramPair, Var
+from ...ir.program import Block, Program, ProgramPair
+from ...ir.var import Var
 from ..lowering.redistribute import steps
 
 

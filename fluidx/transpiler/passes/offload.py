@@ -12,7 +12,8 @@ from ...ir.memory_spaces import elements_read, pattern_in
 from ...ir.opdef import Effect, OpDef, opdef
 from ...ir.operator import Operator, Role, unary
 from ...ir.pass_base import Job, Pass
-from ...ir.program import Block, Program, ProgramPair, Var
+from ...ir.program import Block, Program, ProgramPair
+from ...ir.var import Var
 from ...verify.memory_spaces import mixed
 
 HOST, DEVICE = "host", "device"

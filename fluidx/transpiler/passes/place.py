@@ -13,8 +13,9 @@ from ...ir.opdef import opdef
 from ...ir.operator import Operator, Role, unary
 from ...ir.parts import check_placement, entry_of
 from ...ir.pass_base import Job, Pass
-from ...ir.program import Program, ProgramPair, Var
+from ...ir.program import Program, ProgramPair
 from ...ir.types import ANY, REPLICATE, At, Entry, Own, Placement, Shard, show_placement
+from ...ir.var import Var
 from ..cluster import DATA, SERVERS, several
 from ..placement.choose_row import PatternClasses, may_write
 from ..placement.gathered_parameters import GatherForUse, Use

@@ -12,10 +12,11 @@ from ...ir.make_op import filled, make_op
 from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, rename_slots, unary
 from ...ir.pass_base import Job, Pass
-from ...ir.program import Program, ProgramPair, Var
+from ...ir.program import Program, ProgramPair
 from ...ir.sub_blocks import copy_op, runs_bodies
 from ...ir.time_axes import in_turn, taken_in_turn, turn_group
 from ...ir.types import Entry, Partial
+from ...ir.var import Var
 from ..placement.propagate import where
 
 _ADDS = {"sum": "sum", "max": "elementwise_max", "min": "elementwise_min"}

@@ -11,9 +11,10 @@ from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, Role, op_types
 from ...ir.parts import entry_of
 from ...ir.pass_base import Job, Pass
-from ...ir.program import ProgramPair, Var
+from ...ir.program import ProgramPair
 from ...ir.program_rewriter import Writer
 from ...ir.types import Partial, TensorType
+from ...ir.var import Var
 from ..scheduling.delay_together import Waiting, first_readers
 
 

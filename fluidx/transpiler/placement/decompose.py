@@ -6,8 +6,9 @@ from collections.abc import Container, Sequence
 
 from ...ir.opdef import opdef
 from ...ir.operator import Operator
-from ...ir.program import Block, Var
+from ...ir.program import Block
 from ...ir.unique_name import unused
+from ...ir.var import Var
 from .choose_row import nominal_bytes
 
 

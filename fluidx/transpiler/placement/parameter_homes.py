@@ -14,8 +14,9 @@ from ...ir import flow
 from ...ir.offsets import Offsets
 from ...ir.operator import Operator
 from ...ir.parts import bounds
-from ...ir.program import Program, Var
+from ...ir.program import Program
 from ...ir.types import At, Entry, Pieces, Shard
+from ...ir.var import Var
 from ..cluster import SERVERS
 from .roots import RootChunk, assign, chunk_bytes, cut, fill
 

@@ -18,9 +18,10 @@ from ...ir.make_op import filled
 from ...ir.opdef import OPS, OpDef, opdef
 from ...ir.operator import Frozen, Operator, attrs_key, unary
 from ...ir.parts import entry_of
-from ...ir.program import Block, Program, Var
+from ...ir.program import Block, Program
 from ...ir.types import REPLICATE, At, Entry, Placement, TensorType, show_placement
 from ...ir.unique_name import unused
+from ...ir.var import Var
 from ..cluster import SERVERS, several
 from .choose_row import (
     Choice,
