@@ -44,3 +44,15 @@ def composed(first: Order, then: Order) -> Order:
     """
     made = tuple([first[k] for k in then]) if first and then else first or then
     return () if made == tuple(range(len(made))) else made
+
+
+def between(order: Order, other: Order) -> Order:
+    """The order of axes that a converter has which takes a value from one order to another.
+
+    >>> between((), (0, 2, 3, 1)), between((0, 3, 1, 2), ()), between((1, 0), (1, 0))
+    ((0, 2, 3, 1), (0, 2, 3, 1), ())
+    """
+    count = len(order or other)
+    first = order or tuple(range(count))
+    made = tuple([first.index(k) for k in other or range(count)])
+    return () if made == tuple(range(count)) else made

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..ir import flow
+from ..ir.conversions import Conversions, Order
 from ..ir.errors import ProgramError
-from ..ir.opdef import Effect, opdef
+from ..ir.forms import FormChoice, FormWalk, Held, Names, ValueForm
+from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Operator
 from ..ir.pass_base import ONE_DEVICE, Job, Pass, named
-from ..ir.program import Program
+from ..ir.program import Block, Program
+from ..ir.sub_blocks import bodies
 from ..ir.types import ANY, TensorType
-from ..ir.unique_name import unused
 from ..ir.var import Var
-from .base import with_ops
 
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # transposes to channels last and back
+_NCHW, _NHWC = "NCHW", "NHWC"
 _WIDE = 16  # channels from which a convolution is faster with channels last
 
 # Nanoseconds on one core, measured over ResNet's and LeNet's shapes (benchmarks/rewrites.py): what an arithmetic operation of a wide
@@ -33,16 +35,26 @@ class ChannelsLast(Pass):
     Transposes stand at the borders. Forward and backward are turned alike; filters and their gradients stay as they are. A segment, all
     operators that images connect, is turned where it wins: convolutions of 16 channels and more on both sides gain about an eighth, others
     lose more than that, and an image that crosses the border costs by its elements. `always` turns every segment with a convolution.
-    Results differ by rounding. What is fetched has its own layout; operators over values of which ranks hold parts stay.
+    Bodies of branches and loops have segments of their own; what a loop carries has its own layout between rounds. Results differ by
+    rounding. What is fetched has its own layout; operators over values of which ranks hold parts stay.
     """
 
     always: bool = False
     requires = (ONE_DEVICE,)
 
     def rewrite(self, program: Program, job: Job) -> Program:
-        found = _Segments(program, job)
-        turned = [s for s in found.segments() if self._wins(found, s, job)]
-        return found.turned(turned) if turned else program
+        turns: dict[int, _Turn] = {}
+        exits: set[str] = set()
+        for block in program.blocks:
+            found = _Segments(program, block, job)
+            for segment in found.segments():
+                if self._wins(found, segment, job):
+                    turns.update((id(found.ops[k]), found.turns[k]) for k in segment.ops)
+                    exits.update(segment.exits)
+        return _turned(program, turns, exits) if turns else program
+
+    def conversions(self) -> Conversions:
+        return ImageTransposes()
 
     def _wins(self, found: _Segments, segment: _ImageSegment, job: Job) -> bool:
         if not found.convolves(segment) or self.always:
@@ -75,11 +87,13 @@ class _ImageSegment:
 
 
 class _Segments:
-    def __init__(self, program: Program, job: Job):
-        self.program, self.ops = program, program.global_block().oplist
-        self.descs = program.global_block().descs
-        self.makers, self.uses = flow.definitions(program), flow.uses(program)
-        self.kept, self.fed = set(job.fetched(program)), job.fed
+    """The segments of one block."""
+
+    def __init__(self, program: Program, block: Block, job: Job):
+        self.block, self.ops = block, block.oplist
+        self.makers, self.uses = flow.definitions(program, self.ops), flow.uses(program, self.ops)
+        self.kept, self.fed = {*(job.fetched(program) if block.idx == 0 else _handed_out(program, block.idx))}, job.fed
+        self.carried = {n for n in self.makers if n not in block.descs} if block.idx else set()
         self.turns = {k: t for k, op in enumerate(self.ops) if (t := self._turn(op)) is not None}
 
     def segments(self) -> list[_ImageSegment]:
@@ -89,6 +103,8 @@ class _Segments:
         for k, turn in self.turns.items():
             mine = of[k] = _ImageSegment([k])
             for n in turn.images:
+                if n in self.carried:  # between rounds, and behind a branch, it has its own layout
+                    continue
                 if n in seen and (other := of[seen[n]]) is not mine:
                     other.ops += mine.ops
                     of.update(dict.fromkeys(mine.ops, other))
@@ -98,8 +114,9 @@ class _Segments:
         for s in found:
             s.ops.sort()
             inside, images = set(s.ops), dict.fromkeys(n for k in s.ops for n in self.turns[k].images)
-            s.entries = tuple(n for n in images if not inside.issuperset(self.makers.get(n, [-1])))
-            read_elsewhere = (n for n in images if n in self.kept or not inside.issuperset(self.uses.get(n, ())))
+            carried = self.carried
+            s.entries = tuple(n for n in images if n not in carried and not inside.issuperset(self.makers.get(n, [-1])))
+            read_elsewhere = (n for n in images if n in self.kept or n in carried or not inside.issuperset(self.uses.get(n, ())))
             s.exits = tuple(n for n in read_elsewhere if n not in s.entries)
         return found
 
@@ -109,14 +126,14 @@ class _Segments:
         definition, names = opdef(op.type), (*op.input_arg_names, *op.output_arg_names)
         if definition.effect is not Effect.PURE or definition.bodies or not names:
             return None
-        if any((d := self.descs.get(n)) is None or d.placement for n in names):
+        if any((d := self.block.find(n)) is None or d.placement for n in names):
             return None
         if definition.layout is not None:
             attr, slots = definition.layout
             images = [n for s in slots for n in (*op.inputs.get(s, ()), *op.outputs.get(s, ()))]
             attrs = {attr: "NHWC"} if op.attrs[attr] == "NCHW" else None
         else:
-            images = [n for n in names if self.descs[n].type.ndim == 4]
+            images = [n for n in names if self.block.desc(n).type.ndim == 4]
             attrs = self._elementwise(op, images)
         if attrs is None or not images or not all(self._is_image(n) for n in images):
             return None
@@ -128,8 +145,8 @@ class _Segments:
         definition = opdef(op.type)
 
         def type_of(name: str) -> TensorType:
-            t = self.descs[name].type
-            return t.with_shape(t.shape[k] for k in _LAST) if name in turn.images else t
+            t = self.block.desc(name).type
+            return _last(t) if name in turn.images else t
 
         try:
             made = definition.infer_outputs({s: [type_of(n) for n in names] for s, names in op.inputs.items()}, turn.attrs)
@@ -142,13 +159,15 @@ class _Segments:
 
     def _is_image(self, name: str) -> bool:
         """Is it an image with one value in a run, or one that comes from outside?"""
-        d, made = self.descs[name], self.makers.get(name, ())
+        d, made = self.block.desc(name), self.makers.get(name, ())
+        if name in self.carried:
+            return d.type.ndim == 4
         return d.type.ndim == 4 and (not made or len(made) == 1 and not (d.is_data or d.persistable or name in self.fed))
 
     def _elementwise(self, op: Operator, images: Sequence[str]) -> dict[str, Any] | None:
         """Attributes for channels last of an operator that works element by element over images, and perhaps a value by channel, or sums
         images up to such a value or one number. None for others: the access pattern says."""
-        definition, types = opdef(op.type), {n: self.descs[n].type for n in (*op.input_arg_names, *op.output_arg_names)}
+        definition, types = opdef(op.type), {n: self.block.desc(n).type for n in (*op.input_arg_names, *op.output_arg_names)}
         ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
         if len({types[n].shape for n in images}) != 1:
             return None
@@ -177,73 +196,173 @@ class _Segments:
             return 0.0
         ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
         flops = definition.flops(self._row(ins), self._row(outs), op.attrs)
-        channels = [self.descs[n].type.shape[1] for n in turn.images]
+        channels = [self.block.desc(n).type.shape[1] for n in turn.images]
         wide = min(channels) >= _WIDE and op.attrs["groups"] == 1
         return flops * (_GAIN if wide else -_LOSS)
 
     def _has_filter(self, op: Operator, turn: _Turn) -> bool:
-        return any(self.descs[n].type.ndim == 4 and n not in turn.images for n in op.input_arg_names)
+        return any(self.block.desc(n).type.ndim == 4 and n not in turn.images for n in op.input_arg_names)
 
     def convolves(self, segment: _ImageSegment) -> bool:
         return any(self._has_filter(self.ops[k], self.turns[k]) for k in segment.ops)
 
     def _row(self, names: Iterable[str | None]) -> list[TensorType | None]:
         """Types with one row in the batch."""
-        types = (None if n is None else self.descs[n].type for n in names)
+        types = (None if n is None else self.block.desc(n).type for n in names)
         return [t and t.with_shape(1 if d == ANY else d for d in t.shape) for t in types]
 
     def elements(self, name: str) -> int:
         """Elements that a transpose moves for each row; none where it only counts the axes anew."""
         (t,) = self._row([name])
         assert t is not None
-        return t.numel if self._moves(name) else 0
+        return t.numel if _moves(self.block.desc(name).type) else 0
 
-    def _moves(self, name: str) -> bool:
-        _, c, h, w = self.descs[name].type.shape
-        return c != 1 and (h, w) != (1, 1)
 
-    # -- the new program ---------------------------------------------------------------------------------------------------------
+def _handed_out(program: Program, idx: int) -> list[str]:
+    """What a block hands out to the operator that runs it."""
+    return [n for b in program.blocks for op in b.oplist for body in bodies(op) if body.idx == idx for n in body.results(op)]
 
-    def turned(self, segments: Sequence[_ImageSegment]) -> Program:
-        """A program in which these have channels last."""
-        inside = {k: s for s in segments for k in s.ops}
-        self.last = {n: self._fresh(f"{n}.nhwc") for s in segments for k in s.ops for n in self.turns[k].images}
-        made = self.program.copy()
-        self.block = made.global_block()
-        for n, name in self.last.items():
-            self._declare(name, n, _LAST)
-        ready: set[str] = set()
-        out: list[Operator] = []
-        for k, op in enumerate(self.ops):
-            if k not in inside:
-                out.append(op)
-                continue
-            s = inside[k]
-            for n in s.entries:
-                if n in op.input_arg_names and n not in ready:
-                    out += self._transposed(op, n, n, self.last[n], _LAST)
-                    ready.add(n)
-            names = {n: self.last[n] for n in self.turns[k].images}
-            out.append(op.renamed(names, outputs=True).replace(attrs=opdef(op.type).complete_attrs(self.turns[k].attrs)))
-            for n in s.exits:
-                if n in op.output_arg_names:
-                    out += self._transposed(op, n, self.last[n], n, _FIRST)
-        return with_ops(made, out)
 
-    def _transposed(self, near: Operator, image: str, x: str, name: str, order: tuple[int, ...]) -> list[Operator]:
-        """Operators that make `name` of `x`, one of which is `image`, in one piece: kernels work on whole images."""
-        view = self._fresh(f"{name}.turned") if self._moves(image) else name
-        attrs = opdef("transpose").complete_attrs({"axis": order})
-        turn = near.replace(type="transpose", inputs={"X": (x,)}, outputs={"Out": (view,)}, attrs=attrs, role_var=())
-        if view == name:
-            return [turn]
-        self._declare(view, image, order if order == _LAST else (0, 1, 2, 3))
-        return [turn, turn.replace(type="assign", inputs={"X": (view,)}, outputs={"Out": (name,)}, attrs={})]
+# -- the new program ---------------------------------------------------------------------------------------------------------------------
 
-    def _declare(self, name: str, image: str, order: Sequence[int]) -> None:
-        old = self.descs[image]
-        t = old.type.with_shape(old.type.shape[k] for k in order)
-        self.block.descs[name] = Var(name, t, stop_gradient=old.stop_gradient)
 
-    def _fresh(self, name: str) -> str:
-        return unused(name, self.descs, "_".__mul__)
+def _turned(program: Program, turns: Mapping[int, _Turn], exits: Container[str]) -> Program:
+    """A program in which the operators that have turns, by id, have channels last."""
+    made = program.copy()
+    FormWalk(made, _Layouts(made, turns, exits)).run()
+    gone = _named(program).difference(_named(made))
+    for block in made.blocks:
+        block.descs = {n: d for n, d in block.descs.items() if n not in gone or d.is_data or d.persistable}
+    return made
+
+
+def _named(program: Program) -> set[str]:
+    """What operators name."""
+    ops = [op for block in program.blocks for op in block.oplist]
+    handed = (n for op in ops for body in bodies(op) for n in body.results(op))
+    return {n for op in ops for n in (*op.input_arg_names, *op.output_arg_names)}.union(handed)
+
+
+class _Layouts(ValueForm):
+    """Forms are channels first, where every variable is at home, and channels last."""
+
+    def __init__(self, program: Program, turns: Mapping[int, _Turn], exits: Container[str]):
+        self.turns, self.exits = turns, exits
+        self.inside: set[int] = set()  # blocks in which something is turned, or in a block inside of them
+        for block in reversed(program.blocks):
+            if block.idx in self.inside or any(id(op) in turns for op in block.oplist):
+                self.inside.update((block.idx, block.parent_idx))
+
+    def stored(self, d: Var) -> str:
+        return _NCHW
+
+    given = stored
+
+    def enters(self, op: Operator) -> bool:
+        return not self.inside.isdisjoint(op.sub_blocks())
+
+    def choose(self, walk: FormWalk, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> FormChoice | None:
+        turn = self.turns.get(id(op))
+        if turn is None:
+            return None
+        made = [Held((_NHWC if n in turn.images else _NCHW,)) for n in outs]
+        return FormChoice([_NHWC if n in turn.images else None for n in ins], made, definition.complete_attrs(turn.attrs))
+
+    def returns(self, name: str) -> bool:
+        return name in self.exits
+
+    def convert(self, walk: FormWalk, name: str, source: str, target: str, want: str, near: Operator) -> None:
+        """In one piece: kernels work on whole images."""
+        d = walk.block.desc(name)
+        copied = _moves(d.type)
+        view = walk.declare(f"{target}.turned", self.copy(d, want)) if copied else target
+        attrs = opdef("transpose").complete_attrs({"axis": _LAST if want == _NHWC else _FIRST})
+        turn = near.replace(type="transpose", inputs={"X": (source,)}, outputs={"Out": (view,)}, attrs=attrs, role_var=())
+        walk.out.append(turn)
+        if copied:
+            walk.out.append(turn.replace(type="assign", inputs={"X": (view,)}, outputs={"Out": (target,)}, attrs={}))
+
+    def declared(self, d: Var, form: str) -> Var:
+        return d
+
+    def copy(self, d: Var, form: str) -> Var:
+        t = d.type if form == _NCHW else _last(d.type)
+        return Var(d.name, t, stop_gradient=d.stop_gradient)
+
+    def ending(self, form: str) -> str:
+        return form.lower()
+
+    def numbered(self, k: int) -> str:
+        return "_" * k
+
+
+def _last(t: TensorType) -> TensorType:
+    """The type of an image with channels last."""
+    return t.with_shape(t.shape[k] for k in _LAST)
+
+
+def _moves(t: TensorType) -> bool:
+    """Does a transpose move elements of an image, or only count its axes anew?"""
+    _, c, h, w = t.shape
+    return c != 1 and (h, w) != (1, 1)
+
+
+# -- what a proof knows ------------------------------------------------------------------------------------------------------------------
+
+
+class ImageTransposes(Conversions):
+    """Transposes to channels last and back convert, and copies. An operator with channels last is, by its declaration, the one with
+    channels first over images that are transposed."""
+
+    def converts(self, op: Operator, block: Block) -> Order | None:
+        if op.type == "transpose" and op.attrs["axis"] in (_LAST, _FIRST):
+            return op.attrs["axis"]
+        return () if op.type == "assign" else None
+
+    def results(self, before: Operator, after: Operator, block: Block, orders: Sequence[Order]) -> list[Order] | str:
+        definition = opdef(before.type)
+        if not any(orders) and before.attrs == after.attrs and definition.layout is None:
+            return super().results(before, after, block, orders)
+        if any(order not in ((), _LAST) for order in orders):
+            return "reads an image with its axes in another order than channels last"
+        if definition.layout is not None:
+            return self._by_slots(before, after, definition, orders)
+        types = {n: block.desc(n).type for n in (*before.input_arg_names, *before.output_arg_names)}
+        made: list[Order] = [_LAST if types[n].ndim == 4 else () for n in before.output_arg_names]
+        ins, outs = definition.flat_slots(before.inputs, definition.in_slots), definition.flat_slots(before.outputs, definition.out_slots)
+        turned = {n for n, order in zip((n for n in ins if n is not None), orders, strict=True) if order}
+        turned.update(n for n, order in zip(before.output_arg_names, made, strict=True) if order)
+        found = [[None if n is None else types[n] for n in names] for names in (ins, outs)]
+        last = [[_last(types[n]) if n in turned else None if n is None else types[n] for n in names] for names in (ins, outs)]
+        p, q = definition.pattern_of(found[0], found[1], before.attrs), definition.pattern_of(last[0], last[1], after.attrs)
+        if not same_access((*p.ins, *p.outs), (*q.ins, *q.outs), [n in turned for n in (*ins, *outs)]):
+            return "does something else with channels last"
+        return made
+
+    def _by_slots(self, before: Operator, after: Operator, definition: type[OpDef], orders: Sequence[Order]) -> list[Order] | str:
+        attr, slots = definition.layout  # type: ignore[misc]
+        last = before.attrs[attr] != after.attrs[attr]
+        if {**before.attrs, attr: ""} != {**after.attrs, attr: ""} or last and after.attrs[attr] != "NHWC":
+            return "has other attributes"
+        where = [slot for slot, names in before.inputs.items() for _ in names]
+        for slot, order in zip(where, orders, strict=True):
+            if order != (_LAST if last and slot in slots else ()):
+                return f"reads {slot} in another layout than its {attr}={after.attrs[attr]!r} says"
+        return [_LAST if last and slot in slots else () for slot, names in before.outputs.items() for _ in names]
+
+
+def same_access(first: Sequence[Any], second: Sequence[Any], turned: Sequence[bool]) -> bool:
+    """Do two access patterns say the same, but for the order of the axes of what is turned, and for the names of factors?"""
+    names: dict[Any, Any] = {}
+    for mine, its, is_turned in zip(first, second, turned, strict=True):
+        if mine is None or its is None:
+            if mine is not its:
+                return False
+            continue
+        axes = [mine[k] for k in _LAST] if is_turned else list(mine)
+        if [len(axis) for axis in axes] != [len(axis) for axis in its]:
+            return False
+        for f, g in zip((f for axis in axes for f in axis), (g for axis in its for g in axis), strict=True):
+            if names.setdefault(f, g) != g:
+                return False
+    return len(set(names.values())) == len(names)

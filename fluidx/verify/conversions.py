@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from ..ir import flow
-from ..ir.conversions import Conversions, Order, composed
+from ..ir.conversions import Conversions, Order, between, composed
 from ..ir.errors import VerifyError
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Operator
@@ -121,11 +121,7 @@ class _Comparison:
         mine, its = self.left.read(name), self.right.read(other)
         if mine.value != its.value:
             raise Refusal(f"reads %{other}, which is not the value %{name} that it read before")
-        if mine.order == its.order:
-            return ()
-        if mine.order:
-            raise Refusal(f"reads %{other} with its axes in another order than %{name} before")
-        return its.order
+        return between(mine.order, its.order)
 
     def _write(self, name: str, other: str, order: Order = ()) -> None:
         self.values += 1

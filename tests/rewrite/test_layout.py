@@ -1,5 +1,7 @@
 """Channels last inside convolutional segments: what changes, where transposes stand, what is left, and that values stay."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,8 +10,10 @@ from hypothesis import strategies as st
 import fluidx as fx
 from fluidx.ir import opdef
 from fluidx.rewrite import ChannelsLast, rewritten
+from fluidx.rewrite.layout import ImageTransposes
 from fluidx.testing import check_rewrite
 from fluidx.testing.models import TestModel, train_ranks, train_single
+from fluidx.verify.conversions import check_conversions
 
 L = fx.layers
 D = "float64"  # so that orders of summation differ by 1e-15 or so, and batch normalization and a few steps magnify that by some hundreds
@@ -162,6 +166,114 @@ def test_a_program_with_channels_last_is_transpiled_like_any():
     model.loss = model.loss.name
     after, _ = train_ranks(model, "data_parallel", 2, feeds, [model.loss])
     np.testing.assert_allclose(np.ravel(after), np.ravel(before), **CLOSE)
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------------------
+
+
+def integers(rng, *shape):
+    return fx.ParamAttr(initializer=fx.initializer.NumpyArrayInitializer(rng.integers(-1, 2, shape).astype(D)))
+
+
+def conv(h, rng):
+    return L.conv2d(h, 4, 3, padding=1, param_attr=integers(rng, 4, 4, 3, 3), bias_attr=integers(rng, 4))
+
+
+def in_a_branch(h, rng):
+    return L.cond(L.reduce_sum(h) > 0.0, lambda: L.relu(conv(h, rng)), lambda: conv(L.relu(conv(h, rng)), rng))
+
+
+def in_a_loop(h, rng):
+    """h = relu(conv(h)) - h, twice, by one filter."""
+    w, b = (L.create_parameter(list(s), D, attr=integers(rng, *s)) for s in ((4, 4, 3, 3), (4,)))
+    k = L.fill_constant([1], "int64", 0)
+
+    def body(k, h):
+        made = L.conv2d(h, 4, 3, padding=1, param_attr=fx.ParamAttr(name=w.name), bias_attr=fx.ParamAttr(name=b.name))
+        return [k + 1, L.relu(made) - h]
+
+    return L.while_loop(lambda k, h: k < 2, body, [k, h], max_rounds=2)[1]
+
+
+def beside_a_segment(h, rng):
+    h = L.relu(conv(h, rng))
+    return conv(L.cond(L.reduce_sum(h) > 0.0, lambda: conv(h, rng) + h, lambda: L.relu(h)), rng)
+
+
+BODIES = {"branch": in_a_branch, "loop": in_a_loop, "branch beside a segment": beside_a_segment}
+
+
+def net_of(body):
+    """Trained once on small integers: all sums are exact in float64."""
+    main, startup = fx.Program("bodies"), fx.Program("bodies_startup")
+    rng = np.random.default_rng(2)
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 4, 5, 6], D)
+        loss = L.reduce_sum(L.square(BODIES[body](x, rng)))
+        pairs = fx.optimizer.SGD(0.5).minimize(loss)[1]
+
+    def feed(rows, seed=0):
+        return {"x": np.random.default_rng(seed).integers(-1, 2, (rows, 4, 5, 6)).astype(D)}
+
+    return TestModel(main, startup, loss.name, feed, [(p.name, g.name) for p, g in pairs])
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("ranks", [None, 1, 2])
+def test_convolutions_in_bodies_turn_and_answers_have_the_same_bits(body, ranks):
+    m = net_of(body)
+    feeds, fetch = [m.feed(2)], [m.loss, *(g for _, g in m.gradients)]
+    (before,), scope = train_single(m, feeds, fetch)
+    main = rewritten(m.main, [ChannelsLast(always=True)], fetch=fetch)
+    check_conversions(m.main, main, ImageTransposes(), fetch)
+    layouts = [{op.attrs["data_format"] for op in b.oplist if op.type in ("conv2d", "conv2d_grad")} for b in main.blocks]
+    assert set().union(*layouts) == {"NHWC"} and any(layouts[1:])
+    assert fx.Program.parse_from_string(str(main)) == main
+    turned = TestModel(main, m.startup, m.loss, m.feed, m.gradients)
+    if ranks is None:
+        (after,), other = train_single(turned, feeds, fetch)
+        state = other.arrays
+    else:
+        (after,), state = train_ranks(turned, "data_parallel", ranks, feeds, fetch)
+    for name, a, b in zip(fetch, before, after, strict=True):
+        assert np.array_equal(a, b), name
+    for p, _ in m.gradients:
+        assert np.array_equal(scope.get(p), state[p]), p
+
+
+# -- proof ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kinds", [KINDS[:4], KINDS[4:8], KINDS[8:]])
+def test_transposes_are_proved(kinds):
+    main = net(kinds)[0].main
+    check_conversions(main, rewritten(main, [ChannelsLast(always=True)]), ImageTransposes())
+
+
+SOURCE = """
+  %y: f32[-1,128,8,8] = conv2d(%x, %w) {paddings=[1, 1]}
+  %s: f32[-1,128,8,8] = elementwise_add(%y, %b) {axis=1}
+  %r: f32[-1,128,8,8] = relu(%s)"""
+WRONG = {
+    "a transpose back is dropped": ("= assign(%r.turned)", "= assign(%s.first)", "ends with another value"),
+    "a transpose is another": ("transpose(%x) {axis=[0, 2, 3, 1]}", "transpose(%v) {axis=[0, 2, 3, 1]}", "reads %x.nhwc, which is not"),
+    "an operator has its old layout": ("data_format=\"NHWC\", ", "", "reads Input in another layout than its data_format='NCHW' says"),
+    "a bias is added along another axis": ("{axis=3}", "{axis=1}", "does something else with channels last"),
+}
+
+
+@pytest.mark.parametrize("old, new, said", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_layout_is_refused(old, new, said):
+    """All sizes are 8, so that types say nothing."""
+    head = "program p {\n" + HEAD.replace("; ", "\n").replace("128", "8") + "\ndata %v: f32[-1,8,8,8]\nforward:"
+    source = fx.Program.parse_from_string(head + SOURCE.replace("128", "8") + "\n}")
+    made = str(rewritten(source, [ChannelsLast(always=True)], fetch=["r"]))
+    check_conversions(source, fx.Program.parse_from_string(made), ImageTransposes(), ["r"])
+    if "%s.first" in new:
+        made = made.replace("  %r.turned", "  %s.first: f32[-1,8,8,8] = transpose(%s.nhwc) {axis=[0, 3, 1, 2]}\n  %r.turned")
+    assert old in made, made
+    with pytest.raises(fx.VerifyError, match=re.escape(said)):
+        check_conversions(source, fx.Program.parse_from_string(made.replace(old, new)), ImageTransposes(), ["r"])
 
 
 def test_layouts_are_declared_of_the_slots_that_hold_images():
