@@ -26,7 +26,7 @@ from fluidx.executor.context import RunContext
 from fluidx.executor.plan.planner import plan
 from fluidx.ir import TensorType, opdef
 from fluidx.ops import kernels
-from fluidx.ops.shared.types import empties
+from fluidx.ops.shared.types import empty_arrays
 from fluidx.rewrite import ChannelsLast, JoinAttention, JoinLayerNorm, rewritten
 
 # rows, channels in, size of the image, channels out, size of the filter, stride, padding
@@ -66,7 +66,7 @@ def bound(kind: str, ins: list[Any], outs: list[Any], attrs: dict[str, Any]) -> 
     full = definition.complete_attrs(attrs)
     body = next(b for b in kernels.bodies(definition, "cpu") if b.covers(ins, outs, full, None, None))
     types = [[TensorType(a.dtype.name, a.shape) for a in some] for some in (ins, outs)]
-    step = body.bind(np, ins, outs, full, None, None, empties(body.scratch(*types, full)) if body.scratch else ())
+    step = body.bind(np, ins, outs, full, None, None, empty_arrays(body.scratch(*types, full)) if body.scratch else ())
     assert step is not None
     return step
 

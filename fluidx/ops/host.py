@@ -146,7 +146,7 @@ class PyFunc(OpDef):
 
     @staticmethod
     def samples():
-        x, why = np.arange(6, dtype="float32").reshape(2, 3), "a function has the gradient that it is given"
+        x, why = np.arange(6, dtype="float32").reshape(2, 3), "the gradient is another Python function"
         yield Sample.of([x], [], grad=(), why=why, function=0, ranks=(2,), shapes=(-1, 3), dtypes=("float32",))
 
 

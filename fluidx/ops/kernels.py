@@ -79,7 +79,7 @@ def _table(definition: type[OpDef], device: str, natively: bool) -> Sequence[Ker
     found = []
     if natively:
         if definition.native is not None:
-            own = partial(_own, definition) if definition.native_memory_per_thread else None
+            own = partial(_memory_per_thread, definition) if definition.native_memory_per_thread else None
             found.append(KernelBody("native", partial(_native, definition), definition.native_scratch, partial(_covers, definition), own))
         elif definition.view is not None or definition.view_ctx is not None:
             found.append(KernelBody("native", partial(_copied, definition), covers=partial(_copies, definition)))
@@ -150,34 +150,34 @@ def narrow(xp: Any, outs: Sequence[Any], made: Sequence[Any]) -> list[Any]:
 
 
 def _covers(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any) -> bool:
-    told = _told(definition, ctx, part)
+    extra = _extra_arguments(definition, ctx, part)
     function: Any = definition.native
-    return told is not None and function(ins, outs, attrs, dry=True, **told) is not None
+    return extra is not None and function(ins, outs, attrs, dry=True, **extra) is not None
 
 
-def _own(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any]) -> int:
+def _memory_per_thread(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any]) -> int:
     function: Any = definition.native
     return native.taken_by_threads(function(ins, outs, attrs, dry=True))
 
 
-def _told(definition: type[OpDef], ctx: Any, part: Any) -> dict[str, Any] | None:
+def _extra_arguments(definition: type[OpDef], ctx: Any, part: Any) -> dict[str, Any] | None:
     """The arguments of `native` beside operands and attributes; None if there is a part and `native` does not take one."""
     if part is not None and not definition.native_takes_part:
         return None
-    told = {} if part is None else {"part": part}
-    return {**told, "ctx": ctx} if definition.native_takes_ctx else told
+    extra = {} if part is None else {"part": part}
+    return {**extra, "ctx": ctx} if definition.native_takes_ctx else extra
 
 
 def _native(
     definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any, scratch: Sequence[Any]
 ) -> Step | None:
     function: Any = definition.native
-    told = _told(definition, ctx, part)
-    if told is None:
+    extra = _extra_arguments(definition, ctx, part)
+    if extra is None:
         return None
     if scratch:
-        told["scratch"] = scratch
-    calls = function(ins, outs, attrs, **told)
+        extra["scratch"] = scratch
+    calls = function(ins, outs, attrs, **extra)
     return None if calls is None else Native(calls)
 
 
@@ -198,10 +198,10 @@ def _bound(
     definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any, scratch: Sequence[Any]
 ) -> Step | None:
     bind: Any = definition.bind
-    told: dict[str, Any] = {"part": part} if part is not None and definition.bind_takes_part else {}
+    extra: dict[str, Any] = {"part": part} if part is not None and definition.bind_takes_part else {}
     if scratch:
-        told["scratch"] = scratch
-    return bind(ins, outs, attrs, ctx, **told)
+        extra["scratch"] = scratch
+    return bind(ins, outs, attrs, ctx, **extra)
 
 
 def _kernel(

@@ -54,8 +54,8 @@ class _Copies:
 
     def _branches(self, op: Operator, source: Block, block: Block, now: dict[str, str]) -> None:
         outs = op.output_arg_names
-        if beside := [n for n in flow.writes(self.program, op) if n not in outs]:
-            raise ProgramError(f"op {op.type} writes {beside[0]!r} in a branch, but does not name it as an output")
+        if undeclared := [n for n in flow.writes(self.program, op) if n not in outs]:
+            raise ProgramError(f"op {op.type} writes {undeclared[0]!r} in a branch, but does not name it as an output")
         attrs: dict[str, Any] = dict(op.attrs)
         for body in bodies(op):
             branch = self.program.blocks[body.idx]

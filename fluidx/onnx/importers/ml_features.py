@@ -6,7 +6,7 @@ import numpy as np
 
 from ...ir import Variable
 from ...ir.dtypes import FLOATS, np_dtype
-from ...ops.shared.tables import looked_up
+from ...ops.shared.tables import table_values
 from ..import_tables import dynamic, on_numpy
 from ..limits import checked_shape
 from ..node import Node
@@ -118,7 +118,7 @@ def computed_normalizer(n: Node) -> object:
 @on_numpy("OneHotEncoder", domain=_ML, pure=True)
 def one_hot_encoder(n: Node) -> object:
     x, places = n.value(0), _places(n)
-    at = looked_up(x if x.dtype.kind == "O" else x.astype(np.int64), *places)
+    at = table_values(x if x.dtype.kind == "O" else x.astype(np.int64), *places)
     if not n.attr("zeros", 1) and (at < 0).any():
         raise n.wrong(f"{x[at < 0].tolist()[0]!r} is not one of its categories, and `zeros` is 0")
     return (at[..., None] == places.values).astype(np.float32)

@@ -10,7 +10,7 @@ from ...ir import Variable
 from ...ir.dtypes import as_dtype, np_dtype
 from ...ir.valuetypes import MapType, SequenceType
 from ...ops.shared.maps import maps_as_rows, rows_as_maps, values_in_order
-from ...ops.shared.tables import looked_up
+from ...ops.shared.tables import table_values
 from ..import_tables import dynamic, on_numpy
 from ..limits import checked_shape
 from ..node import Node
@@ -34,7 +34,7 @@ class KeyedValues(NamedTuple):
 
 @on_numpy("LabelEncoder", domain=_ML, pure=True)
 def label_encoder(n: Node) -> object:
-    return looked_up(n.value(0), *_labels(n))
+    return table_values(n.value(0), *_labels(n))
 
 
 @dynamic("LabelEncoder", 0, domain=_ML)
@@ -87,7 +87,7 @@ def _default(n: Node, values: np.ndarray) -> Any:
 
 @on_numpy("CategoryMapper", domain=_ML, pure=True)
 def category_mapper(n: Node) -> object:
-    return looked_up(n.value(0), *_categories(n))
+    return table_values(n.value(0), *_categories(n))
 
 
 @dynamic("CategoryMapper", 0, domain=_ML)

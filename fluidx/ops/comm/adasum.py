@@ -17,7 +17,7 @@ from ...ir.parts import bounds
 from ...ir.types import ANY, Entry, TensorType
 from ..shared.samples import counting
 from .collective import HOW
-from .replicas import ReplicaMean, arrived, from_own
+from .replicas import ReplicaMean, from_replica_local, wait_for_data
 from .volume import share
 
 _TINY = 1e-30  # a squared norm below this: such a small vector has no reliable direction, and it is added unchanged
@@ -95,7 +95,7 @@ class AdasumReduce(OpDef):
 
     @staticmethod
     def move(entry: Entry | None, **attrs: Any) -> Entry | None:
-        return from_own("adasum_reduce", entry)
+        return from_replica_local("adasum_reduce", entry)
 
     @staticmethod
     def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, layers: tuple, **how: Any) -> None:
@@ -106,7 +106,7 @@ class AdasumReduce(OpDef):
 
         def swap(peer: int, gives: bool = True, takes: bool = True) -> None:
             comm.exchange([(mine, ranks[peer])] if gives else [], [(theirs, ranks[peer])] if takes else [])
-            arrived(comm)
+            wait_for_data(comm)
 
         if me >= full:
             swap(extra, takes=False)
@@ -158,8 +158,8 @@ class AdasumProducts(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), counting(4, 3) - 5, layers=(0, 5, 12), grad=(), why="only stands next to communication")
-        yield Sample.of(counting(4), counting(4) - 1, layers=(0, 2, 5, 6, 12), start=3, grad=(), why="only stands next to communication")
+        yield Sample.of(counting(4, 3), counting(4, 3) - 5, layers=(0, 5, 12), grad=(), why="only used next to communication")
+        yield Sample.of(counting(4), counting(4) - 1, layers=(0, 2, 5, 6, 12), start=3, grad=(), why="only used next to communication")
 
 
 class AdasumPair(OpDef):
@@ -195,7 +195,7 @@ class AdasumPair(OpDef):
         x, y = counting(4, 3), counting(4, 3) - 5
         made = np.empty(6, x.dtype)
         AdasumProducts.kernel(np, x, y, out=made, layers=(0, 5, 12), start=0)
-        yield Sample.of(x, y, made, layers=(0, 5, 12), grad=(), why="only stands next to communication")
+        yield Sample.of(x, y, made, layers=(0, 5, 12), grad=(), why="only used next to communication")
 
 
 def _layers_of(layers: Sequence[int], start: int, size: int) -> Iterator[tuple[int, int, int]]:

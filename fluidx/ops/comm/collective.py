@@ -94,8 +94,8 @@ def _flat_marks(whole: TensorType, n: int, axis: int, unit: int, bounds: Offsets
 def expect(op: str, entry: Entry | None, *allowed: Entry | None) -> None:
     """Raise ProgramError unless the operand has one of these entries for the group of the operator."""
     if entry not in allowed:
-        said = ["replicate" if e is None else str(e) for e in (*allowed, entry)]
-        raise ProgramError(f"op {op} takes {' or '.join(said[:-1])}, not {said[-1]}")
+        names = ["replicate" if e is None else str(e) for e in (*allowed, entry)]
+        raise ProgramError(f"op {op} takes {' or '.join(names[:-1])}, not {names[-1]}")
 
 
 def check_move(name: str, op: str) -> None:

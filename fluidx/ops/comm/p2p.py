@@ -158,7 +158,7 @@ class Chunk(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), start=2, stop=7, grad=(), why="only stands in backward parts")
+        yield Sample.of(counting(4, 3), start=2, stop=7, grad=(), why="only used in backward parts")
 
 
 class Pack(OpDef):
@@ -192,7 +192,7 @@ class Pack(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of([counting(2, 3), counting(4)], grad=(), why="only stands next to communication")
+        yield Sample.of([counting(2, 3), counting(4)], grad=(), why="only used next to communication")
 
 
 class Unpack(OpDef):
@@ -239,8 +239,8 @@ class Unpack(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of([counting(10)], shapes=((2, 3), (4,)), grad=(), why="only stands next to communication")
-        yield Sample.of([counting(4), counting(2, 3)], shapes=((2, 5),), grad=(), why="only stands next to communication")
+        yield Sample.of([counting(10)], shapes=((2, 3), (4,)), grad=(), why="only used next to communication")
+        yield Sample.of([counting(4), counting(2, 3)], shapes=((2, 5),), grad=(), why="only used next to communication")
 
 
 def _rows(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
@@ -251,10 +251,10 @@ def _rows(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
 
 def _packed(xs: list, out: Any) -> list[tuple[Any, Any]]:
     """(target, source) for each input that is not stored in the output already."""
-    return [(part, x) for part, x in zip(_rows(out, [x.shape for x in xs]), xs, strict=True) if not _is_there(part, x)]
+    return [(part, x) for part, x in zip(_rows(out, [x.shape for x in xs]), xs, strict=True) if not _is_in_place(part, x)]
 
 
-def _is_there(place: Any, x: Any) -> bool:
+def _is_in_place(place: Any, x: Any) -> bool:
     """Is an input already stored at its position in the output?"""
     return x.flags.c_contiguous and place.__array_interface__["data"][0] == x.__array_interface__["data"][0]
 
@@ -264,7 +264,7 @@ def _unpacked(xs: list, outs: list) -> list[tuple[Any, Any]] | None:
     if not all(x.flags.c_contiguous for x in (*xs, *outs)):
         return None
     targets = _flats(outs)
-    return [(place, x) for given in _flats(xs) for place, x in _meeting(given, targets) if not _is_there(place, x)]
+    return [(place, x) for given in _flats(xs) for place, x in _overlaps(given, targets) if not _is_in_place(place, x)]
 
 
 def _flats(arrays: list) -> list[tuple[int, Any]]:
@@ -276,7 +276,7 @@ def _flats(arrays: list) -> list[tuple[int, Any]]:
     return out
 
 
-def _meeting(x: tuple[int, Any], outs: list[tuple[int, Any]]) -> list[tuple[Any, Any]]:
+def _overlaps(x: tuple[int, Any], outs: list[tuple[int, Any]]) -> list[tuple[Any, Any]]:
     """(target, source) for the outputs that overlap one input."""
     start, source = x
     found = []

@@ -102,7 +102,7 @@ class SparseAllReduce(OpDef):
 
     @staticmethod
     def move(entry: Entry | None, **attrs: Any) -> Entry | None:
-        return from_own("sparse_all_reduce", entry)
+        return from_replica_local("sparse_all_reduce", entry)
 
     @staticmethod
     def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, share: float) -> None:
@@ -111,12 +111,12 @@ class SparseAllReduce(OpDef):
         here = xp.flatnonzero(flat)  # NaN is not 0, and is sent
         counts = [xp.zeros(1, np.int64) for _ in ranks]
         comm.all_gather(xp.full(1, len(here), np.int64), counts, ranks)
-        arrived(comm)
+        wait_for_data(comm)
         index = _place(flat.size)
         places, values = ([xp.empty(int(n.item()), dtype) for n in counts] for dtype in (index, flat.dtype))
         comm.all_gather(here.astype(index), places, ranks)
         comm.all_gather(flat[here], values, ranks)
-        arrived(comm)
+        wait_for_data(comm)
         total = xp.zeros(flat.shape, flat.dtype)
         for at, some in zip(places, values, strict=True):
             total[at] += some
@@ -132,14 +132,14 @@ def _place(numel: int) -> np.dtype:
     return np.dtype(np.int32 if numel < 2**31 else np.int64)
 
 
-def from_own(name: str, entry: Entry | None) -> Entry | None:
+def from_replica_local(name: str, entry: Entry | None) -> Entry | None:
     """The placement of a value computed from replica-local values."""
     if entry is None or not entry.is_own:
         raise ProgramError(f"op {name} takes replica-local values, not {entry or 'replicate'}")
     return None
 
 
-def arrived(comm: Any) -> None:
+def wait_for_data(comm: Any) -> None:
     """Make later work on the device wait for the data that was sent and received."""
     if comm.asynchronous:
         comm.order_after(comm.mark())

@@ -12,7 +12,7 @@ from ..shared.samples import counting
 from .collective import check_cut
 
 
-class _Served(OpDef):
+class _ServerOperator(OpDef):
     """Base of both operators: `group` has all ranks, `trainers` lists the ranks that train."""
 
     inputs = ("X",)
@@ -36,7 +36,7 @@ class _Served(OpDef):
         yield Sample.of(counting(4), group="ps", trainers="dp", bounds=(0, 1, 4), grad=(), why="lowered before it runs")
 
 
-class Push(_Served):
+class Push(_ServerOperator):
     """The sum of the partial values of the trainers, on the server `root`, or in flat ranges on several servers. With `same`, the value
     that all trainers have; one of them sends it.
 
@@ -44,10 +44,10 @@ class Push(_Served):
     """
 
     name = "push"
-    attrs = {**_Served.attrs, "same": False}
+    attrs = {**_ServerOperator.attrs, "same": False}
 
 
-class Pull(_Served):
+class Pull(_ServerOperator):
     """The value that one server holds, or several servers hold in flat ranges, on every trainer.
 
     Source: the recv operator of fluid's trainers.

@@ -50,8 +50,8 @@ class Narrow(_Rounded):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3), dtype="float16", grad=(), why="only stands next to communication")
-        yield Sample.of(counting(5), dtype="bfloat16", grad=(), why="only stands next to communication")
+        yield Sample.of(counting(4, 3), dtype="float16", grad=(), why="only used next to communication")
+        yield Sample.of(counting(5), dtype="bfloat16", grad=(), why="only used next to communication")
 
 
 class Widen(_Rounded):
@@ -67,4 +67,4 @@ class Widen(_Rounded):
 
     @staticmethod
     def samples():
-        yield Sample.of(counting(4, 3).astype("float16"), dtype="float32", grad=(), why="only stands next to communication")
+        yield Sample.of(counting(4, 3).astype("float16"), dtype="float32", grad=(), why="only used next to communication")

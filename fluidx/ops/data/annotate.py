@@ -32,9 +32,9 @@ class ShardValue(OpDef):
 
     @staticmethod
     def annotation(places, *, groups, axes, units):
-        said = {g: None if axis < 0 else Shard(axis, g, unit) for g, axis, unit in zip(groups, axes, units, strict=True)}
+        entries = {g: None if axis < 0 else Shard(axis, g, unit) for g, axis, unit in zip(groups, axes, units, strict=True)}
         like = {g: entry_of(places[1] or (), g) for g in groups}
-        return {g: e if axis_of(like[g]) is None else like[g] for g, e in said.items()}
+        return {g: e if axis_of(like[g]) is None else like[g] for g, e in entries.items()}
 
     @staticmethod
     def infer(x, like=None, *, groups=(), axes=(), units=()):

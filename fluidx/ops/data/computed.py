@@ -181,8 +181,8 @@ def _window(x: Any, starts: Any, ends: Any, axes: Sequence[int], steps: Sequence
 
 def _check_window(op: str, x: TensorType, starts: TensorType, ends: TensorType, axes: Sequence[int], steps: Sequence[int]) -> list[int]:
     if _length(op, "Starts", starts) != len(axes) or _length(op, "Ends", ends) != len(axes) or len(steps) not in (0, len(axes)):
-        said = f"Starts {starts}, Ends {ends}, steps {list(steps)}"
-        raise ProgramError(f"op {op}: expected a start, an end and a step for each of axes {list(axes)}, found {said}")
+        given = f"Starts {starts}, Ends {ends}, steps {list(steps)}"
+        raise ProgramError(f"op {op}: expected a start, an end and a step for each of axes {list(axes)}, found {given}")
     if 0 in steps:
         raise ProgramError(f"op {op}: a step must not be 0, found {list(steps)}")
     return list(norm_axes(op, axes, x.ndim))

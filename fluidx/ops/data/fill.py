@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import ceil
 from typing import Any
@@ -46,15 +46,28 @@ def batch_words(ins: Types, outs: Types, attrs: Mapping[str, Any]) -> str:
     return f"~{along(attrs['input_dim_idx'], x.ndim, 'b', 'x')} -> {along(attrs['output_dim_idx'], y.ndim, 'b')}"
 
 
-def _filler(out: Any, value: float) -> Callable[[], None]:
-    return partial(out.fill, value)
+class _Filled(OpDef):
+    """Base of the ops that fill the result with one number: the attribute `value`, or 0."""
+
+    flops = 0
+
+    @staticmethod
+    def kernel(xp, *ins, out, **attrs):
+        out.fill(attrs.get("value", 0))
+
+    @staticmethod
+    def bind(ins, outs, attrs, ctx):
+        return partial(outs[0].fill, attrs.get("value", 0))
+
+    @staticmethod
+    def native(ins, outs, attrs, dry=False):
+        return fill_calls(outs[0], attrs.get("value", 0), dry)
 
 
-class FillConstant(OpDef):
+class FillConstant(_Filled):
     """A tensor of `shape` and `dtype` filled with `value`."""
 
     name = "fill_constant"
-    flops = 0
     attrs = {"shape": Required(tuple), "dtype": "float32", "value": 0.0}
     pattern = staticmethod(lambda ins, outs, attrs: "-> *" if attrs["value"] else "-> * | L()")
     meaning = staticmethod(lambda a, ins, outs, *, value, **_: [a.constant(value, outs[0])])
@@ -65,29 +78,16 @@ class FillConstant(OpDef):
         return TensorType(as_dtype(dtype), fixed_shape("fill_constant", shape))
 
     @staticmethod
-    def kernel(xp, *, out, shape, dtype, value):
-        out.fill(value)
-
-    @staticmethod
-    def bind(ins, outs, attrs, ctx):
-        return _filler(outs[0], attrs["value"])
-
-    @staticmethod
-    def native(ins, outs, attrs, dry=False):
-        return fill_calls(outs[0], attrs["value"], dry)
-
-    @staticmethod
     def samples():
         yield Sample.of(shape=(5, 3, 4), value=1.5)
         yield Sample.of(shape=(1,), dtype="int64", value=-3)
         yield Sample.of(shape=(), dtype="bool", value=1)
 
 
-class FillConstantBatchSizeLike(OpDef):
+class FillConstantBatchSizeLike(_Filled):
     """`fill_constant` whose size at `output_dim_idx` is Input's at `input_dim_idx`, read at run time."""
 
     name = "fill_constant_batch_size_like"
-    flops = 0
     inputs = ("Input",)
     attrs = {"shape": Required(tuple), "dtype": "float32", "value": 0.0, "input_dim_idx": 0, "output_dim_idx": 0}
     constant = True
@@ -99,24 +99,15 @@ class FillConstantBatchSizeLike(OpDef):
         return TensorType(as_dtype(dtype), batch_shape("fill_constant_batch_size_like", x, shape, input_dim_idx, output_dim_idx))
 
     @staticmethod
-    def kernel(xp, x, *, out, shape, dtype, value, input_dim_idx, output_dim_idx):
-        out.fill(value)
-
-    @staticmethod
-    def native(ins, outs, attrs, dry=False):
-        return fill_calls(outs[0], attrs["value"], dry)
-
-    @staticmethod
     def samples():
         yield Sample.of(np.zeros((4, 2), "float32"), shape=(-1, 3), value=2.0, grad=(), why="the values do not depend on Input")
         yield Sample.of(np.zeros((4, 2), "int64"), shape=(3, 1), input_dim_idx=1, output_dim_idx=-1, dtype="int32", value=7)
 
 
-class FillZerosLike(OpDef):
+class FillZerosLike(_Filled):
     """Zeros with the shape and dtype of X."""
 
     name = "fill_zeros_like"
-    flops = 0
     inputs = ("X",)
     constant = True
     pattern = "~* -> * | L()"
@@ -126,27 +117,14 @@ class FillZerosLike(OpDef):
         return x
 
     @staticmethod
-    def kernel(xp, x, *, out):
-        out.fill(0)
-
-    @staticmethod
-    def bind(ins, outs, attrs, ctx):
-        return _filler(outs[0], 0)
-
-    @staticmethod
-    def native(ins, outs, attrs, dry=False):
-        return fill_calls(outs[0], 0, dry)
-
-    @staticmethod
     def samples():
         yield Sample.of(np.ones((5, 3), "float32"), grad=(), why="the values do not depend on X")
 
 
-class FillAnyLike(OpDef):
+class FillAnyLike(_Filled):
     """A tensor with the shape of X filled with `value`; without `dtype`, in X's dtype."""
 
     name = "fill_any_like"
-    flops = 0
     inputs = ("X",)
     attrs = {"value": 0.0, "dtype": None}
     constant = True
@@ -157,18 +135,6 @@ class FillAnyLike(OpDef):
         y = x if dtype is None else x.with_dtype(as_dtype(dtype))
         need_fit("fill_any_like", "value", value, y.dtype, cut=True)
         return y
-
-    @staticmethod
-    def kernel(xp, x, *, out, value, dtype):
-        out.fill(value)
-
-    @staticmethod
-    def bind(ins, outs, attrs, ctx):
-        return _filler(outs[0], attrs["value"])
-
-    @staticmethod
-    def native(ins, outs, attrs, dry=False):
-        return fill_calls(outs[0], attrs["value"], dry)
 
     @staticmethod
     def samples():

@@ -12,7 +12,7 @@ from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..shared.native import all_of, copy_calls
 from ..shared.samples import f32
-from ..shared.types import add_sizes, merge_size, need_size, norm_axis, one_whole
+from ..shared.types import add_sizes, keeps_single_operand, merge_size, need_size, norm_axis
 
 
 def _same_but(op: str, xs: Sequence[TensorType], axis: int | None) -> list[int]:
@@ -54,7 +54,7 @@ class Concat(OpDef):
     flops = 0
     takes_low_bit = True
     beyond_tensors = ("string",)
-    identity_if = staticmethod(one_whole)
+    identity_if = staticmethod(keeps_single_operand)
     inputs = ("X*",)
     attrs = {"axis": 0}
 
@@ -175,7 +175,7 @@ class Split(OpDef):
     flops = 0
     takes_low_bit = True
     beyond_tensors = ("string",)
-    identity_if = staticmethod(one_whole)
+    identity_if = staticmethod(keeps_single_operand)
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"num": 0, "sections": (), "axis": 0}
 

@@ -11,7 +11,7 @@ from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
 from ..shared.native import copy_calls, reduce_calls
 from ..shared.samples import f32
-from ..shared.types import need_ndim, norm_axes, one_whole
+from ..shared.types import keeps_single_operand, need_ndim, norm_axes
 
 # -- repeating --------------------------------------------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ class Expand(OpDef):
     flops = 0
     takes_low_bit = True
     beyond_tensors = ("string",)
-    identity_if = staticmethod(one_whole)
+    identity_if = staticmethod(keeps_single_operand)
     inputs = ("X",)
     attrs = {"expand_times": Required(tuple)}
 
@@ -175,6 +175,8 @@ class ExpandGrad(OpDef):
 class _Reversal(OpDef):
     """Base of one op with two names; its only attribute lists the axes."""
 
+    flops = 0
+    takes_low_bit = True
     inputs = ("X",)
 
     @staticmethod
@@ -204,8 +206,6 @@ class Reverse(_Reversal):
     """X with the order of its elements reversed along every axis in `axis`."""
 
     name = "reverse"
-    flops = 0
-    takes_low_bit = True
     attrs = {"axis": Required(tuple)}
 
     @staticmethod
@@ -218,8 +218,6 @@ class Flip(_Reversal):
     """X with the order of its elements reversed along every axis in `dims`: another name of `reverse`."""
 
     name = "flip"
-    flops = 0
-    takes_low_bit = True
     attrs = {"dims": Required(tuple)}
 
     @staticmethod

@@ -202,21 +202,27 @@ def _arg_words(ins: Types, outs: Types, attrs: Mapping[str, Any]) -> str:
     return f"{along(axis, x.ndim, 'c')} -> {kept} | c!"
 
 
-class ArgMax(OpDef):
-    """The position of the largest element of X along `axis`, the first of equal ones, as `dtype`."""
+class _ArgExtreme(OpDef):
+    """Base of arg_max and arg_min; `function` is the name of the function of the array module."""
 
-    name = "arg_max"
     inputs = ("X",)
     attrs = {"axis": -1, "keepdims": False, "dtype": "int64"}
     pattern = staticmethod(_arg_words)
+    function = ""
 
-    @staticmethod
-    def infer(x, *, axis, keepdims, dtype):
-        return _arg_shape("arg_max", x, axis, keepdims, dtype)
+    @classmethod
+    def infer(cls, x, *, axis, keepdims, dtype):
+        return _arg_shape(cls.name, x, axis, keepdims, dtype)
 
-    @staticmethod
-    def kernel(xp, x, *, out, axis, keepdims, dtype):
-        out[...] = xp.argmax(x, axis=axis).reshape(out.shape)
+    @classmethod
+    def kernel(cls, xp, x, *, out, axis, keepdims, dtype):
+        out[...] = getattr(xp, cls.function)(x, axis=axis).reshape(out.shape)
+
+
+class ArgMax(_ArgExtreme):
+    """The position of the largest element of X along `axis`, the first of equal ones, as `dtype`."""
+
+    name, function = "arg_max", "argmax"
 
     @staticmethod
     def samples():
@@ -224,21 +230,10 @@ class ArgMax(OpDef):
         yield Sample.of(np.array([[1, 1], [0, 2]], "int64"), axis=0, keepdims=True, dtype="int32")
 
 
-class ArgMin(OpDef):
+class ArgMin(_ArgExtreme):
     """The position of the smallest element of X along `axis`, the first of equal ones, as `dtype`."""
 
-    name = "arg_min"
-    inputs = ("X",)
-    attrs = {"axis": -1, "keepdims": False, "dtype": "int64"}
-    pattern = staticmethod(_arg_words)
-
-    @staticmethod
-    def infer(x, *, axis, keepdims, dtype):
-        return _arg_shape("arg_min", x, axis, keepdims, dtype)
-
-    @staticmethod
-    def kernel(xp, x, *, out, axis, keepdims, dtype):
-        out[...] = xp.argmin(x, axis=axis).reshape(out.shape)
+    name, function = "arg_min", "argmin"
 
     @staticmethod
     def samples():

@@ -117,17 +117,11 @@ class Stash(OpDef):
         yield Sample.of(i64(3, 1), rounds=3)
 
 
-class StashWrite(OpDef):
-    """The stash with X as its value of iteration Round, [1] int64, counted from 0. Each iteration is written once.
+class _StashUpdate(OpDef):
+    """Base of the ops that change the row of one iteration."""
 
-    The gradient of X is the row of that iteration, in a gradient with a row for each.
-    """
-
-    name = "stash_write"
     inputs = ("Stash", "X", "Round")
     inplace = (("Stash", "Out"),)
-    in_place = True
-    flops = 0
     pattern = ". *, *, . -> . * | L(0,1)"
 
     @staticmethod
@@ -137,6 +131,17 @@ class StashWrite(OpDef):
     @staticmethod
     def grad(b, op, g):
         return g, b.stash_read(g, op["Round"]), None
+
+
+class StashWrite(_StashUpdate):
+    """The stash with X as its value of iteration Round, [1] int64, counted from 0. Each iteration is written once.
+
+    The gradient of X is the row of that iteration, in a gradient with a row for each.
+    """
+
+    name = "stash_write"
+    in_place = True
+    flops = 0
 
     @staticmethod
     def kernel(xp, stash, x, at):
@@ -222,21 +227,10 @@ class StashReadGrad(OpDef):
         yield Sample.of(f32(3, 4, 3), i64(1), f32(4, 3))
 
 
-class StashAdd(OpDef):
+class StashAdd(_StashUpdate):
     """Stash with X added to its row of iteration Round."""
 
     name = "stash_add"
-    inputs = ("Stash", "X", "Round")
-    inplace = (("Stash", "Out"),)
-    pattern = ". *, *, . -> . * | L(0,1)"
-
-    @staticmethod
-    def infer(stash, x, at):
-        return _at_round(stash, at)
-
-    @staticmethod
-    def grad(b, op, g):
-        return g, b.stash_read(g, op["Round"]), None
 
     @staticmethod
     def kernel(xp, stash, x, at, *, out):

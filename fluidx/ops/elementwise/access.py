@@ -31,16 +31,16 @@ def elementwise_pattern(expr: Expr, inputs: Sequence[str], names: Sequence[str],
         e = substitute(expr, dict(zip(names, values, strict=True)))
         read = symbols(e)
         floats = [s for s, f in zip(inputs, is_float, strict=True) if f]
-        said = [f"L({_places(group, inputs)})" for group in linear_groups(e, [s for s in floats if s in read])]
+        exceptions_text = [f"L({_places(group, inputs)})" for group in linear_groups(e, [s for s in floats if s in read])]
         for k, s in enumerate(inputs):
             way = direction(e, s, is_float[k])
-            said += [f"{'U' if way > 0 else 'D'}({k})"] if way else []
-        return tuple("" if s in read else "~" for s in inputs), " ".join(said)
+            exceptions_text += [f"{'U' if way > 0 else 'D'}({k})"] if way else []
+        return tuple("" if s in read else "~" for s in inputs), " ".join(exceptions_text)
 
     def pattern(ins: Types, outs: Types, attrs: Any) -> str:
-        marks, said = exceptions(tuple([lift(attrs[n]) for n in names]), tuple(t is not None and t.is_float for t in ins))
+        marks, exceptions_text = exceptions(tuple([lift(attrs[n]) for n in names]), tuple(t is not None and t.is_float for t in ins))
         words, out = _words(inputs, ins, outs, attrs["axis"] if axis else -1)
-        return f"{', '.join(m + w for m, w in zip(marks, words, strict=True))} -> {out} | {said}"
+        return f"{', '.join(m + w for m, w in zip(marks, words, strict=True))} -> {out} | {exceptions_text}"
 
     return pattern
 

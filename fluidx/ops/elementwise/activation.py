@@ -75,7 +75,7 @@ activation("hard_sigmoid", lambda x, *, slope, offset: min(max(slope * x + offse
 _FLAT = 1000.0  # exp(-X) is 0 in every dtype
 
 
-def _held(x, limit=_FLAT):
+def _clipped(x, limit=_FLAT):
     return min(max(x, -limit), limit)
 
 
@@ -86,7 +86,7 @@ def _swish(x, *, beta):
 
 def _swish_slope(x, *, beta):
     s = sigmoid(beta * x)
-    return s + _held(beta * x) * (s * (1 - s))
+    return s + _clipped(beta * x) * (s * (1 - s))
 
 
 def _gelu(x, *, approximate):
@@ -95,7 +95,7 @@ def _gelu(x, *, approximate):
 
 
 def _gelu_slope(x, *, approximate):
-    h, k = _held(x), math.sqrt(2 / math.pi)
+    h, k = _clipped(x), math.sqrt(2 / math.pi)
     t = tanh(k * (h + 0.044715 * (h * (h * h))))
     by_tanh = 0.5 * (1 + t) + 0.5 * k * h * ((1 - t * t) * (1 + 3 * 0.044715 * (h * h)))
     return where(approximate, by_tanh, 0.5 * (1 + erf(math.sqrt(0.5) * x)) + 0.5 * k * h * exp(-0.5 * (h * h)))
@@ -103,7 +103,7 @@ def _gelu_slope(x, *, approximate):
 
 def _mish_slope(x):
     t = tanh(softplus(x))
-    return t + _held(x) * ((1 - t * t) * sigmoid(x))
+    return t + _clipped(x) * ((1 - t * t) * sigmoid(x))
 
 
 activation("hard_swish", lambda x, *, threshold, scale, offset: max(x, -offset) * (min(max(x + offset, 0), threshold) / scale),

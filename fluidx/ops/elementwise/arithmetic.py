@@ -42,19 +42,19 @@ def _pairs(low=-3.0, high=3.0, ints=True, int_low=-9):
     return samples
 
 
-def _down(b, op, dx, dy):
+def _sum_to_operands(b, op, dx, dy):
     """The gradients of both operands, summed over the axes along which an operand was broadcast."""
     x, y, out = op["X"], op["Y"], op["Out"]
     return reduced(b, dx, x, out, y), reduced(b, dy, y, out, x, axis=op.attrs["axis"])
 
 
 def _sub_grad(b, op, g):
-    dx, dy = _down(b, op, g, g)
+    dx, dy = _sum_to_operands(b, op, g, g)
     return dx, b.scale(dy, scale=-1.0)
 
 
 def _mul_grad(b, op, g):
-    return _down(b, op, b.elementwise_mul(g, op["Y"], axis=op.attrs["axis"]), b.elementwise_mul(g, op["X"]))
+    return _sum_to_operands(b, op, b.elementwise_mul(g, op["Y"], axis=op.attrs["axis"]), b.elementwise_mul(g, op["X"]))
 
 
 def _int_div(xp, ins, out, attrs):
@@ -77,7 +77,7 @@ def _int_div(xp, ins, out, attrs):
 
 
 elementwise("elementwise_add", lambda x, y: x + y, axis=True, dtypes="number", precision="any", samples=_pairs(),
-    grad=lambda b, op, g: _down(b, op, g, g),
+    grad=lambda b, op, g: _sum_to_operands(b, op, g, g),
     doc="The sum of two tensors.\n\nTwo partial sums add up; the verifier refuses a partial sum with a whole value.")  # fmt: skip
 elementwise("elementwise_sub", lambda x, y: x - y, axis=True, dtypes="number", precision="any", samples=_pairs(),
     grad=_sub_grad, doc="The difference of two tensors.")  # fmt: skip

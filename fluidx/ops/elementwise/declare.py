@@ -163,8 +163,8 @@ def _fitting(name: str, expr: Expr, names: Sequence[str], special: Any) -> Fitti
             return
         for n in nodes(substitute(expr, {k: lift(attrs[k]) for k in names})):  # -1 as a scale is only a sign, not a constant
             if n.fn == "const":
-                said = [k for k in names if attrs[k] in n.args]
-                need_fit(name, " and ".join(said or names), n.args[0], dtype, cut=special is not None)
+                named = [k for k in names if attrs[k] in n.args]
+                need_fit(name, " and ".join(named or names), n.args[0], dtype, cut=special is not None)
 
     return check
 
@@ -190,7 +190,7 @@ def _infer(name: str, dtypes: str, is_bool: bool, axis: bool, fitting: Fitting) 
 
 
 def _wording(dtypes: str) -> str:
-    return {"float": "a float dtype", "number": "a number", "int": "a whole number", "bool": "bool", "any": "a number or bool"}[dtypes]
+    return {"float": "a float dtype", "number": "a number", "int": "an integer", "bool": "bool", "any": "a number or bool"}[dtypes]
 
 
 def _derive(

@@ -97,10 +97,10 @@ class _Frame(NamedTuple):
 @lru_cache(maxsize=4096)
 def _frame(outs: tuple[Expr, ...], layout: Layout, aliases: tuple[tuple[int, int], ...], tail: bool = False) -> _Frame | None:
     """The call for operands of this layout, the results last; `aliases` are (input, output) pairs in the same memory."""
-    around = _around(outs, layout, tail)
-    if around is None:
+    nest = _loop_nest(outs, layout, tail)
+    if nest is None:
         return None
-    fn, sizes, strides, kinds, packed = around
+    fn, sizes, strides, kinds, packed = nest
     code = _assemble(outs, _names(outs), kinds, aliases)
     if code is None:
         return None
@@ -110,7 +110,7 @@ def _frame(outs: tuple[Expr, ...], layout: Layout, aliases: tuple[tuple[int, int
 
 
 @lru_cache(maxsize=4096)
-def _around(outs: tuple[Expr, ...], layout: Layout, tail: bool) -> tuple[str, Any, list[tuple[int, ...]], tuple[str, ...], int] | None:
+def _loop_nest(outs: tuple[Expr, ...], layout: Layout, tail: bool) -> tuple[str, Any, list[tuple[int, ...]], tuple[str, ...], int] | None:
     """The kernel, the sizes of its loops, the strides of each operand in them, the kind of access to each operand, and whether rows are
     packed.
     """
@@ -124,11 +124,11 @@ def _around(outs: tuple[Expr, ...], layout: Layout, tail: bool) -> tuple[str, An
     sizes, strides = loops
     names, inputs = _names(outs), len(layout) - len(outs)
     bools = [dtype == _BOOL for dtype, _, _ in layout]
-    kinds = tuple([_kind(b, s[2], _WIDTH[dtype]) for b, s, (dtype, _, _) in zip(bools, strides, layout, strict=True)])
+    kinds = tuple([_access_kind(b, s[2], _WIDTH[dtype]) for b, s, (dtype, _, _) in zip(bools, strides, layout, strict=True)])
     scalars = frozenset(n for n, kind in zip(names, kinds, strict=False) if kind.endswith("scalar"))
     if tail and sizes[:2] != (1, 1) and sizes[2] < _TAIL_COLUMNS:
         return None
-    packed = None if tail else _packed(sizes, bools, strides, kinds, inputs, _works_by_row(outs, scalars))
+    packed = None if tail else _packed(sizes, bools, strides, kinds, inputs, _has_row_work(outs, scalars))
     return fn, sizes, strides, packed or kinds, int(packed is not None)
 
 
@@ -207,14 +207,14 @@ def _steps(one: tuple[int, tuple[int, ...], tuple[int, ...]]) -> list[tuple[int,
     return [(n, s) for n, s in zip(one[1], one[2], strict=True) if n != 1]
 
 
-def _kind(is_bool: bool, stride: int, width: int) -> str:
+def _access_kind(is_bool: bool, stride: int, width: int) -> str:
     """The kind of access to an operand: scalar (constant along a row), vector (contiguous) or strided, with the prefix `?` for bool."""
     bare = "scalar" if stride == 0 else "vector" if stride == width else "strided"
     return "?" + bare if is_bool else bare
 
 
 @lru_cache(maxsize=1024)
-def _works_by_row(outs: tuple[Expr, ...], scalars: frozenset[str]) -> bool:
+def _has_row_work(outs: tuple[Expr, ...], scalars: frozenset[str]) -> bool:
     """Does some function have only scalar arguments?"""
     return any(n.fn not in ("const", "sym") and scalars.issuperset(symbols(n)) for e in outs for n in nodes(e))
 
@@ -430,13 +430,14 @@ def _allocate(
     for i, ins in enumerate(a.first):
         register[ins.value.where] = base + i
     base += len(a.first)
-    born = {ins.value.where for ins in a.second}
+    defined = {ins.value.where for ins in a.second}
     free: list[int] = []
     vectors = 0
     second = []
     for i, ins in enumerate(a.second):
         args = [register[v.where] for v in ins.args]
-        free += [register[where] for where in {v.where for v in ins.args} if last[where] == i and where in born and where not in placed]
+        dead = [where for where in {v.where for v in ins.args} if last[where] == i and where in defined and where not in placed]
+        free += [register[where] for where in dead]
         if ins.value.where in placed:
             target = placed[ins.value.where]
         elif free:
@@ -458,7 +459,7 @@ def _place(
     last: Mapping[tuple[str, int], int],
 ) -> tuple[dict[tuple[str, int], int], list[tuple[str, int, _Value]]]:  # fmt: skip
     """The results that are computed directly in an output, and the store instructions for the others; `last` are the last reads."""
-    born = {ins.value.where: i for i, ins in enumerate(a.second)}
+    defined_at = {ins.value.where: i for i, ins in enumerate(a.second)}
     placed: dict[tuple[str, int], int] = {}
     stores: list[tuple[str, int, _Value]] = []
     for out, value in enumerate(targets, inputs):
@@ -467,7 +468,7 @@ def _place(
             stores.append(("store_bool", out, value))
         elif not kinds[out].endswith("vector") and kinds[out] != "scalar":
             stores.append(("scatter", out, value))
-        elif value.where in placed or clash > born[value.where]:
+        elif value.where in placed or clash > defined_at[value.where]:
             stores.append(("copy_v", out, value))
         else:
             placed[value.where] = out

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample
 from ..shared.samples import between, bits, f32
-from .loss_shared import EachGrad, alike
+from .loss_shared import EachGrad, elementwise_infer
 
 
 def _sigmoid(xp: Any, x: Any) -> Any:
@@ -29,7 +29,7 @@ class SigmoidCrossEntropyWithLogits(OpDef):
 
     @staticmethod
     def infer(x, label, **attrs):
-        return alike("sigmoid_cross_entropy_with_logits", X=x, Label=label)
+        return elementwise_infer("sigmoid_cross_entropy_with_logits", X=x, Label=label)
 
     @staticmethod
     def grad(b, op, g):
@@ -84,7 +84,7 @@ class LogLoss(OpDef):
 
     @staticmethod
     def infer(p, label, *, epsilon):
-        return alike("log_loss", Predicted=p, Labels=label)
+        return elementwise_infer("log_loss", Predicted=p, Labels=label)
 
     @staticmethod
     def grad(b, op, g):
@@ -126,7 +126,7 @@ class BceLoss(OpDef):
 
     @staticmethod
     def infer(x, label):
-        return alike("bce_loss", X=x, Label=label)
+        return elementwise_infer("bce_loss", X=x, Label=label)
 
     @staticmethod
     def grad(b, op, g):
@@ -170,7 +170,7 @@ class HingeLoss(OpDef):
 
     @staticmethod
     def infer(x, label):
-        return alike("hinge_loss", Logits=x, Labels=label)
+        return elementwise_infer("hinge_loss", Logits=x, Labels=label)
 
     @staticmethod
     def grad(b, op, g):
@@ -216,7 +216,7 @@ class MarginRankLoss(OpDef):
 
     @staticmethod
     def infer(x1, x2, label, *, margin):
-        t = alike("margin_rank_loss", X1=x1, X2=x2, Label=label)
+        t = elementwise_infer("margin_rank_loss", X1=x1, X2=x2, Label=label)
         return t, t
 
     @staticmethod

@@ -16,20 +16,20 @@ from ...ir.parts import Part
 from ..shared.native import row_calls
 from ..shared.samples import f32, ints, probabilities
 from ..shared.types import meet, need_float, norm_axis
-from .labels import check_label, ignored_of, loss_type, losses, seat, wrong_label_text
-from .loss_shared import alike
+from .labels import check_label, class_range, ignored_of, loss_type, losses, wrong_label_text
+from .loss_shared import elementwise_infer
 
 # -- cross entropy ------------------------------------------------------------------------------------------------------------------
 
 
-def _tiny(x: Any) -> float:
+def _smallest(x: Any) -> float:
     return 1e-30 if x.dtype == np.float32 else 1e-300
 
 
-def _surprise(xp: Any, x: Any, label: Any) -> Any:
+def _label_loss(xp: Any, x: Any, label: Any) -> Any:
     """-log of the probability of the label, for each row along the last axis."""
     picked = xp.take_along_axis(x, label.astype("int64", copy=False), axis=-1)
-    return xp.where(picked <= 0, 1e20, -xp.log(xp.maximum(picked, _tiny(x))))  # NaN stays NaN
+    return xp.where(picked <= 0, 1e20, -xp.log(xp.maximum(picked, _smallest(x))))  # NaN stays NaN
 
 
 class CrossEntropy(OpDef):
@@ -59,15 +59,15 @@ class CrossEntropy(OpDef):
     @staticmethod
     def kernel(xp, x, label, *, out, soft_label, ignore_index, part=None):
         if soft_label:
-            logs = xp.where(x <= 0, -1e20, xp.log(xp.maximum(x, _tiny(x))))
+            logs = xp.where(x <= 0, -1e20, xp.log(xp.maximum(x, _smallest(x))))
             out[...] = -xp.where(label != 0, label * logs, 0).sum(axis=-1, keepdims=True)
         else:
-            out[...] = losses(xp, label, x.shape[-1], ignore_index, partial(_surprise, xp, x), part)
+            out[...] = losses(xp, label, x.shape[-1], ignore_index, partial(_label_loss, xp, x), part)
 
     @staticmethod
     def bind(ins, outs, attrs, ctx, part=None):
         (x, label), out, ignore = ins, outs[0], attrs["ignore_index"]
-        _, classes = seat(x.shape[-1], part)
+        _, classes = class_range(x.shape[-1], part)
         if attrs["soft_label"]:
             return partial(CrossEntropy.kernel, np, x, label, out=out, **attrs)
 
@@ -76,7 +76,7 @@ class CrossEntropy(OpDef):
             if part is not None:
                 CrossEntropy.kernel(np, x, label, out=out, part=part, **attrs)
                 return
-            out[...] = _surprise(np, x, label if ignored is None else np.where(ignored, 0, label))
+            out[...] = _label_loss(np, x, label if ignored is None else np.where(ignored, 0, label))
             if ignored is not None:
                 out[ignored] = 0
 
@@ -88,7 +88,7 @@ class CrossEntropy(OpDef):
     def native(ins, outs, attrs, dry=False, part=None):
         """Only for integer labels."""
         (x, label), ignore = ins, attrs["ignore_index"]
-        text = "" if dry else wrong_label_text("cross_entropy", "#", seat(x.shape[-1], part)[1], ignore)
+        text = "" if dry else wrong_label_text("cross_entropy", "#", class_range(x.shape[-1], part)[1], ignore)
         return None if attrs["soft_label"] else row_calls("pick", [x], -1, outs[0], label, ignore, text, part, dry)
 
     @staticmethod
@@ -119,7 +119,7 @@ class CrossEntropyGrad(OpDef):
         if soft_label:
             out[...] = -g * label / x
             return
-        first, classes = seat(x.shape[-1], part)
+        first, classes = class_range(x.shape[-1], part)
         hot = label == xp.arange(first, first + x.shape[-1])
         if 0 <= ignore_index < classes:
             hot &= label != ignore_index
@@ -175,15 +175,15 @@ class KldivLoss(OpDef):
     def infer(x, target, *, reduction):
         if reduction not in ("none", "mean", "batchmean", "sum"):
             raise ProgramError(f"op kldiv_loss: reduction must be none, mean, batchmean or sum, got {reduction!r}")
-        t = alike("kldiv_loss", X=x, Target=target)
+        t = elementwise_infer("kldiv_loss", X=x, Target=target)
         if reduction == "batchmean" and t.ndim == 0:
             raise ProgramError("op kldiv_loss: reduction batchmean needs X with a batch axis")
         return t if reduction == "none" else t.with_shape((1,))
 
     @staticmethod
     def pattern(ins, outs, attrs):
-        x, loss, said = _reduction_words(attrs["reduction"])
-        return f"{x}, {x} -> {loss} | {said}"
+        x, loss, exceptions_text = _reduction_words(attrs["reduction"])
+        return f"{x}, {x} -> {loss} | {exceptions_text}"
 
     @staticmethod
     def grad(b, op, g):
@@ -215,8 +215,8 @@ class KldivLossGrad(OpDef):
 
     @staticmethod
     def pattern(ins, outs, attrs):
-        x, loss, said = _reduction_words(attrs["reduction"])
-        counted = " ".join(word for word in said.split() if word[0] == "#")
+        x, loss, exceptions_text = _reduction_words(attrs["reduction"])
+        counted = " ".join(word for word in exceptions_text.split() if word[0] == "#")
         return f"~{x}, {x}, {loss} -> {x} | {counted} L(2)"
 
     @staticmethod

@@ -61,7 +61,7 @@ def ignored_of(op: str, label: np.ndarray, classes: int, ignore_index: int) -> A
     return mask if mask.any() else None
 
 
-def seat(columns: int, part: Part | None) -> tuple[int, int]:
+def class_range(columns: int, part: Part | None) -> tuple[int, int]:
     """(the class of the first column, the number of classes), for columns that may be a part of the classes."""
     return (0, columns) if part is None else (part.start, part.size)
 
@@ -70,7 +70,7 @@ def losses(xp: Any, label: Any, columns: int, ignore_index: int, loss_of: Callab
     """The losses of rows: `loss_of` gets valid column indices. The loss is 0 for an ignored example and for a label with a column in
     another part, NaN for a label out of range.
     """
-    first, classes = seat(columns, part)
+    first, classes = class_range(columns, part)
     ignored, column = label == ignore_index, label.astype("int64", copy=False) - first
     known = (label >= 0) & (label < classes) & ~ignored
     here = known & (column >= 0) & (column < columns)

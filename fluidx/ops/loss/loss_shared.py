@@ -6,7 +6,7 @@ from ...ir import OpDef, ProgramError, TensorType
 from ..shared.types import meet, need_float, same_dtype
 
 
-def alike(op: str, **types: TensorType) -> TensorType:
+def elementwise_infer(op: str, **types: TensorType) -> TensorType:
     """The common type of operands of one shape and dtype; an open size takes the size of the other operand."""
     same_dtype(op, **types)
     (first, x), *rest = types.items()

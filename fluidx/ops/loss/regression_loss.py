@@ -9,7 +9,7 @@ from ...ir import OpDef, ProgramError, Sample
 from ..expr.native import expression_calls
 from ..expr.nodes import sym
 from ..shared.samples import between, f32
-from .loss_shared import EachGrad, alike
+from .loss_shared import EachGrad, elementwise_infer
 
 _DISTANCE = sym("x") - sym("y")
 
@@ -24,7 +24,7 @@ class SquareErrorCost(OpDef):
 
     @staticmethod
     def infer(x, y):
-        return alike("square_error_cost", X=x, Y=y)
+        return elementwise_infer("square_error_cost", X=x, Y=y)
 
     @staticmethod
     def grad(b, op, g):
@@ -86,7 +86,7 @@ class HuberLoss(OpDef):
     def infer(x, y, *, delta):
         if delta <= 0:
             raise ProgramError(f"op huber_loss: delta must be positive, got {delta}")
-        t = alike("huber_loss", X=x, Y=y)
+        t = elementwise_infer("huber_loss", X=x, Y=y)
         return t, t
 
     @staticmethod
@@ -147,7 +147,7 @@ class SmoothL1Loss(OpDef):
     @staticmethod
     def infer(x, y, inside, outside, *, sigma):
         given = {"X": x, "Y": y, "InsideWeight": inside, "OutsideWeight": outside}
-        t = alike("smooth_l1_loss", **{slot: v for slot, v in given.items() if v is not None})
+        t = elementwise_infer("smooth_l1_loss", **{slot: v for slot, v in given.items() if v is not None})
         if t.ndim < 2 or sigma <= 0:
             raise ProgramError(f"op smooth_l1_loss needs X with at least 2 axes and a positive sigma, got {x} and {sigma}")
         return t, t.with_shape((t.shape[0], 1))

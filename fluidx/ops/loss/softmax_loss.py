@@ -17,7 +17,7 @@ from ..shared.expand import Parts
 from ..shared.native import row_calls
 from ..shared.samples import f32, ints, positive, probabilities
 from ..shared.types import need_float, norm_axis
-from .labels import check_label, folded, ignored_of, loss_type, losses, seat, wrong_label_text
+from .labels import check_label, class_range, folded, ignored_of, loss_type, losses, wrong_label_text
 
 _SWCE_ATTRS = {"soft_label": False, "ignore_index": -100, "axis": -1}
 
@@ -38,7 +38,7 @@ def _native_xent(op: str, kernel: str, x: Any, made: Any, label: Any, single: An
     if attrs["soft_label"]:
         return row_calls(kernel, [x, made, label], attrs["axis"], single, dry=dry)
     ignore = attrs["ignore_index"]
-    text = "" if dry else wrong_label_text(op, "#", seat(x.shape[attrs["axis"]], part)[1], ignore)
+    text = "" if dry else wrong_label_text(op, "#", class_range(x.shape[attrs["axis"]], part)[1], ignore)
     return row_calls(kernel, [x, made], attrs["axis"], single, label, ignore, text, part, dry)
 
 
@@ -79,8 +79,8 @@ class LabelLoss(OpDef):
     @staticmethod
     def pattern(ins, outs, attrs):
         x, one = (along(attrs["axis"], ins[0].ndim, word) for word in ("c", "."))
-        label, said = (x, "L(2)") if attrs["soft_label"] else (one, "c@")
-        return f"{x}, {one}, {label} -> {one} | c:+ {said}"
+        label, exceptions_text = (x, "L(2)") if attrs["soft_label"] else (one, "c@")
+        return f"{x}, {one}, {label} -> {one} | c:+ {exceptions_text}"
 
     @staticmethod
     def infer(x, total, label, *, soft_label, ignore_index, axis):
@@ -101,12 +101,12 @@ class LabelLoss(OpDef):
         run = partial(LabelLoss.kernel, np, *ins, out=out, part=part, **attrs)
         if attrs["soft_label"]:
             return run
-        _, classes = seat(x.shape[attrs["axis"]], part)
+        _, classes = class_range(x.shape[attrs["axis"]], part)
         return in_order([partial(ignored_of, "softmax_with_cross_entropy", label, classes, attrs["ignore_index"]), run])
 
     @staticmethod
     def samples():
-        why = "it stands for a part of an operator whose gradient is declared"
+        why = "it is a part of an operator that declares the gradient"
         yield Sample.of(-positive(4, 5), positive(4, 1, seed=2), ints(4, 1, high=5, seed=1), grad=(), why=why)
         yield Sample.of(-positive(4, 5), positive(4, 1, seed=2), np.array([[0], [-100], [4], [2]]), grad=(), why=why)
         label = ints(2, 1, 3, high=5, seed=1)
@@ -134,8 +134,8 @@ class SoftmaxWithCrossEntropy(OpDef):
     @staticmethod
     def pattern(ins, outs, attrs):
         x, one = (along(attrs["axis"], ins[0].ndim, word) for word in ("c", "."))
-        label, said = (x, " L(1>1)") if attrs["soft_label"] else (one, "")
-        return f"{x}, {label} -> {x}, {one} | c!{said}"
+        label, exceptions_text = (x, " L(1>1)") if attrs["soft_label"] else (one, "")
+        return f"{x}, {label} -> {x}, {one} | c!{exceptions_text}"
 
     @staticmethod
     def infer(x, label, *, soft_label, ignore_index, axis, numeric_stable_mode):
@@ -248,8 +248,8 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
     @staticmethod
     def pattern(ins, outs, attrs):
         x, one = (along(attrs["axis"], ins[0].ndim, word) for word in ("c", "."))
-        label, said = (x, "c! L(1)") if attrs["soft_label"] else (one, "c@")
-        return f"{x}, {label}, {one} -> {x} | L(2) {said}"
+        label, exceptions_text = (x, "c! L(1)") if attrs["soft_label"] else (one, "c@")
+        return f"{x}, {label}, {one} -> {x} | L(2) {exceptions_text}"
 
     @staticmethod
     def infer(x, label, g, **attrs):
@@ -266,7 +266,7 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
             out[...] = ((s * d.sum(axis=1, keepdims=True) - d) * g3).reshape(out.shape)
             return
         label3 = folded(label, axis)
-        first, _ = seat(s.shape[1], part)
+        first, _ = class_range(s.shape[1], part)
         hot = label3 == xp.arange(first, first + s.shape[1])[None, :, None]
         out[...] = xp.where(label3 == ignore_index, 0, (s - hot) * g3).reshape(out.shape)
 

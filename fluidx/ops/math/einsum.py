@@ -42,8 +42,8 @@ class Einsum(OpDef):
     def pattern(ins, outs, attrs):
         terms, result = _terms(attrs["equation"])
         summed = sorted({*"".join(terms)} - {*result})
-        said = [*(f"{c}0:+" for c in summed), *(f"L({k})" for k in range(len(terms)))]
-        return f"{', '.join(map(_words, terms))} -> {_words(result)} | {' '.join(said)}"
+        exceptions_text = [*(f"{c}0:+" for c in summed), *(f"L({k})" for k in range(len(terms)))]
+        return f"{', '.join(map(_words, terms))} -> {_words(result)} | {' '.join(exceptions_text)}"
 
     @staticmethod
     def infer(xs, *, equation):

@@ -241,8 +241,8 @@ class MulGradY(Product):
         ax, ag, rows, uneven = match_axes(x.shape[:n], g.shape[:n], "a")
         kx, ky, sizes, whole = match_axes(x.shape[n:], y.shape[: y.ndim - m], "k")
         y_words, m_words = f"{ky} {letters(m, 'm')}", letters(m, "m")
-        said = f"{_summed(x, 'a?')} {uneven} {whole} {_linear(x, 0, 1)}"
-        return f"{ax} {kx}, {ag} {m_words}, ~{y_words} -> {y_words} | {said}", {**rows, **sizes}
+        exceptions_text = f"{_summed(x, 'a?')} {uneven} {whole} {_linear(x, 0, 1)}"
+        return f"{ax} {kx}, {ag} {m_words}, ~{y_words} -> {y_words} | {exceptions_text}", {**rows, **sizes}
 
     @staticmethod
     def kernel(xp, x, g, y, *, out, x_num_col_dims):

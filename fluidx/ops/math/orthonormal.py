@@ -44,16 +44,16 @@ class Orthonormalize(OpDef):
             before, v = out[:, :k], x[:, k]
             known = noise * longest < length < np.inf
             if known:
-                v = _beside(xp, v / length, before)
+                v = _orthogonal_part(xp, v / length, before)
             if not known or float(xp.linalg.norm(v)) <= noise:  # the rest of a column that depends on those before it is rounding error
                 # the squared length of the orthogonal component of each axis. Their sum is rows - k, so some axis has 0.7 of the mean. The
                 # factor is irrational, so that columns of small integers never reach exactly this value.
                 left = 1.0 - (before * before).sum(axis=1)
                 v = xp.zeros(rows, x.dtype)
                 v[int(xp.argmax(left >= 0.5**0.5 * (rows - k) / rows))] = 1.0
-                v = _beside(xp, v, before)
+                v = _orthogonal_part(xp, v, before)
             v = v / xp.linalg.norm(v)
-            v = _beside(xp, v, before)
+            v = _orthogonal_part(xp, v, before)
             out[:, k] = v / xp.linalg.norm(v)
 
     @staticmethod
@@ -64,7 +64,7 @@ class Orthonormalize(OpDef):
         yield Sample.of(np.repeat(f32(5, 1, seed=2), 2, axis=1), grad=(), why="it has no gradient")
 
 
-def _beside(xp: Any, v: Any, columns: Any) -> Any:
+def _orthogonal_part(xp: Any, v: Any, columns: Any) -> Any:
     """The component of a vector orthogonal to orthonormal columns."""
     for k in range(columns.shape[1]):
         v = v - xp.dot(columns[:, k], v) * columns[:, k]

@@ -95,7 +95,7 @@ class _Reduction(OpDef):
     attrs = {"dim": (), "keep_dim": False}
     dtypes: tuple[str, ...] = NUMBERS
     method = ""  # name of the function of the array module
-    said: tuple[str, ...] = ("{}!",)  # words of the access pattern for each reduced axis
+    axis_words: tuple[str, ...] = ("{}!",)  # words of the access pattern for each reduced axis
     groups = ""  # groups of the access pattern: linear and monotone ones
     how = ""  # `how` of shared.native.reduce_calls
     native_any_size = True
@@ -103,7 +103,7 @@ class _Reduction(OpDef):
     @classmethod
     def pattern(cls, ins, outs, attrs):
         x, y, gone = reduction_words(ins[0], attrs.get("dim", ()), attrs.get("keep_dim", False))
-        return f"{x} -> {y} | {' '.join(word.format(f) for word in cls.said for f in gone)} {cls.groups}"
+        return f"{x} -> {y} | {' '.join(word.format(f) for word in cls.axis_words for f in gone)} {cls.groups}"
 
     def __init_subclass__(cls, **kwargs):
         name = cls.__dict__.get("name", "")
@@ -187,7 +187,7 @@ class ReduceSum(_Reduction):
 
     name = "reduce_sum"
     method = how = "sum"
-    said, groups = ("{}:+",), "L(0)"
+    axis_words, groups = ("{}:+",), "L(0)"
     calls = staticmethod(bind_sum)
     samples = staticmethod(_samples)
 
@@ -205,7 +205,7 @@ class _Mean(_Reduction):
     """Base of the means: a sum, divided by the number of elements of the whole value."""
 
     dtypes = FLOATS
-    said, groups = ("{}:+", "#{}"), "L(0)"
+    axis_words, groups = ("{}:+", "#{}"), "L(0)"
 
     @staticmethod
     def kernel(xp, x, *, out, dim=(), keep_dim=False, part=None):
@@ -263,7 +263,7 @@ class ReduceMax(_Reduction):
 
     name = "reduce_max"
     method = how = "max"
-    said, groups = ("{}:max",), "U(0>max)"
+    axis_words, groups = ("{}:max",), "U(0>max)"
     calls = _ufunc_calls(np.maximum)
     samples = staticmethod(_samples)
 
@@ -279,7 +279,7 @@ class ReduceMin(_Reduction):
 
     name = "reduce_min"
     method = how = "min"
-    said, groups = ("{}:min",), "U(0>min)"
+    axis_words, groups = ("{}:min",), "U(0>min)"
     calls = _ufunc_calls(np.minimum)
     samples = staticmethod(_samples)
 
@@ -310,7 +310,7 @@ class ReduceAll(_Reduction):
 
     name = "reduce_all"
     method, how = "all", "min"
-    said, groups = ("{}:min",), "U(0>min)"
+    axis_words, groups = ("{}:min",), "U(0>min)"
     dtypes = ("bool",)
     calls = _ufunc_calls(np.logical_and)
     samples = staticmethod(lambda: _samples("bool"))
@@ -321,7 +321,7 @@ class ReduceAny(_Reduction):
 
     name = "reduce_any"
     method, how = "any", "max"
-    said, groups = ("{}:max",), "U(0>max)"
+    axis_words, groups = ("{}:max",), "U(0>max)"
     dtypes = ("bool",)
     calls = _ufunc_calls(np.logical_or)
     samples = staticmethod(lambda: _samples("bool"))

@@ -46,12 +46,12 @@ def _grad_infer(x, *rest, **attrs):
     return x
 
 
-def _grad_pattern(line, *said):
-    """The pattern of a gradient op, from a line with {x} for the axes of X and {y} for those of Out; `said` describes each reduced axis."""
+def _grad_pattern(line, *words):
+    """The pattern of a gradient op, from a line with {x} for the axes of X and {y} for those of Out; `words` describe a reduced axis."""
 
     def pattern(ins, outs, attrs):
         x, y, gone = reduction_words(ins[0], attrs["dim"], attrs["keep_dim"])
-        return " ".join([line.format(x=x, y=y), *(word.format(f) for word in said for f in gone)])
+        return " ".join([line.format(x=x, y=y), *(word.format(f) for word in words for f in gone)])
 
     return staticmethod(pattern)
 
@@ -201,7 +201,7 @@ class LogSumExpGrad(OpDef):
 # -- sum over broadcast axes -----------------------------------------------------------------------------------------------------
 
 
-def _down(x, like, axis):
+def _broadcast_axes(x, like, axis):
     """The axes of X that `like` lacks or has with size 1, and the shape of `like` aligned with X."""
     if all(d == 1 for d in like):  # `like` may also be beside a flat part of X, which has one axis
         meets = (1,) * len(x)
@@ -225,7 +225,7 @@ class ReduceTo(OpDef):
     def infer(x, like, *, axis):
         if like.ndim > x.ndim:
             raise ProgramError(f"op reduce_to: expected Like with at most the {x.ndim} axes of X, found {like.ndim}")
-        _, meets = _down(x.shape, like.shape, axis)
+        _, meets = _broadcast_axes(x.shape, like.shape, axis)
         for a, b in zip(x.shape, meets, strict=True):
             if a != b and b != 1 and ANY not in (a, b):
                 raise ProgramError(
@@ -241,7 +241,7 @@ class ReduceTo(OpDef):
             return f"*, ~* -> * | {linear}"
         if all(d == 1 for d in like.shape):
             return f"*, ~* -> * | *:+ {linear}"
-        down, _ = _down(x.shape, like.shape, attrs["axis"])
+        down, _ = _broadcast_axes(x.shape, like.shape, attrs["axis"])
         e = letters(x.ndim, "e").split()
         first = x.ndim - like.ndim if attrs["axis"] == -1 or like.ndim == x.ndim else attrs["axis"]
         words = ["." if k in down or k >= x.ndim else e[k] for k in range(first, first + like.ndim)]
@@ -250,18 +250,18 @@ class ReduceTo(OpDef):
 
     @staticmethod
     def kernel(xp, x, like, *, out, axis):
-        axes, _ = _down(x.shape, like.shape, axis)
+        axes, _ = _broadcast_axes(x.shape, like.shape, axis)
         out[...] = x.sum(axis=axes).reshape(out.shape)
 
     @staticmethod
     def bind(ins, outs, attrs, ctx):
-        return in_order(bind_sum(ins[0], _down(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0]))
+        return in_order(bind_sum(ins[0], _broadcast_axes(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0]))
 
     native_any_size = True
 
     @staticmethod
     def native(ins, outs, attrs, dry=False):
-        return reduce_calls("sum", ins[0], _down(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0], dry=dry)
+        return reduce_calls("sum", ins[0], _broadcast_axes(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0], dry=dry)
 
     @staticmethod
     def samples():

@@ -291,8 +291,8 @@ class ScaledDotProductAttentionGrad(OpDef):
         q, k, mask, sizes = _words(ins[0], ins[1], ins[3])
         values, result = f"{k} t e", f"{q} s e"
         # the weights follow from Lse, so only sums of products remain
-        said = f"d! s:+ e:+ m?:+ L(6) {'s@ t!' if attrs['causal'] else 't:+'}"
-        return f"{q} s d, {k} t d, {values}, {mask}, {result}, {q} s, {result} -> {q} s d, {k} t d, {values}, {q} s t | {said}", sizes
+        rest = f"d! s:+ e:+ m?:+ L(6) {'s@ t!' if attrs['causal'] else 't:+'}"
+        return f"{q} s d, {k} t d, {values}, {mask}, {result}, {q} s, {result} -> {q} s d, {k} t d, {values}, {q} s t | {rest}", sizes
 
     @staticmethod
     def kernel(xp, q, k, v, mask, to, lse, g, *, out, scale, causal, part=None):

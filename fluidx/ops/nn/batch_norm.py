@@ -13,7 +13,7 @@ from ...ir import OpDef, Operator, ProgramError, Sample, TensorType
 from ..shared.blocked import column_sum, row_blocks
 from ..shared.samples import f32, positive
 from . import batch_norm_native
-from .norm_shared import by_copy, channel_count, check_weight, put, through_first_only, weight_dtype
+from .norm_shared import by_copy, channel_count, check_weight, only_first_has_gradient, put, weight_dtype
 
 EVERY = slice(None)
 _BATCH_ATTRS = {"momentum": 0.9, "epsilon": 1e-5, "is_test": False, "data_layout": "NCHW", "use_global_stats": False}
@@ -100,7 +100,7 @@ class BatchNorm(OpDef):
 
     @staticmethod
     def grad(b, op, g):
-        through_first_only("batch_norm", op, g, ("SavedMean", "SavedVariance"))
+        only_first_has_gradient("batch_norm", op, g, ("SavedMean", "SavedVariance"))
         a = op.attrs
         dx, ds, db = b.batch_norm_grad(op["X"], op["Scale"], op["SavedMean"], op["SavedVariance"], g[0], data_layout=a["data_layout"],
                                        use_global_stats=a["use_global_stats"] or a["is_test"])  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 from ... import native
 from ...ir.dtypes import dtype_name
 from ...ir.types import TensorType
-from ..shared.types import empties
+from ..shared.types import empty_arrays
 
 _SUFFIX = {"float32": "f32", "float64": "f64"}
 
@@ -37,12 +37,12 @@ def _covers(whole: Sequence[Any], vectors: Sequence[Any]) -> bool:
     )
 
 
-def _end(x: Any, attrs: Mapping[str, Any], scratch: Sequence[Any], dry: bool) -> tuple[tuple[int, int, int], Any]:
+def _sizes_and_scratch(x: Any, attrs: Mapping[str, Any], scratch: Sequence[Any], dry: bool) -> tuple[tuple[int, int, int], Any]:
     """The last arguments of a call: the sizes, and the scratch memory if there is any."""
     sizes = _sizes(x, attrs["data_layout"])
     if dry or sizes[2]:
         return sizes, None
-    return sizes, scratch[0] if scratch else empties([TensorType("float64", ((3 * 16 + 2) * sizes[1],))])[0]
+    return sizes, scratch[0] if scratch else empty_arrays([TensorType("float64", ((3 * 16 + 2) * sizes[1],))])[0]
 
 
 def forward(
@@ -51,7 +51,7 @@ def forward(
     (x, *weights), (y, *stats) = ins, outs
     if not _covers((x, y), (*weights, *stats)):
         return None
-    sizes, room = _end(x, attrs, scratch, dry)
+    sizes, room = _sizes_and_scratch(x, attrs, scratch, dry)
     given = int(attrs["is_test"] or attrs["use_global_stats"])
     places = [0 if a is None else native.address(a) for a in (x, y, *weights, *stats)]
     numbers = (float(attrs["momentum"]), float(attrs["epsilon"]), 0 if room is None else native.address(room))
@@ -65,7 +65,7 @@ def backward(
     (x, scale, mean, inv, g), (dx, dscale, dbias) = ins, outs
     if any(o is None for o in outs) or not _covers((x, g, dx), (scale, mean, inv, dscale, dbias)):
         return None
-    sizes, room = _end(x, attrs, scratch, dry)
+    sizes, room = _sizes_and_scratch(x, attrs, scratch, dry)
     places = [native.address(a) for a in (x, g, dx, scale, mean, inv, dscale, dbias)]
     words = (*places, *sizes, int(attrs["use_global_stats"]), 0 if room is None else native.address(room))
     return [native.NativeCall(f"batch_norm_grad_{_SUFFIX[dtype_name(x.dtype)]}", words, (*ins, *outs, room))]

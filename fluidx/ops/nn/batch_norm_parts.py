@@ -33,8 +33,8 @@ def _channels(xp: Any, x: Any, layout: str) -> Any:
 def _put_channels(y: Any, y3: Any, layout: str) -> None:
     """Copy the result back to an output that `_channels` had to copy."""
     if by_channel(y, layout) is None:
-        turned = y.transpose(0, y.ndim - 1, *range(1, y.ndim - 1)) if layout == "NHWC" else y
-        turned[...] = y3.reshape(turned.shape)
+        channels_first = y.transpose(0, y.ndim - 1, *range(1, y.ndim - 1)) if layout == "NHWC" else y
+        channels_first[...] = y3.reshape(channels_first.shape)
 
 
 def _count(x3: Any, part: Part | None) -> int:
@@ -45,7 +45,7 @@ def _count(x3: Any, part: Part | None) -> int:
     return count
 
 
-class _AtLarge:
+class _WholeArrays:
     """Kernels for any array module: they process whole arrays at once."""
 
     def __init__(self, xp: Any):
@@ -70,7 +70,7 @@ class _AtLarge:
             out[c] += a.sum(axis=(0, 2))
 
 
-class _InCache(_AtLarge):
+class _CacheBlocks(_WholeArrays):
     """Kernels for NumPy: they process blocks that stay in the cache."""
 
     def cuts(self, *arrays: Any) -> Iterable[tuple[slice, slice]]:
@@ -101,14 +101,14 @@ class _Part(OpDef):
 
     @classmethod
     def kernel(cls, xp, *ins, out, **attrs):
-        cls.run(_AtLarge(xp), *ins, out=out, **attrs)
+        cls.run(_WholeArrays(xp), *ins, out=out, **attrs)
 
     @classmethod
     def bind(cls, ins, outs, attrs, ctx):
-        return partial(cls.run, _InCache(np), *ins, out=outs[0] if len(outs) == 1 else tuple(outs), **attrs)
+        return partial(cls.run, _CacheBlocks(np), *ins, out=outs[0] if len(outs) == 1 else tuple(outs), **attrs)
 
 
-class _OfBatch(_Part):
+class _NeedsBatchSize(_Part):
     """Base of the operators that need the size of the whole batch."""
 
     @classmethod
@@ -150,7 +150,7 @@ def _samples(seed: int = 0) -> Iterator[tuple[np.ndarray, str]]:
         yield f32(*shape, seed=seed), layout
 
 
-class BnMean(_OfBatch):
+class BnMean(_NeedsBatchSize):
     """The mean of each channel over the whole batch."""
 
     name = "bn_mean"
@@ -184,7 +184,7 @@ class BnMean(_OfBatch):
             yield Sample.of(x, data_layout=layout)
 
 
-class BnVariance(_OfBatch):
+class BnVariance(_NeedsBatchSize):
     """The mean of the squared deviation from Mean, for each channel over the whole batch."""
 
     name = "bn_variance"
@@ -340,7 +340,7 @@ class BnGradSums(_Part):
                             grad=(), why="a gradient itself")  # fmt: skip
 
 
-class BnGradApply(_OfBatch):
+class BnGradApply(_NeedsBatchSize):
     """The gradient of batch_norm's X in training, from the gradients of Bias and Scale over the whole batch."""
 
     name = "bn_grad_apply"

@@ -12,9 +12,9 @@ from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
 from ...ir.axis_letters import fold
 from ..shared.blocked import in_order
 from ..shared.samples import f32, ints
-from ..shared.types import empties, meet, same_dtype
+from ..shared.types import empty_arrays, meet, same_dtype
 from .conv_native import BACK, FILTER, FORWARD, any_size, calls, scratch_types
-from .im2col import AT_LARGE, IN_CACHE, Room, convolve, convolve_back, convolve_filter, turned
+from .im2col import AT_LARGE, IN_CACHE, Room, convolve, convolve_back, convolve_filter, pixel_gradient
 from .windows import Windows, channels_first, four_pads, image_words, join_image, need_image, pair, place_windows, split_image
 
 _ATTRS = {"strides": (1, 1), "paddings": (0, 0), "dilations": (1, 1), "groups": 1, "data_format": "NCHW", "padding_algorithm": "EXPLICIT"}
@@ -96,11 +96,11 @@ def _local_groups(in_groups_of: int) -> Any:
     return staticmethod(local_attrs)
 
 
-def _asked(run: Any, ins: list[TensorType], outs: list[TensorType | None], attrs: Any) -> list[TensorType]:
+def _scratch_types(run: Any, ins: list[TensorType], outs: list[TensorType | None], attrs: Any) -> list[TensorType]:
     """The scratch types that a NumPy kernel needs: found by binding it to arrays that are not written."""
     dtype = ins[0].dtype
     room = Room(np, dtype, IN_CACHE)
-    run(np, empties(ins), [None if t is None else empties([t])[0] for t in outs], attrs, room)
+    run(np, empty_arrays(ins), [None if t is None else empty_arrays([t])[0] for t in outs], attrs, room)
     return [TensorType(dtype, (room.used,))] if room.used else []
 
 
@@ -136,7 +136,7 @@ class _Conv(OpDef):
 
     @classmethod
     def scratch(cls, ins, outs, attrs):
-        return _asked(cls._run, ins, outs, attrs)
+        return _scratch_types(cls._run, ins, outs, attrs)
 
     @classmethod
     def native(cls, ins, outs, attrs, dry=False, scratch=()):
@@ -227,7 +227,7 @@ class _ConvGrad(OpDef):
 
     @classmethod
     def scratch(cls, ins, outs, attrs):
-        return _asked(cls._run, ins, outs, attrs)
+        return _scratch_types(cls._run, ins, outs, attrs)
 
     @classmethod
     def native(cls, ins, outs, attrs, dry=False, scratch=()):
@@ -263,7 +263,7 @@ class Conv2dGrad(_ConvGrad):
     def products(xp, x, w, g, dx, dw, win, groups, room):
         calls: list[Callable[[], None]] = []
         if dx is not None and dw is not None:
-            g = turned(xp, x, g, win, groups, room, calls)
+            g = pixel_gradient(xp, x, g, win, groups, room, calls)
         mark = room.at
         if dw is not None:
             calls.append(convolve_filter(xp, x, g, dw, win, groups, room))
@@ -279,15 +279,10 @@ class Conv2dGrad(_ConvGrad):
         yield Sample.of(x, w, g, groups=3, data_format="NHWC", grad=(), why="a gradient itself")
 
 
-class DepthwiseConv2d(_Conv):
+class DepthwiseConv2d(Conv2d):
     """conv2d with separate filters for each channel: groups equals the number of channels. Source: fluid 1.8."""
 
-    name, gradient = "depthwise_conv2d", "conv2d_grad"
-    attrs = _ATTRS
-    pattern = _pattern(transposed=False)
-    flops = _flops(transposed=False)
-    local_attrs = _local_groups(0)
-    product, windows = staticmethod(convolve), staticmethod(_conv_windows)
+    name = "depthwise_conv2d"
 
     @staticmethod
     def infer(x, w, **attrs):
@@ -314,11 +309,11 @@ def _transposed_windows(op: str, x: Any, w: Any, attrs: dict[str, Any]) -> Windo
     if algorithm not in ("EXPLICIT", "SAME", "VALID"):
         raise ProgramError(f"op {op}: padding_algorithm must be EXPLICIT, SAME or VALID, got {algorithm!r}")
     pads = list(four_pads(op, attrs["paddings"])) if algorithm == "EXPLICIT" else [0, 0, 0, 0]
-    asked = pair(op, "output_size", attrs["output_size"], 1) if attrs["output_size"] else None
+    wanted = pair(op, "output_size", attrs["output_size"], 1) if attrs["output_size"] else None
     size, result = split_image(x, attrs["data_format"])[2], []
     for a in (0, 1):
         if size[a] == ANY or w.shape[2 + a] == ANY:
-            result.append(asked[a] if asked else ANY)
+            result.append(wanted[a] if wanted else ANY)
             continue
         reach = (w.shape[2 + a] - 1) * dilation[a] + 1
         full = (size[a] - 1) * stride[a] + reach
@@ -326,13 +321,13 @@ def _transposed_windows(op: str, x: Any, w: Any, attrs: dict[str, Any]) -> Windo
             extra = max(full - size[a] * stride[a], 0)
             pads[2 * a], pads[2 * a + 1] = extra // 2, extra - extra // 2
         least = full - pads[2 * a] - pads[2 * a + 1]
-        if algorithm == "SAME" and not asked:
+        if algorithm == "SAME" and not wanted:
             least = size[a] * stride[a]
-        if asked and not least <= asked[a] < least + stride[a]:
-            raise ProgramError(f"op {op}: output_size {list(asked)} is not possible; axis {a} can be {least} to {least + stride[a] - 1}")
+        if wanted and not least <= wanted[a] < least + stride[a]:
+            raise ProgramError(f"op {op}: output_size {list(wanted)} is not possible; axis {a} can be {least} to {least + stride[a] - 1}")
         if least < 1:
             raise ProgramError(f"op {op}: padding {pads[2 * a]} and {pads[2 * a + 1]} leaves nothing of a result of {full} along axis {a}")
-        result.append(asked[a] if asked else least)
+        result.append(wanted[a] if wanted else least)
     return Windows(tuple(result), tuple(w.shape[2:]), stride, dilation, tuple(pads), tuple(size))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ... import config, native
 from ...ir.dtypes import dtype_name
 from ...ir.types import TensorType
-from ..shared.types import empties
+from ..shared.types import empty_arrays
 from .windows import Windows
 
 WINOGRAD, WINOGRAD_4, SHIFTED, PIXEL, COLUMNS, DIRECT, FEW = range(7)
@@ -39,7 +39,7 @@ def _parts(batch: int, nbytes: int) -> int:
     return min(2 if nbytes > 8 << 20 else 4 if nbytes > 2 << 20 else 8, max(batch, 1))
 
 
-def _made(product: str, win: Windows) -> Sequence[int]:
+def _tiled_size(product: str, win: Windows) -> Sequence[int]:
     """The size of the images that tiles cover."""
     return win.image if product == BACK else win.out
 
@@ -67,7 +67,7 @@ def _way(product: str, batch: int, channels: int, w: Any, win: Windows, groups: 
     """
     how, depth = way(win, channels, w.shape[0], groups, fmt), channels * win.kernel[0] * win.kernel[1]
     if how == WINOGRAD:
-        if product != FILTER and config.winograd() == 4 and _tiles(batch, _made(product, win), 4) >= LEAST_TILES:
+        if product != FILTER and config.winograd() == 4 and _tiles(batch, _tiled_size(product, win), 4) >= LEAST_TILES:
             return WINOGRAD_4
         if _winograd_pays(product, batch, win, w.shape[0] * depth * np.dtype(w.dtype).itemsize):
             return WINOGRAD
@@ -89,7 +89,7 @@ def scratch_size(product: str, batch: int, w: Any, itemsize: int, win: Windows, 
     size = (side + 2) ** 2 * (o * c + SPREAD) if side else o * c * kh * kw
     if product == FILTER:
         return 0 if how == DIRECT else size * _parts(batch, size * itemsize)
-    if side and _tiles(batch, _made(product, win), side) <= few:
+    if side and _tiles(batch, _tiled_size(product, win), side) <= few:
         return 0
     return size if side or how == SHIFTED else 0
 
@@ -127,7 +127,7 @@ def calls(
         if not all(a.size for a in arrays) or not native.has_products() and how not in (DIRECT, FEW):
             return None
         size = scratch_size(product, n, w, x.itemsize, win, how)
-        room = [w] if dry else scratch or empties([TensorType(dtype, (size,))] if size else [])
+        room = [w] if dry else scratch or empty_arrays([TensorType(dtype, (size,))] if size else [])
         assert dry or not size or room[0].size >= size, "a plan put other scratch aside than this convolution takes"
         sizes = (*win.image, *win.kernel, *win.stride, *win.dilation, win.pad[0], win.pad[2], *win.out, int(fmt == "NHWC"), how)
         words = (*map(native.address, arrays), n, c, o, groups, *sizes, native.address(room[0]) if size else 0)

@@ -23,6 +23,8 @@ def _check(op: str, w: TensorType, ids: TensorType, padding_idx: int) -> None:
 class _Lookup(OpDef):
     """Base of the two look-up ops, which differ in the axes of Ids."""
 
+    flops = 0
+    takes_low_bit = True
     inputs = ("W", "Ids")
     attrs = {"padding_idx": -1}
 
@@ -52,8 +54,6 @@ class LookupTable(_Lookup):
     """
 
     name = "lookup_table"
-    flops = 0
-    takes_low_bit = True
     pattern = "v d, * . -> * d | v@ v:+ L(0)"
 
     @staticmethod
@@ -78,8 +78,6 @@ class LookupTableV2(_Lookup):
     """
 
     name = "lookup_table_v2"
-    flops = 0
-    takes_low_bit = True
     pattern = "v d, * -> * d | v@ v:+ L(0)"
 
     @staticmethod

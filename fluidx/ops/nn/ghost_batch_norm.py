@@ -21,7 +21,7 @@ from .batch_norm import (
     normalize_with,
     statistics_in_cache,
 )
-from .norm_shared import by_copy, channel_count, check_weight, through_first_only, weight_dtype
+from .norm_shared import by_copy, channel_count, check_weight, only_first_has_gradient, weight_dtype
 
 _MOST = 1 << 16  # statistics are stored for each run, even for one without rows
 
@@ -78,7 +78,7 @@ class GhostBatchNorm(OpDef):
 
     @staticmethod
     def grad(b, op, g):
-        through_first_only("ghost_batch_norm", op, g, ())
+        only_first_has_gradient("ghost_batch_norm", op, g, ())
         a = op.attrs
         if a["is_test"]:
             mean, inv = (b.slice(op[s], axes=(0,), starts=(0,), ends=(1,), decrease_axis=(0,)) for s in ("SavedMean", "SavedVariance"))

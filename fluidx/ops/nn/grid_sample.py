@@ -41,10 +41,10 @@ def _taps(xp: Any, x: Any, d: int, attrs: Mapping[str, Any]) -> list[_Tap]:
     x = x * x.dtype.type(slope) + x.dtype.type((high + low) / 2)
     if mode == "nearest":
         x = xp.rint(x)
-    turned = xp.ones_like(x)
+    padding_slope = xp.ones_like(x)
     # far outside, where all taps are outside, the distance does not matter, and floats that are not too large keep their fractions
     if padding == "reflection":
-        x, turned = _reflected(xp, x, low, high)
+        x, padding_slope = _reflected(xp, x, low, high)
     else:
         x = xp.clip(x, -3.0, d + 2.0)
     base = xp.floor(x)
@@ -59,7 +59,7 @@ def _taps(xp: Any, x: Any, d: int, attrs: Mapping[str, Any]) -> list[_Tap]:
             there = at == inside
             weight, rise = weight * there, rise * there
         place = xp.where(xp.isnan(inside), 0, inside).astype(xp.int64)  # a NaN gets NaN as its weight, except with mode nearest
-        found.append(_Tap(place, weight, rise * turned * x.dtype.type(slope)))
+        found.append(_Tap(place, weight, rise * padding_slope * x.dtype.type(slope)))
     return found
 
 

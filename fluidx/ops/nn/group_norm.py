@@ -13,7 +13,7 @@ from ...ir.axis_letters import fold
 from ...ir.parts import Part
 from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
-from ..shared.blocked import later
+from ..shared.blocked import binder
 from ..shared.native import all_of, reduce_calls
 from ..shared.samples import f32, positive
 from ..shared.types import mul_sizes
@@ -23,9 +23,9 @@ from .norm_shared import (
     check_weight,
     emit_norm_grad,
     linear_in_weights,
+    only_first_has_gradient,
     put,
     stat_dtype,
-    through_first_only,
     weight_dtype,
 )
 
@@ -77,7 +77,7 @@ def _channels_view(xp: Any, a: Any, layout: str) -> Any:
     return xp.ascontiguousarray(a).reshape(a.shape[0], a.shape[1], prod(a.shape[2:]))
 
 
-def _lie_in_rows(x: Any, layout: str, *arrays: Any) -> bool:
+def _rows_are_contiguous(x: Any, layout: str, *arrays: Any) -> bool:
     """Are the channels of a group adjacent in memory, and all arrays contiguous and of one type?"""
     here = x.size and (layout == "NCHW" or x.ndim == 2)
     return bool(here) and all(a is None or a.dtype == x.dtype and a.flags.c_contiguous for a in arrays)
@@ -135,12 +135,12 @@ class GroupNorm(OpDef):
 
     @staticmethod
     def grad(b, op, g):
-        through_first_only("group_norm", op, g, ("Mean", "Variance"))
+        only_first_has_gradient("group_norm", op, g, ("Mean", "Variance"))
         return emit_norm_grad(b, "group_norm_grad", op, g[0], ("Mean", "Variance"))
 
     @staticmethod
     def kernel(xp, x, scale, bias, *, out, part=None, **attrs):
-        GroupNorm._run(xp, later(normalize_rows, xp), (x, scale, bias), out, part=part, **attrs)
+        GroupNorm._run(xp, binder(normalize_rows, xp), (x, scale, bias), out, part=part, **attrs)
 
     @staticmethod
     def bind(ins, outs, attrs, ctx, part=None):
@@ -161,7 +161,7 @@ class GroupNorm(OpDef):
     def native(ins, outs, attrs, dry=False, part=None):
         """If the channels of a group are adjacent in memory: the rows normalized, then the weights of the channels."""
         (x, scale, bias), y = ins, outs[0]
-        if not _lie_in_rows(x, attrs["data_layout"], *ins, *outs):
+        if not _rows_are_contiguous(x, attrs["data_layout"], *ins, *outs):
             return None
         rows = x.shape[0] * _local_groups(x, attrs["groups"], part)
         calls, e = norm_calls("layer_norm", (x, None, None, *outs), rows, attrs["epsilon"], dry), sym("y")
@@ -214,7 +214,7 @@ class GroupNormGrad(OpDef):
     @staticmethod
     def native(ins, outs, attrs, dry=False, part=None, scratch=()):
         (x, scale, _, mean, var, g), (dx, dscale, dbias) = ins, outs
-        if not _lie_in_rows(x, attrs["data_layout"], *ins, *outs):
+        if not _rows_are_contiguous(x, attrs["data_layout"], *ins, *outs):
             return None
         n, groups, epsilon = x.shape[0], _local_groups(x, attrs["groups"], part), attrs["epsilon"]
         work = _by_pixel(x if dry else scratch[0] if scratch else np.empty_like(x))
@@ -272,12 +272,12 @@ class InstanceNorm(OpDef):
 
     @staticmethod
     def grad(b, op, g):
-        through_first_only("instance_norm", op, g, ("SavedMean", "SavedVariance"))
+        only_first_has_gradient("instance_norm", op, g, ("SavedMean", "SavedVariance"))
         return emit_norm_grad(b, "instance_norm_grad", op, g[0], ("SavedMean", "SavedVariance"))
 
     @staticmethod
     def kernel(xp, x, scale, bias, *, out, epsilon):
-        InstanceNorm._run(xp, later(normalize_rows, xp), (x, scale, bias), out, epsilon=epsilon)
+        InstanceNorm._run(xp, binder(normalize_rows, xp), (x, scale, bias), out, epsilon=epsilon)
 
     @staticmethod
     def bind(ins, outs, attrs, ctx):

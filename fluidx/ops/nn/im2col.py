@@ -134,7 +134,7 @@ def _by_pixel(room: Room, x: Any, win: Windows, groups: int) -> bool:
     return x.shape[1] >= 16 and win.kernel != (1, 1) or not x.flags.c_contiguous and _nhwc(x).flags.c_contiguous
 
 
-def _still(xp: Any, a: Any, calls: list[Callable[[], Any]], room: Room) -> Any:
+def _contiguous(xp: Any, a: Any, calls: list[Callable[[], Any]], room: Room) -> Any:
     """The array itself if it is contiguous, otherwise a scratch array that `calls` refresh from it."""
     if a.flags.c_contiguous:
         return a
@@ -146,12 +146,12 @@ def _still(xp: Any, a: Any, calls: list[Callable[[], Any]], room: Room) -> Any:
 def _pixel_filter(xp: Any, w: Any, calls: list[Callable[[], Any]], room: Room) -> Any:
     """The filter as [O, taps * C], in the order of by-pixel columns."""
     o, c, kh, kw = w.shape
-    turned = room.empty((o, kh, kw, c))
-    calls.append(partial(xp.copyto, turned, w.transpose(0, 2, 3, 1)))
-    return turned.reshape(o, kh * kw * c)
+    transposed = room.empty((o, kh, kw, c))
+    calls.append(partial(xp.copyto, transposed, w.transpose(0, 2, 3, 1)))
+    return transposed.reshape(o, kh * kw * c)
 
 
-def turned(xp: Any, x: Any, g: Any, win: Windows, groups: int, room: Room, calls: list[Callable[[], Any]]) -> Any:
+def pixel_gradient(xp: Any, x: Any, g: Any, win: Windows, groups: int, room: Room, calls: list[Callable[[], Any]]) -> Any:
     """The output gradient as an NCHW view, for both gradients. If both use the by-pixel layout, `calls` convert it once."""
     (n, o), out = g.shape[:2], win.out
     small = min(o, x.shape[1]) < 16 or win.kernel == (1, 1)
@@ -183,7 +183,7 @@ def convolve(xp: Any, x: Any, w: Any, out: Any, win: Windows, groups: int, room:
             if not direct:
                 calls += copies(xp, _nhwc(out[start:stop]), rows.reshape(stop - start, *win.out, o))
         return in_order(calls)
-    flat_w = _still(xp, w, calls, room).reshape(groups, o // groups, -1)
+    flat_w = _contiguous(xp, w, calls, room).reshape(groups, o // groups, -1)
     direct = out.flags.c_contiguous
     longest = max(stop - start for start, stop, _, _ in columns.blocks)
     scratch = None if direct else room.empty((longest, *out.shape[1:]))
@@ -204,12 +204,12 @@ def convolve_back(xp: Any, g: Any, w: Any, dx: Any, win: Windows, groups: int, r
     pads = tuple(reach[a // 2] - win.pad[a] for a in range(4))
     grown = win.image[0] * win.image[1] / (win.out[0] * win.out[1])
     if win.is_pixel or (win.stride == (1, 1) and min(pads) >= 0 and grown <= 1.35):
-        turned = room.empty((groups, cg, o // groups, kh, kw))
+        transposed = room.empty((groups, cg, o // groups, kh, kw))
         flip: list[Callable[[], Any]] = []
-        grouped_w = _still(xp, w, flip, room).reshape(groups, o // groups, cg, kh, kw)
-        flip.append(partial(xp.copyto, turned, grouped_w[..., ::-1, ::-1].transpose(0, 2, 1, 3, 4)))
+        grouped_w = _contiguous(xp, w, flip, room).reshape(groups, o // groups, cg, kh, kw)
+        flip.append(partial(xp.copyto, transposed, grouped_w[..., ::-1, ::-1].transpose(0, 2, 1, 3, 4)))
         back = Windows(win.out, win.kernel, (1, 1), win.dilation, pads, win.image)
-        run = convolve(xp, g, turned.reshape(groups * cg, o // groups, kh, kw), dx, back, groups, room)
+        run = convolve(xp, g, transposed.reshape(groups * cg, o // groups, kh, kw), dx, back, groups, room)
         return in_order([*flip, run])
     n, c = dx.shape[:2]
     taps, pixels = kh * kw, win.out[0] * win.out[1]
@@ -219,7 +219,7 @@ def convolve_back(xp: Any, g: Any, w: Any, dx: Any, win: Windows, groups: int, r
     calls: list[Callable[[], Any]] = []
     hp, wp = win.padded
     (t, _, left, _), (h, wd) = win.pad, win.image
-    flat_w = _pixel_filter(xp, w, calls, room) if by_pixel else _still(xp, w, calls, room).reshape(groups, o // groups, cg * taps)
+    flat_w = _pixel_filter(xp, w, calls, room) if by_pixel else _contiguous(xp, w, calls, room).reshape(groups, o // groups, cg * taps)
     columns = room.empty((step, *win.out, kh, kw, c) if by_pixel else (step, c, kh, kw, *win.out))
     summed = room.empty((step, hp, wp, c) if by_pixel else (step, c, hp, wp))
     rows_g = room.empty((step, *win.out, o) if by_pixel else (step, o, *win.out))

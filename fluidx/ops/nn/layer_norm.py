@@ -13,7 +13,7 @@ from ... import native
 from ...ir import OpDef, ProgramError, Sample, TensorType
 from ...ir.axis_letters import fold, letters
 from ...ir.dtypes import dtype_name
-from ..shared.blocked import column_sum, in_order, later, row_blocks, row_sum
+from ..shared.blocked import binder, column_sum, in_order, row_blocks, row_sum
 from ..shared.native import FLOATS
 from ..shared.samples import f32, positive
 from ..shared.types import mul_sizes, need_float
@@ -21,9 +21,9 @@ from .norm_shared import (
     by_copy,
     check_weight,
     linear_in_weights,
+    only_first_has_gradient,
     put,
     stat_dtype,
-    through_first_only,
     weight_dtype,
 )
 
@@ -170,13 +170,13 @@ class LayerNorm(OpDef):
     @staticmethod
     def grad(b, op, g):
         scale, bias = op["Scale"], op["Bias"]
-        through_first_only("layer_norm", op, g, ("Mean", "Variance"))
+        only_first_has_gradient("layer_norm", op, g, ("Mean", "Variance"))
         skip = {f"{slot}@GRAD": None for slot in ("X", "Scale", "Bias") if not op.needs(slot)}
         return b.emit("layer_norm_grad", op["X"], scale, bias, op["Mean"], op["Variance"], g[0], out=skip, **op.attrs)
 
     @staticmethod
     def kernel(xp, x, scale, bias, *, out, **attrs):
-        LayerNorm._run(xp, later(normalize_rows, xp), attrs, (x, scale, bias), out)()
+        LayerNorm._run(xp, binder(normalize_rows, xp), attrs, (x, scale, bias), out)()
 
     @staticmethod
     def bind(ins, outs, attrs, ctx):
@@ -231,7 +231,7 @@ class LayerNormGrad(OpDef):
 
     @staticmethod
     def kernel(xp, *arrays, out, **attrs):
-        LayerNormGrad._run(xp, later(normalize_rows_grad, xp), attrs, arrays, out)()
+        LayerNormGrad._run(xp, binder(normalize_rows_grad, xp), attrs, arrays, out)()
 
     @staticmethod
     def bind(ins, outs, attrs, ctx):

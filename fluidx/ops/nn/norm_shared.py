@@ -52,7 +52,7 @@ def by_copy(xp: Any, body: Any, ins: Sequence[Any], outs: Sequence[Any], in_at: 
         put(outs[k], dense[k]) if outs[k] is not None else None
 
 
-def through_first_only(name: str, op: Any, g: Sequence[Any], stats: Sequence[str]) -> None:
+def only_first_has_gradient(name: str, op: Any, g: Sequence[Any], stats: Sequence[str]) -> None:
     first, *others = (s.name for s in OPS[name].out_slots)
     for slot, part in zip(others, g[1:], strict=True):
         if part is not None:

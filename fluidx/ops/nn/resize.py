@@ -178,9 +178,9 @@ class Resize(OpDef):
 
     @staticmethod
     def pattern(ins, outs, attrs):
-        said = _words(ins[0].ndim, attrs)
+        words = _words(ins[0].ndim, attrs)
         affine = attrs["coordinates"] == "tf_crop_and_resize" and attrs["extrapolation_value"] != 0
-        return f"{said} -> {said}{'' if affine else ' | L(0)'}"
+        return f"{words} -> {words}{'' if affine else ' | L(0)'}"
 
     @staticmethod
     def infer(x, **attrs):
@@ -235,8 +235,8 @@ class ResizeGrad(OpDef):
 
     @staticmethod
     def pattern(ins, outs, attrs):
-        said = _words(ins[0].ndim, attrs)
-        return f"~{said}, {said} -> {said} | L(1)"
+        words = _words(ins[0].ndim, attrs)
+        return f"~{words}, {words} -> {words} | L(1)"
 
     @staticmethod
     def infer(x, g, **attrs):

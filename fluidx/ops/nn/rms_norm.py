@@ -10,7 +10,7 @@ from ...ir import OpDef, ProgramError, Sample, TensorType
 from ..shared.samples import f32, positive
 from ..shared.types import mul_sizes, need_float
 from .layer_norm import dense, layer_rows, norm_calls, words_of
-from .norm_shared import by_copy, check_weight, put, stat_dtype, through_first_only, weight_dtype
+from .norm_shared import by_copy, check_weight, only_first_has_gradient, put, stat_dtype, weight_dtype
 
 
 def _scaled_rows(xp: Any, attrs: Any, ins: Any, outs: Any) -> None:
@@ -70,7 +70,7 @@ class RMSNorm(OpDef):
 
     @staticmethod
     def grad(b, op, g):
-        through_first_only("rms_norm", op, g, ("MeanSquare",))
+        only_first_has_gradient("rms_norm", op, g, ("MeanSquare",))
         skip = {f"{slot}@GRAD": None for slot in ("X", "Scale") if not op.needs(slot)}
         return b.emit("rms_norm_grad", op["X"], op["Scale"], op["MeanSquare"], g[0], out=skip, **op.attrs)
 

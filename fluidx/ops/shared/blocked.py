@@ -22,7 +22,7 @@ def row_blocks(rows: int, row_bytes: int, block_bytes: int = BLOCK_BYTES) -> Ite
         yield slice(start, min(rows, start + step))
 
 
-def later(body: Callable[..., Any], *first: Any) -> Callable[..., Callable[[], Any]]:
+def binder(body: Callable[..., Any], *first: Any) -> Callable[..., Callable[[], Any]]:
     """A function whose calls return `body` bound to the arguments `first` and the given ones."""
     return partial(partial, body, *first)
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 
-def looked_up(x: np.ndarray, keys: Sequence[Any], values: np.ndarray, default: Any) -> np.ndarray:
+def table_values(x: np.ndarray, keys: Sequence[Any], values: np.ndarray, default: Any) -> np.ndarray:
     """For each element the value at the position of the equal key, otherwise the default; NaN equals NaN here.
 
-    >>> looked_up(np.array([3, 7, 3]), [7, 3], np.array(["a", "b"], object), "?").tolist()
+    >>> table_values(np.array([3, 7, 3]), [7, 3], np.array(["a", "b"], object), "?").tolist()
     ['b', 'a', 'b']
     """
     places = {_key(k): at for at, k in enumerate(keys)}

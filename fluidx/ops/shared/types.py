@@ -26,12 +26,12 @@ def same_elements(x: TensorType, attrs: Any, count: int) -> bool:
     return x.shape.count(ANY) <= 1
 
 
-def one_whole(x: TensorType, attrs: Any, count: int) -> bool:
+def keeps_single_operand(x: TensorType, attrs: Any, count: int) -> bool:
     """`OpDef.identity_if` for an op that joins or repeats: a single operand of known sizes, if the result is not larger."""
     return count == 1 and ANY not in x.shape
 
 
-def empties(types: Sequence[TensorType]) -> list[Any]:
+def empty_arrays(types: Sequence[TensorType]) -> list[Any]:
     """NumPy arrays of these types, for a kernel without scratch memory from a plan."""
     return [np.empty(t.shape, np_dtype(t.dtype)) for t in types]
 
@@ -78,8 +78,8 @@ def mul_sizes(sizes: Sequence[int]) -> int:
     return ANY if ANY in sizes else prod(sizes)
 
 
-def need_fit(op: str, said: str, value: float, dtype: str, cut: bool = False) -> None:
-    """Raise ProgramError if an integer dtype does not hold a number; `said` names the number in the message. With `cut`, a fraction is
+def need_fit(op: str, label: str, value: float, dtype: str, cut: bool = False) -> None:
+    """Raise ProgramError if an integer dtype does not hold a number; `label` names the number in the message. With `cut`, a fraction is
     rounded towards 0.
 
     >>> need_fit("clip", "min", -0.5, "uint8", cut=True)
@@ -89,7 +89,7 @@ def need_fit(op: str, said: str, value: float, dtype: str, cut: bool = False) ->
     low, high = _bounds(dtype)
     kept = trunc(value) if cut and isfinite(value) else value
     if not low <= kept <= high or kept % 1:
-        raise ProgramError(f"op {op}: {said} is {value}, but {dtype} holds integers from {low} to {high}; use one of them, or cast first")
+        raise ProgramError(f"op {op}: {label} is {value}, but {dtype} holds integers from {low} to {high}; use one of them, or cast first")
 
 
 @cache

@@ -14,7 +14,7 @@ import numpy as np
 from ...ir import ANY, OpDef, ProgramError, TensorType
 from ..expr.native import bind_native
 from ..expr.nodes import operations
-from ..shared.types import empties, type_of
+from ..shared.types import empty_arrays, type_of
 from .trace import expressions
 
 # Number of elements of a block: the temporaries of a block stay in the L2 cache of a core.
@@ -123,7 +123,7 @@ class Update(OpDef):
         scalars, formula = cls.scalars, cls.formula
         present = [a for a in (*tensors, *outs) if a is not None]
         size = tensors[0].size
-        work = scratch or empties(cls.scratch([type_of(tensors[0])], (), attrs))
+        work = scratch or empty_arrays(cls.scratch([type_of(tensors[0])], (), attrs))
         if size > BLOCK and all(a.flags.c_contiguous for a in present):
 
             def block(a, start):

@@ -10,7 +10,7 @@ from ...ir.dtypes import FLOATS, INTS, SHORT, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.opdef import OpDef, Required, Sample
 from ..shared.arrays import to_host
-from ..shared.tables import looked_up
+from ..shared.tables import table_values
 
 
 def _fit(dtype: str, values: Any) -> bool:
@@ -41,7 +41,7 @@ class LookUp(OpDef):
 
     @staticmethod
     def kernel(xp, x, *, keys, values, default, dtype):
-        found = looked_up(to_host(xp, x), keys, np.array(values, np_dtype(dtype)), default)
+        found = table_values(to_host(xp, x), keys, np.array(values, np_dtype(dtype)), default)
         return found if x.dtype.kind == "O" or dtype == "string" else xp.asarray(found)
 
     @staticmethod
