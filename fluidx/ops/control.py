@@ -17,7 +17,7 @@ from ..ir.operator import BlockRef, Role
 from ..ir.program import Block
 from ..ir.sub_blocks import copy_body
 from ..ir.types import TensorType
-from .rounds import keep_only, loop_gradient
+from .loop_gradient import keep_only, loop_gradient
 from .shared.random_numbers import round_key
 
 _Step = Callable[[], Any]

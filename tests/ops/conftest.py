@@ -1,4 +1,4 @@
-"""`run_op("reshape", x, shape=(2, 3))` runs one operator on arrays, as a plan would: types first, then its view or kernel."""
+"""`run_op("reshape", x, shape=(2, 3))` runs one operator on arrays as a plan does: type rule first, then its view or kernel."""
 
 from types import SimpleNamespace
 
@@ -11,8 +11,9 @@ from fluidx.ops import kernels
 
 @pytest.fixture(scope="session")
 def run_bound():
-    """`run_bound(op, *arrays, **attrs)` gives the outputs of an op by its kernel; those of its bind, run twice, differ by no more than
-    another order of sums does."""
+    """`run_bound(op, *arrays, **attrs)` returns the outputs of the op's kernel. The outputs of its bind, run twice, must be equal up to the
+    order of sums.
+    """
 
     def run(op, *arrays, **attrs):
         attrs = op.complete_attrs(attrs)
@@ -28,7 +29,7 @@ def run_bound():
             call(), call()
             kernels.narrow(np, outs[1], memory)
             for a, b in zip(*outs, strict=True):
-                if a is not None:  # where terms cancel, what is left has the rounding of the larger ones
+                if a is not None:  # where terms cancel, the difference has the rounding errors of the larger terms
                     np.testing.assert_allclose(a, b, 1e-5, 1e-6 * max(1.0, float(np.abs(b[np.isfinite(b)]).max(initial=0.0))))
         return outs[0] if many else outs[0][0]
 

@@ -1,4 +1,4 @@
-"""Ops that say so are covered by their C kernels at all sizes above 1, or at none."""
+"""Ops that declare `native_any_size` have C kernels for all sizes above 1, or for none."""
 
 import random
 
@@ -13,7 +13,7 @@ from tests.each import each
 
 pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
 
-SIZES = (2, 3, 7, 31, 32, 33, 257)  # both sides of where the vector machine takes rows one by one
+SIZES = (2, 3, 7, 31, 32, 33, 257)  # on both sides of the size where the vector machine starts to process rows one by one
 SAID = sorted(name for name, op in OPS.items() if op.native_any_size and op.native is not None)
 
 
@@ -43,7 +43,7 @@ def covered(definition, ins, attrs):
 
 
 def resized(definition, ins, attrs, rng):
-    """The operand types with other sizes of the factors that the access pattern lets one cut, axes made of several aside; 0 and 1 stay."""
+    """The operand types with other sizes of the factors that may be sharded, except for axes with several factors; 0 and 1 stay."""
     pattern = definition.pattern_of(flat(ins), flat(results(definition, ins, attrs)), attrs)
     several = {f for axes in pattern.ins for factors in axes or () if len(factors) > 1 for f in factors}
     fixed = several | pattern.whole
@@ -55,13 +55,13 @@ def resized(definition, ins, attrs, rng):
     return [[next(shapes) for _ in t] if isinstance(t, list) else next(shapes) for t in ins]
 
 
-def test_the_ops_of_deep_models_say_so():
+def test_the_ops_of_deep_models_declare_it():
     assert {"matmul", "conv2d", "conv2d_grad", "batch_norm", "layer_norm", "adam", "momentum", "relu_grad", "reduce_to"} <= {*SAID}
-    assert not any(OPS[name].native_takes_ctx for name in SAID)  # what hangs on the rank is asked in every plan
+    assert not any(OPS[name].native_takes_ctx for name in SAID)  # every plan must ask an op that depends on the rank
 
 
 @each("name", SAID)
-def test_other_sizes_above_1_are_covered_alike(name):
+def test_other_sizes_above_1_are_supported_too(name):
     definition, tried = OPS[name], 0
     for k, sample in enumerate(definition.samples()):
         ins, attrs, rng = types_of(definition, sample), definition.complete_attrs(sample.attrs), random.Random(k)
@@ -75,7 +75,7 @@ def test_other_sizes_above_1_are_covered_alike(name):
             try:
                 found = covered(definition, other, attrs)
             except (ProgramError, ValueError):
-                continue  # attributes or a type rule that want these very sizes
+                continue  # attributes or a type rule that need exactly these sizes
             tried += other != ins
             assert found is want, f"{ins} -> {want}, {other} -> {found} with {dict(attrs)}"
     assert tried
@@ -83,7 +83,7 @@ def test_other_sizes_above_1_are_covered_alike(name):
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("name, more", [("conv2d", 1), ("conv2d_grad", 2), ("batch_norm", 0), ("pool2d", 0), ("pool2d_grad", 2)])
-def test_images_of_other_sizes_are_covered_alike(name, more, layout):
+def test_images_of_other_sizes_are_supported_too(name, more, layout):
     definition = OPS[name]
     attrs = definition.complete_attrs({("data_format" if "data_format" in definition.attrs else "data_layout"): layout})
 
@@ -97,7 +97,7 @@ def test_images_of_other_sizes_are_covered_alike(name, more, layout):
     assert found == {True}
 
 
-def test_pooling_in_even_cells_alone_has_a_kernel():
+def test_only_pooling_with_even_cells_has_a_kernel():
     pool = OPS["pool2d"]
     attrs = pool.complete_attrs({"pooling_type": "avg", "ksize": (2, 2), "adaptive": True})
     assert [covered(pool, [TensorType("float32", (1, 1, n, n))], attrs) for n in (4, 5)] == [True, False]

@@ -34,7 +34,7 @@ def test_op(name):
 
 
 @each("name", OURS)
-def test_op_says_why_its_gradient_is_not_checked(name):
+def test_the_samples_of_an_op_give_the_reason_for_an_unchecked_gradient(name):
     for k, sample in enumerate(OPS[name].samples()):
         floats = [a for a in sample.args if isinstance(a, np.ndarray) and a.dtype.kind == "f"]
         if sample.grad == () and OPS[name].grad is not None and OPS[name].effect is Effect.PURE and floats:
@@ -47,7 +47,7 @@ def test_samples_exercise_every_factor_of_the_pattern(name):
 
 
 class _Double(OpDef):
-    """Twice X, right in every way; the tests below break one thing each."""
+    """Twice X, correct in every way; the tests below break one property each."""
 
     inputs = ("X",)
 
@@ -69,7 +69,7 @@ class _Double(OpDef):
 
 
 def wrong(**changes):
-    """_Double with something changed, under a name that is taken off the list again."""
+    """_Double with one property changed, under a name that is removed from the registry afterwards."""
     op = type("_Wrong", (_Double,), {"name": "wrong_double", "__doc__": "Twice X, wrongly.", "__qualname__": "_Wrong", **changes})
     return op
 
@@ -154,7 +154,7 @@ def _halves(x):
         ({"grad": _refuse("op wrong_double has a gradient through nothing")}, "the gradient: expected one through at least one output"),
     ],
 )
-def test_check_op_swallows_no_gradient_of_an_op_with_two_outputs(changes, said):
+def test_check_op_checks_every_gradient_of_an_op_with_two_outputs(changes, said):
     two = {
         "outputs": ("Left", "Right"),
         "infer": staticmethod(lambda x: (x.with_shape((x.shape[0], 1)),) * 2),
@@ -199,8 +199,8 @@ def test_a_gradient_that_multiplies_infinity_by_0_is_refused():
         check_op(wrong(kernel=staticmethod(_celu), grad=staticmethod(_slope_by_masks), samples=samples))
 
 
-def test_a_derived_gradient_chooses_between_branches():
-    """The obvious celu: exp overflows where the first branch counts."""
+def test_a_derived_gradient_selects_between_branches():
+    """The simple celu: exp overflows where the first branch is selected."""
     op = elementwise("obvious_celu", lambda x: ex.max(x, 0) + ex.min(ex.exp(x) - 1, 0), kinks=(0,), doc="max(X, 0) + min(exp(X) - 1, 0).")
     check_op(op)
     x = np.float32([200, -200, 3e38, -3e38, -1])

@@ -1,4 +1,4 @@
-"""Dtypes that have no arithmetic, of 8 bits and fewer: they are moved, cast, fed, fetched and saved, and everything else refuses them."""
+"""Dtypes without arithmetic, of 8 bits and fewer: they can be moved, cast, fed, fetched and saved, and every other op refuses them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def cast(b, values, dtype, of="float32", **attrs):
     return run(b, {of: np.asarray(values, np_dtype(of))}, b.cast(x, dtype=dtype, **attrs))[0]
 
 
-def test_they_are_loaded_when_used():
+def test_ml_dtypes_is_imported_only_when_used():
     said = "import sys, fluidx; assert 'ml_dtypes' not in sys.modules"
     subprocess.run([sys.executable, "-c", said], check=True)
 
 
 @pytest.mark.parametrize("dtype", TINY)
-def test_they_are_declared_written_and_read(b, dtype):
+def test_they_stand_in_program_texts(b, dtype):
     x = fx.data("x", ["n", 4], dtype)
     assert str(x) == f"<Variable x: {SHORT[dtype]}[n,4]>" and fx.data("y", [1], SHORT[dtype]).dtype == dtype
     program = b.block.program
@@ -50,7 +50,7 @@ def test_they_are_declared_written_and_read(b, dtype):
 
 
 def moved(definition, sample, dtype):
-    """What an operator makes of a sample whose floats are codes, counted up, of a dtype."""
+    """The result of an operator for a sample whose floats are replaced by codes, counted up, of a dtype."""
     program = fx.Program("p")
     block, feed, args = program.global_block(), {}, {}
     for slot, given in zip(definition.in_slots, sample.args, strict=True):
@@ -68,7 +68,7 @@ def moved(definition, sample, dtype):
 
 
 @pytest.mark.parametrize("name", sorted(n for n, d in OPS.items() if d.takes_low_bit and n != "cast"))
-def test_an_operator_that_moves_elements_moves_theirs(name):
+def test_operators_that_move_elements_accept_them(name):
     definition = OPS[name]
     for sample in definition.samples():
         if len(definition.out_slots) > 1 or sample.attrs.get("pad_value"):  # 1.0 is another code in each dtype
@@ -81,7 +81,7 @@ def test_an_operator_that_moves_elements_moves_theirs(name):
 
 
 @pytest.mark.parametrize("name", ["relu", "reduce_sum", "softmax", "scale"])
-def test_what_computes_refuses_them(b, name):
+def test_operators_that_compute_refuse_them(b, name):
     with pytest.raises(ProgramError, match=f"op {name} does not compute in int4, found i4\\[n,4\\]; cast it to float32 or int32 first"):
         getattr(b, name)(fx.data("x", ["n", 4], "int4"))
 
@@ -90,7 +90,7 @@ def test_what_computes_refuses_them(b, name):
 
 
 @pytest.mark.parametrize("dtype", TINY)
-def test_every_code_is_a_float_and_back(b, dtype):
+def test_casts_to_float_and_back_keep_every_code(b, dtype):
     codes = np.arange(256, dtype=np.uint8)
     kind = np_dtype(dtype)
     values = codes.view(kind) if dtype.startswith("float8") else np.unique(codes.astype(np.float32)[:16] - 8).astype(kind)
@@ -105,13 +105,13 @@ def test_every_code_is_a_float_and_back(b, dtype):
     ("dtype", "largest", "beyond"),
     [("float8_e4m3fn", 448, np.nan), ("float8_e5m2", 57344, np.inf), ("float8_e4m3fnuz", 240, np.nan), ("float8_e5m2fnuz", 57344, np.nan)],
 )
-def test_what_is_too_large_saturates_or_does_not(b, dtype, largest, beyond):
+def test_numbers_out_of_range_saturate_if_asked(b, dtype, largest, beyond):
     assert cast(b, [1e6, -1e6, 1.0], dtype).astype(np.float32).tolist() == [largest, -largest, 1]
     np.testing.assert_array_equal(cast(b, [1e6], dtype, saturate=False).astype(np.float32), np.float32([beyond]))
 
 
 @pytest.mark.parametrize(("mode", "want"), [("up", [1, 2, 4, 8]), ("down", [1, 2, 2, 4]), ("nearest", [1, 2, 4, 4])])
-def test_powers_of_two_are_rounded_as_asked(b, mode, want):
+def test_powers_of_two_follow_the_round_mode(b, mode, want):
     assert cast(b, [1, 2, 3, 5], "float8_e8m0fnu", round_mode=mode).astype(np.float32).tolist() == want
 
 
@@ -120,7 +120,7 @@ def test_short_integers_keep_the_lowest_bits(b):
     assert cast(b, [5, -1], "uint2", of="int64").astype(int).tolist() == [1, 3]
 
 
-def test_a_way_of_rounding_that_there_is_not(b):
+def test_an_unknown_round_mode_is_refused(b):
     with pytest.raises(ProgramError, match="round_mode must be up, down or nearest, found 'odd'"):
         b.cast(fx.data("x", [1]), dtype="float8_e8m0fnu", round_mode="odd")
 
@@ -128,14 +128,14 @@ def test_a_way_of_rounding_that_there_is_not(b):
 # -- feeds and files --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_fed_has_the_dtype(b):
+def test_feeds_have_the_dtype(b):
     x = fx.data("x", [2], "float8_e5m2")
     said = r"'x' is declared f8e5m2\[2\], the feed has dtype float32; feed np.asarray\(x, ml_dtypes.float8_e5m2\), or feed floats and cast"
     with pytest.raises(FeedError, match=said):
         run(b, {"x": np.float32([1, 2])}, x)
 
 
-def test_files_hold_those_that_the_format_has(tmp_path):
+def test_files_store_the_dtypes_of_their_format(tmp_path):
     from fluidx.files.safetensors import ArrayFile, save_arrays
 
     path = str(tmp_path / "a.safetensors")

@@ -1,4 +1,6 @@
-"""What the access patterns refuse is tried: a placement that holds and that no row allows is a missing row, or has its reason here."""
+"""Placements that access patterns refuse are tried: a placement that works, but that no row allows, is a missing row, unless its reason is
+listed here.
+"""
 
 import fluidx.ops  # noqa: F401 - fills OPS
 from fluidx.ir import all_ops

@@ -10,7 +10,7 @@ from ...ir.opdef import opdef
 from ...ir.operator import Operator
 from ...ir.program import Block, Program
 from ...ir.sub_blocks import SubBlock, runs_bodies
-from ...ops.single import copy_single
+from ...ops.renamed_copies import copy_renamed
 from ...rewrite.live import live_ops
 from ..plan.selection import Outline
 
@@ -40,7 +40,7 @@ def body_program(program: Program, op: Operator, body: SubBlock) -> BodyProgram:
         if n in given:  # only a data variable of the program has a batch axis
             d = d.changed(persistable=False, is_parameter=False, is_data=True, attrs={} if d.is_data else {"resized": True})
         block.descs[n] = d
-    now = copy_single(source.oplist, source, block, {}, "@round", set(_kept_in_place(program, source)))
+    now = copy_renamed(source.oplist, source, block, {}, "@round", set(_kept_in_place(program, source)))
     results = [n for n in body.results(op) if n in source.descs]
     gives = {n: now.get(n, n) for n in dict.fromkeys([*writes, *results])}
     fetch = tuple(gives.values())

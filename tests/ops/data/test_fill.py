@@ -1,4 +1,4 @@
-"""Constants, ranges and one-hot rows: exact values, sizes from a batch, and what is refused."""
+"""Constants, ranges and one-hot rows: exact values, sizes from a batch, and refused arguments."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_values_keep_their_digits(run_op):
         infer("assign_value", shape=(2,), values=(1, 2, 3))
 
 
-def test_a_whole_dtype_has_the_value_or_one_nearer_to_zero(run_op):
+def test_integer_dtypes_round_the_value_towards_zero(run_op):
     assert run_op("fill_constant", shape=(2,), dtype="uint8", value=255.5).tolist() == [255, 255]
     assert run_op("fill_constant", shape=(2,), dtype="uint8", value=-0.5).tolist() == [0, 0]
     for value in (-1.0, 256.0, float("inf"), float("nan")):
@@ -51,7 +51,7 @@ def test_one_hot_rows(run_op):
         infer("one_hot", TensorType("int64", (-1, 4)), depth=3)
 
 
-def test_a_diagonal_goes_there_and_back(run_op):
+def test_the_gradient_of_diag_is_the_diagonal(run_op):
     m = run_op("diag", np.array([1, 2], "float32"))
     assert m.tolist() == [[1, 0], [0, 2]]
     assert run_op("diag_grad", np.array([[3, 4], [5, 6]], "float32")).tolist() == [3, 6]

@@ -58,7 +58,7 @@ def test_add_rows_adds_as_a_loop_does(n, rows, width, dtype, seed):
     for i, v in zip(ids, values):
         want[i] += v
     arrays.add_rows(np, table, ids.astype("int32"), values)
-    assert table.tolist() == want.tolist()  # the same bits: the order of the sum is the order of the ids
+    assert table.tolist() == want.tolist()  # bitwise equal: ids are added in order
 
 
 def test_add_rows_in_blocks_is_add_rows(monkeypatch):
@@ -101,7 +101,7 @@ def test_pad2d_pads_as_numpy_does(mode, data_format, run_op):
     assert got.tolist() == np.pad(x, borders, mode=mode, **extra).tolist()
 
 
-def test_reflecting_more_than_there_is_is_refused():
+def test_reflection_beyond_the_size_is_refused():
     with pytest.raises(ProgramError, match="reflecting 3 pixels needs more than that along axis 2, found 3"):
         opdef("pad2d").infer(f32(1, 1, 3, 3), paddings=(3, 0, 0, 0), mode="reflect", pad_value=0.0, data_format="NCHW")
 

@@ -1,4 +1,4 @@
-"""reshape and its kin, joining and cutting: results worked by hand, open sizes."""
+"""reshape, squeeze, concat, split, expand and related ops: results by hand, open sizes."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def f32(*shape):
         ((1,), (), ()),
     ],
 )
-def test_reshape_works_out_sizes(x, shape, want):
+def test_reshape_computes_sizes(x, shape, want):
     assert opdef("reshape").infer(f32(*x), shape=shape) == f32(*want)
 
 
@@ -54,17 +54,17 @@ def test_reshape_is_a_view_where_numpy_can_and_a_copy_where_it_cannot(run_op):
 
 @pytest.mark.parametrize("name, attrs", [("transpose", {"axis": (1, 0)}), ("squeeze", {}), ("unsqueeze", {"axes": (0,)}),
                                          ("reverse", {"axis": (0,)}), ("flip", {"dims": (1,)})])  # fmt: skip
-def test_moving_axes_about_never_copies(name, attrs, run_op):
+def test_moving_axes_never_copies(name, attrs, run_op):
     x = np.arange(6, dtype="float32").reshape(2, 3)
     assert np.shares_memory(run_op(name, x, **attrs), x)
 
 
-def test_unsqueeze_inserts_one_axis_after_another(run_op):
+def test_unsqueeze_inserts_axes_one_after_another(run_op):
     assert run_op("unsqueeze", np.zeros((2, 3), "float32"), axes=(1, 0)).shape == (1, 2, 1, 3)
     assert run_op("unsqueeze", np.zeros((2, 3), "float32"), axes=(-1, -1)).shape == (2, 3, 1, 1)
 
 
-def test_squeeze_refuses_an_axis_that_holds_more_than_one():
+def test_squeeze_refuses_an_axis_with_more_than_one_element():
     with pytest.raises(ProgramError, match=r"op squeeze: axis 1 of f32\[2,3\] has size 3; expected 1"):
         opdef("squeeze").infer(f32(2, 3), axes=(1,))
     assert opdef("squeeze").infer(f32(-1, 1), axes=(0,)) == f32(1)

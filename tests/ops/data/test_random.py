@@ -1,4 +1,4 @@
-"""Counter-based numbers: a slice of a draw is the draw of the slice, on any array library, and each distribution is what it says."""
+"""Counter-based random numbers: a slice of a draw equals the draw of the slice, on any array library, and each distribution is correct."""
 
 from statistics import NormalDist
 from types import SimpleNamespace
@@ -53,7 +53,7 @@ def test_integers_from_an_offset_are_a_slice(k, n, bounds):
     assert all(bounds[0] <= i < bounds[1] for i in whole.tolist())
 
 
-def test_chunks_leave_no_seam(monkeypatch, run_op):
+def test_chunks_continue_the_stream(monkeypatch, run_op):
     for name in ("uniform_random", "gaussian_random", "truncated_gaussian_random"):
         whole = run_op(name, shape=(50,), seed=3)
         with monkeypatch.context() as patch:
@@ -128,7 +128,7 @@ def test_narrow_floats_are_drawn_too(run_op):
         assert out.dtype.name == dtype and abs(out.astype("float32")).max() <= 1 and abs(out.astype("float32").mean()) < 0.1
 
 
-def test_what_cannot_be_drawn_is_refused():
+def test_invalid_draws_are_refused():
     uniform = opdef("uniform_random")
     with pytest.raises(ProgramError, match="op uniform_random: min is 2.0, above max, which is 1.0"):
         uniform.infer(**uniform.complete_attrs({"shape": (1,), "min": 2.0}))
@@ -144,8 +144,8 @@ def test_what_cannot_be_drawn_is_refused():
     "box",
     [((0, 4), (2, 5), (0, 3)), ((1, 3), (0, 5), (0, 3)), ((2, 3), (1, 4), (0, 3)), ((0, 4), (0, 5), (1, 2)), ((3, 4), (4, 5), (0, 2))],
 )
-@pytest.mark.parametrize("rows", [1, 7, 1 << 14])  # above it runs are drawn one by one, below whole rows are drawn and cut
-def test_a_part_of_any_shape_is_cut_from_what_one_device_draws(box, rows, run_op, monkeypatch):
+@pytest.mark.parametrize("rows", [1, 7, 1 << 14])  # longer rows are drawn run by run; of shorter rows all is drawn and then sliced
+def test_a_part_of_any_shape_equals_the_slice_of_one_device(box, rows, run_op, monkeypatch):
     monkeypatch.setattr(random, "_WHOLE_ROWS", rows)
     part, window = Part(box=box, shape=(4, 5, 3)), tuple(slice(a, b) for a, b in box)
     for name, attrs in (("gaussian_random", {"offset": 3}), ("uniform_random", {}), ("randint", {"low": 0, "high": 99})):
@@ -156,7 +156,7 @@ def test_a_part_of_any_shape_is_cut_from_what_one_device_draws(box, rows, run_op
 
 
 @given(st.data())
-def test_the_start_of_a_part_is_known_where_it_is_one_run(data):
+def test_the_start_of_a_contiguous_part_is_known(data):
     shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
     box = tuple(tuple(sorted(data.draw(st.lists(st.integers(0, d), min_size=2, max_size=2, unique=True)))) for d in shape)
     ids = np.arange(np.prod(shape)).reshape(shape)[tuple(slice(a, b) for a, b in box)].reshape(-1)

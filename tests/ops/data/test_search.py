@@ -1,4 +1,4 @@
-"""Order: ties go to the first, and gradients go back where the elements came from."""
+"""Sorting and selection: the first of equal elements is taken, and gradients go back to the positions of the elements."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is chosen by value, from the definitions in fluid's and ONNX's documentation."""
+"""Selection by value, from the definitions in the documentation of fluid and ONNX."""
 
 import numpy as np
 
@@ -22,13 +22,13 @@ def test_unique_as_fluid_documents_it():
     assert (out, first, index, count) == ([2, 3, 1, 5], [0, 1, 3, 4], [0, 1, 1, 2, 3, 1], [1, 3, 1, 1])
 
 
-def test_unique_of_nothing_is_nothing():
+def test_unique_of_an_empty_value_is_empty():
     assert made("unique", np.zeros(0, "int64")) == [[], [], [], []]
     assert made("unique", np.zeros((0, 3), "float32"), flatten=True) == [[], [], [], []]
     assert made("unique", np.zeros((2, 0), "float32")) == [[[]], [0], [0, 0], [2]]  # rows without elements are equal
 
 
-def test_a_range_may_span_more_than_its_dtype_holds():
+def test_a_range_may_be_longer_than_the_range_of_its_dtype():
     assert made("range_between", *np.int16([-30000, 30000, 20000])) == [[-30000, -10000, 10000]]
 
 
@@ -42,21 +42,21 @@ def test_masked_select_grad_puts_back_in_order():
     assert made("masked_select_grad", np.zeros((2, 2), "float32"), mask, np.float32([1, 2, 3])) == [[[1, 0], [2, 3]]]
 
 
-BOXES = np.float32([[[0, 0, 10, 10], [0, 0, 10, 8], [0, 0, 10, 5], [20, 20, 30, 30]]])  # of the first they cover 1, 0.8, 0.5, 0
+BOXES = np.float32([[[0, 0, 10, 10], [0, 0, 10, 8], [0, 0, 10, 5], [20, 20, 30, 30]]])  # they overlap the first by 1, 0.8, 0.5, 0
 
 
-def test_multiclass_nms_leaves_what_a_better_one_covers():
+def test_multiclass_nms_drops_boxes_that_overlap_a_better_one():
     scores = np.float32([[[1, 1, 1, 1], [0.9, 0.8, 0.7, 0.6]]])  # class 0 is the background
     out, index, count = made("multiclass_nms", BOXES, scores, nms_threshold=0.4)
     assert [row[0] for row in out] == [1, 1] and index == [[0], [3]] and count == [2]
-    # box 2 covers 5/8 of box 1, which is gone before, and 0.5 of box 0, which is not more than 0.5
+    # box 2 overlaps box 1 by 5/8, but box 1 is dropped first; it overlaps box 0 by 0.5, which is not more than 0.5
     assert made("multiclass_nms", BOXES, scores, nms_threshold=0.5)[1] == [[0], [2], [3]]
 
 
 def test_multiclass_nms_lowers_its_threshold_from_box_to_box():
     scores = np.float32([[[0] * 4, [0.9, 0.8, 0.7, 0.6]]])
     assert made("multiclass_nms", BOXES, scores, nms_threshold=0.85)[1] == [[0], [1], [2], [3]]
-    # 0.85 * 0.8 = 0.68 behind the first box: box 1, which covers 0.8 of it, goes, box 2 with 0.5 stays
+    # 0.85 * 0.8 = 0.68 after the first box: box 1, which overlaps it by 0.8, is dropped, box 2 with 0.5 is kept
     assert made("multiclass_nms", BOXES, scores, nms_threshold=0.85, nms_eta=0.8)[1] == [[0], [2], [3]]
 
 
@@ -66,7 +66,7 @@ def test_multiclass_nms_keeps_the_best_of_all_classes_in_the_order_of_classes():
     assert [(row[0], round(row[1], 3)) for row in out] == [(1, 0.9), (2, 0.8)] and index == [[3], [0]] and count == [2]
 
 
-def test_multiclass_nms_looks_at_the_best_of_a_class_alone():
+def test_multiclass_nms_considers_only_the_best_of_a_class():
     scores = np.float32([[[0] * 4, [0.9, 0.8, 0.7, 0.6]]])
     assert made("multiclass_nms", BOXES, scores, nms_top_k=2, score_threshold=0.1)[1] == [[0]]
 
@@ -78,7 +78,7 @@ def test_pixels_of_a_box_count_both_ends():
     assert made("multiclass_nms", boxes, scores, normalized=True, nms_threshold=0.3)[1] == [[0], [1]]
 
 
-def test_nothing_found_has_no_rows():
+def test_no_boxes_give_no_rows():
     out, index, count = made("multiclass_nms", BOXES, np.zeros((1, 2, 4), "float32"), score_threshold=0.5)
     assert (out, index, count) == ([], [], [0])
 

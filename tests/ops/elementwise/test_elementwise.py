@@ -1,4 +1,4 @@
-"""Elementwise ops: how operands meet, whole-number division, open axes, and what is refused."""
+"""Elementwise ops: broadcasting of operands, integer division, open axes, and refused arguments."""
 
 import math
 
@@ -9,7 +9,7 @@ import fluidx as fx
 from fluidx.ir import OPS, Builder, Program, ProgramError
 
 
-def test_axis_lines_up_the_axes_as_in_fluid():
+def test_axis_aligns_operands_as_in_fluid():
     a, b = np.zeros((2, 3, 4), "float32"), np.float32([1, 2, 3])
     target = np.empty_like(a)
     OPS["elementwise_add"].kernel(np, a, b, out=target, axis=1)
@@ -49,7 +49,7 @@ def test_open_axes_broadcast():
         ([("bool", (2,)), ("bool", (2,))], {}, "expected a number, found bool; cast it first"),
     ],
 )
-def test_operands_that_do_not_fit(types, attrs, said):
+def test_operands_that_do_not_broadcast_are_refused(types, attrs, said):
     with pytest.raises(ProgramError, match=said):
         written(*types, **attrs)
 
@@ -67,7 +67,7 @@ def test_operands_that_do_not_fit(types, attrs, said):
         ("scale", "int32", {"scale": math.inf}, "scale is inf, but int32 holds"),
     ],
 )
-def test_numbers_that_a_whole_dtype_does_not_have(op, dtype, attrs, said):
+def test_numbers_outside_an_integer_dtype_are_refused(op, dtype, attrs, said):
     with pytest.raises(ProgramError, match=f"op {op}: {said}"):
         written((dtype, (4,)), op=op, **attrs)
 
@@ -79,11 +79,11 @@ def test_numbers_that_a_whole_dtype_does_not_have(op, dtype, attrs, said):
         ("clip", "int8", {"min": -128.0, "max": 2.0}, [0, 1, 2, 2]),
         ("clip", "float16", {"min": -1e30, "max": 1.5}, [0, 1, 1.5, 1.5]),
         ("increment", "int32", {"step": -1.0}, [-1, 0, 1, 2]),
-        ("scale", "uint8", {"scale": -1.0, "bias": 3.0}, [3, 2, 1, 0]),  # counted round, as unsigned numbers are
-        ("scale", "uint8", {"scale": 0.5}, [0, 0, 1, 1]),  # worked in float64 and cut
+        ("scale", "uint8", {"scale": -1.0, "bias": 3.0}, [3, 2, 1, 0]),  # numbers wrap around, like unsigned integers
+        ("scale", "uint8", {"scale": 0.5}, [0, 0, 1, 1]),  # computed in float64 and rounded towards zero
     ],
 )
-def test_numbers_that_a_dtype_has(run_op, op, dtype, attrs, made):
+def test_numbers_inside_a_dtype_are_accepted(run_op, op, dtype, attrs, made):
     assert written((dtype, (4,)), op=op, **attrs).dtype == dtype
     assert run_op(op, np.arange(4).astype(dtype), **attrs).tolist() == made
 
@@ -101,7 +101,7 @@ def test_the_gradient_of_a_sum_of_equal_shapes_is_the_gradient_itself():
 
 @pytest.mark.parametrize("dtype, large", [("float16", 2048), ("bfloat16", 256)])
 def test_several_terms_of_16_bits_are_added_in_32(dtype, large):
-    # one more than `large` is no number of that dtype: added one by one, the small terms would be lost
+    # one more than `large` is not representable: added one by one in that dtype, the small terms would be lost
     def summed(*terms):
         main = fx.Program()
         with fx.program_guard(main, fx.Program()):

@@ -104,7 +104,7 @@ def kernels(request, monkeypatch):
 
 
 def computed(name, attrs, x):
-    """Value and gradient of an op, by a program."""
+    """Value and gradient of an op, computed by a program."""
     main = fx.Program(name)
     with fx.program_guard(main, fx.Program()):
         v = fx.data("x", [-1], x.dtype.name)
@@ -126,6 +126,6 @@ def test_values_and_slopes_are_those_of_the_formula_or_its_limit(case, dtype, ke
         for v, a, b in zip(X, found, want, strict=True):
             at = f"{what} of {case} at {v}: expected {b}, found {a}"
             if what == "slope" and v != v:
-                continue  # a step has a slope of 0 there, what is smooth NaN
+                continue  # a step function has slope 0 there, a smooth function NaN
             assert a == b or a != a and b != b or abs(float(a) - float(b)) <= 3e-6 * max(1, abs(b)), at
             assert not a * np.sign(b) < 0, f"{at}, of the other sign"

@@ -1,4 +1,4 @@
-"""Scalar expressions: simplification, derivatives, and that every form of an expression has the same value."""
+"""Scalar expressions: simplification, derivatives, and equal values in every form of an expression."""
 
 import math
 
@@ -16,7 +16,7 @@ from fluidx.ops.expr.numpy import bind_ufuncs, evaluate
 x, y, g, out = sym("x"), sym("y"), sym("g"), sym("Out")
 
 
-# -- the derivatives that are worked by hand -----------------------------------------------------------------------------------
+# -- derivatives by hand ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_gradient_reads_one_value_and_the_result_where_that_is_enough(name, sa
     assert OPS[f"{name}_grad"].inputs == (saved, "Out@GRAD")
 
 
-def test_the_gradient_of_relu_asks_the_result():
+def test_the_gradient_of_relu_reads_the_result():
     e = ex.max(x, 0)
     assert repr(in_terms_of(g * derivative(e, x), e)) == "g * where(Out > 0, 1, 0)"
 
@@ -80,7 +80,7 @@ def test_simplification(e, want):
     assert repr(e) == want
 
 
-def test_constants_without_a_value_are_left_alone():
+def test_functions_of_constants_without_a_value_are_not_computed():
     assert repr(ex.log(ex.lift(-1.0))) == "log(-1)"
     assert repr(ex.lift(1.0) / 0.0) == "1 / 0"
 
@@ -120,7 +120,7 @@ def value(e, **values):
 
 
 def kinks(e, px, py):
-    """True when a condition in `e` is about to change its mind."""
+    """True if a condition in `e` is about to change."""
     return any(n.fn == "gt" and abs(value(n.args[0], x=px, y=py) - value(n.args[1], x=px, y=py)) < 1e-3 for n in nodes(e))
 
 

@@ -13,7 +13,7 @@ from fluidx.ops.expr.nodes import trace
 from fluidx.ops.expr.numpy import bind_ufuncs
 
 
-def test_one_ufunc_is_bound_bare():
+def test_an_expression_of_one_ufunc_is_that_ufunc():
     a = np.ones(3, "float32")
     call = OPS["elementwise_add"].bind([a, a], [np.empty_like(a)], {"axis": -1}, None)
     assert isinstance(call, partial) and call.func is np.add and call.args[0] is a
@@ -48,7 +48,7 @@ def test_where_does_not_let_nan_through():
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8"])
-def test_whole_numbers_stay_whole(dtype):
+def test_integers_stay_integers(dtype):
     a = np.arange(5).astype(dtype)
     target = np.empty_like(a)
     bind_ufuncs(trace(lambda x: ex.where(x > 2, 2 * x + 1, ex.max(x, 1))), {"x": a}, target)()

@@ -24,5 +24,5 @@ def test_sigmoid_cross_entropy_leaves_ignored_elements_out_of_the_count(run_boun
     assert run_bound(op, f32([1e4, -1e4]), f32([1, 0])).tolist() == [[0, 0]]
 
 
-def test_bce_holds_its_logarithms_at_minus_100(run_bound):
+def test_bce_clips_its_logarithms_at_minus_100(run_bound):
     np.testing.assert_allclose(run_bound(binary_loss.BceLoss, f32([0, 1, 0.5]), f32([1, 0, 1])), [[100, 100, np.log(2)]], rtol=1e-5)

@@ -59,7 +59,7 @@ OUT_OF_RANGE = pytest.mark.parametrize("bad", [-1, 3, 7])
 
 @pytest.mark.parametrize("dense", [True, False])
 @OUT_OF_RANGE
-def test_a_label_out_of_range_names_itself_and_the_classes(dense, bad):
+def test_the_error_for_a_label_out_of_range_names_it_and_the_classes(dense, bad):
     x, label = np.zeros((2, 3), "float32", "C" if dense else "F"), np.array([[1], [bad]])
     message = f"label {bad} is out of range for 3 classes; a label is 0 to 2, or -100 to ignore an example"
     loss = np.empty((2, 1), "float32")
@@ -85,7 +85,7 @@ def test_cross_entropy_takes_probabilities(run_bound):
     assert run_bound(class_loss.CrossEntropyGrad, p, np.array([[1], [1]]), f32([1], [2])).tolist() == [[0, -4, 0], [0, -2, 0]]
 
 
-def test_a_distribution_diverges_from_itself_by_nothing(run_bound):
+def test_the_divergence_of_a_distribution_from_itself_is_0(run_bound):
     p = f32([0.5, 0.5, 0], [0.25, 0.25, 0.5])
     x = np.log(np.maximum(p, 1e-9))
     assert run_bound(class_loss.KldivLoss, x, p, reduction="sum") == 0

@@ -15,12 +15,12 @@ def test_a_row_counts_when_its_label_is_among_the_top_k(label, run_op):
     assert (accuracy.dtype, correct.dtype, total.dtype) == ("float32", "int32", "int32")
 
 
-def test_no_rows_are_no_hits(run_op):
+def test_accuracy_without_rows_is_0(run_op):
     none = np.zeros((0, 1), "int64")
     assert [a.tolist() for a in run_op("accuracy", none.astype("float32"), none, none)] == [[0], [0], [0]]
 
 
-def test_rows_that_differ_are_refused():
+def test_different_numbers_of_rows_are_refused():
     v, i, label = TensorType("float32", (8, 1)), TensorType("int64", (8, 1)), TensorType("int64", (7, 1))
     with pytest.raises(ProgramError, match="op accuracy: the rows of Indices and of Label must be equal, found 8 and 7"):
         opdef("accuracy").infer(v, i, label)

@@ -32,7 +32,7 @@ def test_einsum_compares_sizes_and_axes():
     ([2, 0, 4], [1, 1, 1], False, [1, 10, 0]),
     ([2, 3, 4], [1, 1, 1], True, [4, 2, 0]),
 ])  # fmt: skip
-def test_zeros_do_not_spoil_the_gradient_of_running_products(x, g, exclusive, expected, run_op):
+def test_the_gradient_of_running_products_is_exact_with_zeros(x, g, exclusive, expected, run_op):
     assert run_op("cumprod_grad", np.float32(x), np.float32(g), exclusive=exclusive).tolist() == expected
 
 

@@ -106,7 +106,7 @@ def test_gradients_of_a_layer_are_plain_products():
             return {"X": x, "Y": w, "Out": out}[slot]
 
     Mul.grad(b, View(), out)
-    assert [o.type for o in block.ops[1:]] == ["mul_grad_y", "matmul"]  # that of the weight first
+    assert [o.type for o in block.ops[1:]] == ["mul_grad_y", "matmul"]  # the gradient of the weight first
 
 
 @pytest.mark.parametrize(

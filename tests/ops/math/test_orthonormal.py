@@ -1,4 +1,4 @@
-"""orthonormalize: always a basis, and one of what its columns span."""
+"""orthonormalize: the result is always a basis, and its span contains the columns."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def columns(*vectors, dtype="float64"):
 
 
 @pytest.mark.parametrize("dtype, eps", [("float32", 1e-6), ("float64", 1e-14)])
-def test_columns_are_what_each_adds_to_those_before(dtype, eps):
+def test_columns_are_the_components_orthogonal_to_those_before(dtype, eps):
     x = np.random.default_rng(0).standard_normal((9, 4)).astype(dtype)
     q = orthonormalized(x)
     np.testing.assert_allclose(q.T @ q, np.eye(4), atol=eps)
@@ -34,8 +34,8 @@ def test_columns_are_what_each_adds_to_those_before(dtype, eps):
     "x",
     [
         np.zeros((5, 3)),
-        columns([1, 2, 2, 0], [2, 4, 4, 0], [0, 0, 0, 1]),  # the second lies in the first
-        columns([1, 1, 1], [1, 1, 1 + 1e-12]),  # what is left is rounding
+        columns([1, 2, 2, 0], [2, 4, 4, 0], [0, 0, 0, 1]),  # the second depends on the first
+        columns([1, 1, 1], [1, 1, 1 + 1e-12]),  # the remainder is rounding error
         columns([0, 0, 0], [3, 4, 0]),
         columns([1e30, 1e30, 0], [1e-30, 0, 1e-30]),
         columns([1, 0], [0, 1]),
@@ -43,7 +43,7 @@ def test_columns_are_what_each_adds_to_those_before(dtype, eps):
     ],
     ids=["zeros", "dependent", "almost dependent", "a zero in front", "large and small", "a basis", "infinite"],
 )
-def test_the_result_is_a_basis_whatever_comes_in(x):
+def test_the_result_is_a_basis_for_any_input(x):
     q = orthonormalized(x)
     np.testing.assert_allclose(q.T @ q, np.eye(x.shape[1]), atol=1e-14)
 
@@ -58,7 +58,7 @@ def test_columns_of_rounding_errors_give_no_direction(dtype):
     np.testing.assert_allclose(*(orthonormalized(g.astype(dtype)) for g in given), atol=100 * eps)
     exact = orthonormalized((x * [1, 0, 0]).astype(dtype))
     np.testing.assert_allclose(orthonormalized(given[0].astype(dtype)), exact, atol=100 * eps)
-    # one that is small, and more than rounding, keeps its direction
+    # a column that is small, but larger than rounding errors, keeps its direction
     kept = orthonormalized((x * [1, 100 * eps**0.5, 0]).astype(dtype))
     np.testing.assert_allclose(kept[:, 1], x[:, 1] / np.sqrt(5), atol=100 * eps)
 
@@ -69,7 +69,7 @@ def test_nearly_dependent_columns_of_single_precision_are_orthogonal_all_the_sam
     np.testing.assert_allclose(q.T @ q, np.eye(3), atol=1e-6)
 
 
-def test_what_it_takes():
+def test_other_operands_are_refused():
     with pytest.raises(fx.ProgramError, match="there are no 3 orthonormal columns of 2 rows"):
         orthonormalized(np.zeros((2, 3)))
     with pytest.raises(fx.ProgramError, match="must be a matrix of floats"):

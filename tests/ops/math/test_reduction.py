@@ -1,4 +1,4 @@
-"""Reductions: numbers worked by hand, exactness on small whole numbers, errors."""
+"""Reductions: numbers by hand, exactness for small integers, errors."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def run(name, *args, **attrs):
     return run_op(OPS[name], args, OPS[name].complete_attrs(attrs), body="numpy")[0]
 
 
-def test_sums_of_small_whole_numbers_are_exact_in_every_layout():
+def test_sums_of_small_integers_are_exact_in_every_layout():
     rng = np.random.default_rng(0)
     a = rng.integers(-8, 9, (6, 5, 4, 3))
     for dims in ((0,), (1,), (3,), (0, 1), (2, 3), (0, 2, 3), (0, 3), (1, 2), (1, 3), (0, 2), (0, 1, 2, 3)):
@@ -54,7 +54,7 @@ def test_the_gradient_of_a_product_with_zeros():
     assert got.tolist() == [[6, 0, 0], [6, 3, 2], [0, 0, 0]]
 
 
-def test_equal_maxima_all_take_the_gradient():
+def test_equal_maxima_all_get_the_gradient():
     x = np.float32([[2, 2, 1]])
     assert run("reduce_max_grad", x, np.float32([2]), np.float32([5]), dim=(1,)).tolist() == [[5, 5, 0]]
 

@@ -1,4 +1,4 @@
-"""Attention against the formula in float64, and what it does where no row may look, where scores are huge and where there is nothing."""
+"""Attention against the formula in float64, and edge cases: rows that see no position, huge scores, empty operands."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ CLOSE = {"float64": 1e-13, "float32": 1e-5, "float16": 2e-3}
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", ["", "bool", "numbers"])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
-def test_it_is_the_formula(heads, masked, causal, dtype):
+def test_attention_equals_the_formula(heads, masked, causal, dtype):
     q = normal(3, heads[0], 5, 8, dtype=dtype)
     k, v = normal(3, heads[1], 7, 8, seed=1, dtype=dtype), normal(3, heads[1], 7, 6, seed=2, dtype=dtype)
     mask = {"": None, "bool": normal(5, 7, seed=3) > -0.5, "numbers": normal(3, 1, 1, 7, seed=4, dtype=dtype)}[masked]
@@ -73,12 +73,12 @@ def test_it_is_the_formula(heads, masked, causal, dtype):
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3), (2, 2, 3)])
-def test_any_number_of_axes_lies_before_the_rows(shape):
+def test_any_number_of_axes_may_precede_the_rows(shape):
     q, k, v = normal(*shape, 5, 4), normal(*shape, 6, 4, seed=1), normal(*shape, 6, 3, seed=2)
     np.testing.assert_allclose(forward(q, k, v)[0], formula(q, k, v)[1], atol=1e-5)  # roundings of float32
 
 
-def test_equal_scores_give_means_and_a_causal_row_looks_no_further_than_itself():
+def test_equal_scores_give_means_and_a_causal_row_sees_no_later_position():
     v = np.arange(12, dtype="float32").reshape(4, 3)
     q, k = np.zeros((6, 2), "float32"), normal(4, 2)
     assert (forward(q, k, v)[0] == v.mean(axis=0)).all()
@@ -86,7 +86,7 @@ def test_equal_scores_give_means_and_a_causal_row_looks_no_further_than_itself()
     np.testing.assert_allclose(forward(q, k, v, causal=True)[0], seen, rtol=1e-6)  # a division by 3 is rounded
 
 
-def test_a_row_that_may_look_nowhere_gives_zeros_and_no_gradient():
+def test_a_row_that_sees_no_position_gives_zeros_and_no_gradient():
     q, k, v = normal(3, 4), normal(5, 4, seed=1), normal(5, 2, seed=2)
     mask = np.ones((3, 5), bool)
     mask[1] = False
@@ -102,7 +102,7 @@ def test_a_row_that_may_look_nowhere_gives_zeros_and_no_gradient():
 
 
 def test_huge_scores_do_not_overflow():
-    """Each row sees one key alone; with small whole numbers in v and its gradient all else is exactly 0."""
+    """Each row sees one key only; with small integers in v and its gradient everything else is exactly 0."""
     k, v, g = 1e18 * np.eye(4, dtype="float32"), *np.random.default_rng(0).integers(-4, 5, (2, 4, 3)).astype("float32")
     out, lse = forward(k, k, v)
     assert (out == v).all() and (lse == np.float32(1e18) ** 2).all()
@@ -110,7 +110,7 @@ def test_huge_scores_do_not_overflow():
     assert (dv == g).all() and (dq == 0).all() and (dk == 0).all()
 
 
-def test_nan_shows_in_its_row_alone():
+def test_nan_stays_in_its_row():
     q, k, v = normal(3, 4), normal(5, 4, seed=1), normal(5, 2, seed=2)
     q[1, 2] = np.nan
     out, lse = forward(q, k, v)
@@ -118,7 +118,7 @@ def test_nan_shows_in_its_row_alone():
 
 
 @pytest.mark.parametrize("shapes", [((0, 2, 3, 4), (0, 2, 5, 4)), ((2, 0, 4), (2, 5, 4)), ((2, 3, 4), (2, 0, 4)), ((0, 3, 4), (0, 5, 4))])
-def test_nothing_of_something(shapes):
+def test_empty_operands(shapes):
     q, k = normal(*shapes[0]), normal(*shapes[1])
     for causal in (False, True):
         out, lse = forward(q, k, k, causal=causal)
@@ -127,8 +127,8 @@ def test_nothing_of_something(shapes):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_gradients_are_those_of_the_formula_written_out(masked):
-    """In float64, where another order of the same sums shows in the last digits only."""
+def test_gradients_equal_those_of_the_formula_in_separate_operators(masked):
+    """In float64, where another order of the same sums changes the last digits only."""
 
     def model(fused):
         main, startup = fx.Program("attention"), fx.Program("attention_startup")
@@ -152,13 +152,13 @@ def test_gradients_are_those_of_the_formula_written_out(masked):
     for fused in (True, False):
         m = model(fused)
         found.append(train_single(m, feeds, [m.loss, *(g for _, g in m.gradients)])[0])
-        assert len(m.gradients) == 6 + masked  # three weights and biases, and what is added to the scores
+        assert len(m.gradients) == 6 + masked  # three weights and biases, and the mask that is added to the scores
     for a, b in zip(*found, strict=True):
         for x, y in zip(a, b, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-14)
 
 
-def test_what_does_not_fit_is_named():
+def test_operands_that_do_not_fit_are_refused():
     def t(*shape, dtype="float32"):
         return TensorType(dtype, shape)
 

@@ -64,7 +64,7 @@ def test_batch_statistics_worked_by_hand(run_bound):
     assert mean.tolist() == [1, 10] and var.tolist() == [1, 50.5]
 
 
-def test_running_statistics_may_be_written_in_place_and_rest_at_test_time():
+def test_running_statistics_may_be_updated_in_place_and_do_not_change_at_test_time():
     x = np.array([[1], [3]], "float32")
     mean, var, one = np.array([4], "float32"), np.array([1], "float32"), np.ones(1, "float32")
     y, saved, inv = np.empty_like(x), np.empty(1, "float32"), np.empty(1, "float32")
@@ -103,7 +103,7 @@ def test_operands_that_do_not_fit_are_refused(op, shapes, attrs, message):
 
 
 def looped(unrolled, trainers=None):
-    """Loss, weights and running statistics after two steps of a net that normalizes in each of three rounds, with the same weights."""
+    """Loss, weights and running statistics after two steps of a net that normalizes in each of three iterations, with the same weights."""
     with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard(), fx.scope_guard(fx.Scope()):
         x, n = fx.data("x", [-1, 3], "float64"), L.fill_constant([1], "int64", 3)
         names = {"param_attr": "w", "bias_attr": "b", "moving_mean_name": "mean", "moving_variance_name": "variance"}
@@ -133,10 +133,10 @@ def looped(unrolled, trainers=None):
 
 
 @pytest.mark.parametrize("trainers", [None, 2])
-def test_a_loop_that_normalizes_in_each_round_is_that_loop_written_out(trainers):
+def test_a_loop_that_normalizes_in_each_iteration_equals_the_unrolled_loop(trainers):
     for found, want in zip(looped(False, trainers), looped(True), strict=True):
         for a, b in zip(found, want, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-11)  # sums of float64 over rounds and rows in another order
+            np.testing.assert_allclose(a, b, rtol=1e-11)  # sums of float64 over iterations and rows in another order
 
 
 def test_the_statistics_have_no_gradient_and_the_error_says_which():

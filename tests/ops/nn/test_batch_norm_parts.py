@@ -1,4 +1,4 @@
-"""batch_norm in training in parts: what it expands to gives its values."""
+"""The operators into which batch_norm in training is expanded give the same values."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from fluidx.testing.reference import interpret
 
 
 def expanded(program):
-    """The program with every operator replaced by what it expands to."""
+    """The program with every operator replaced by its expansion."""
     program = program.clone()
     block, names = program.global_block(), iter(range(1000))
     kept = []
@@ -51,13 +51,13 @@ def test_the_expanded_operators_give_the_values_of_the_fused_ones(shape, layout)
         np.testing.assert_allclose(got[name], want[name], rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-def test_inference_and_global_statistics_stay_as_they_are():
+def test_inference_and_global_statistics_are_not_expanded():
     for attrs in ({"is_test": True}, {"use_global_stats": True}):
         main, _ = trained((5, 3, 2, 4), "NCHW", **attrs)
         assert str(expanded(main)) == str(main)
 
 
-def test_parts_of_the_batch_make_the_statistics_of_the_whole():
+def test_parts_of_the_batch_give_the_statistics_of_the_whole():
     x = np.random.default_rng(0).standard_normal((7, 3, 2)).astype("float64") + 1000
     mean = sum(run_kernel("bn_mean", x[a:b], part=Part(count=14)) for a, b in ((0, 1), (1, 5), (5, 7)))
     variance = sum(run_kernel("bn_variance", x[a:b], mean, part=Part(count=14)) for a, b in ((0, 1), (1, 5), (5, 7)))

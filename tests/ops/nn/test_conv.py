@@ -140,7 +140,7 @@ def test_many_blocks_give_what_one_block_gives(monkeypatch):
         assert (a == b).all()
 
 
-def test_operands_that_are_views_are_read_anew_on_every_run():
+def test_operands_that_are_views_are_read_in_every_run():
     rng = np.random.default_rng(1)
     big_w, big_x = ints(rng, 3, 3, 2, 4), ints(rng, 2, 6, 4, 6)
     w, x = big_w.transpose(3, 2, 0, 1), big_x[:, ::3, :, ::-1]

@@ -1,4 +1,4 @@
-"""Dropout drops the share it is told to, the same elements on any number of ranks, and its gradient uses the mask."""
+"""Dropout drops the given fraction, the same elements for any number of ranks, and its gradient uses the mask."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ def context(step=0):
     return SimpleNamespace(step=step, key=step, rank=0, world_size=1)
 
 
-def test_kept_elements_stay_or_are_scaled_up(run_op):
+def test_kept_elements_are_unchanged_or_scaled_up(run_op):
     x = np.arange(1, 9, dtype="float32")
     y, mask = run_op("dropout", x, dropout_prob=0.5, seed=1)
     assert mask.dtype == np.uint8 and y.tolist() == (x * mask).tolist() and 0 < mask.sum() < 8
@@ -39,12 +39,12 @@ def test_the_probabilities_0_and_1_are_exact(implementation, run_op):
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_the_share_that_is_dropped(p, run_op):
+def test_the_fraction_of_dropped_elements(p, run_op):
     mask = run_op("dropout", np.ones(300_000, "float32"), dropout_prob=p, seed=9)[1]
     assert mask.mean() == pytest.approx(1 - p, abs=0.005)  # five standard deviations
 
 
-def test_each_run_drops_others(run_op):
+def test_each_run_drops_other_elements(run_op):
     x = np.ones(64, "float32")
     masks = {tuple(run_op("dropout", x, dropout_prob=0.5, seed=1, ctx=context(step))[1].tolist()) for step in range(4)}
     assert len(masks) == 4
@@ -84,7 +84,7 @@ def test_wrong_attributes():
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_a_part_cut_along_any_axis_keeps_what_one_device_keeps(axis, run_op):
+def test_a_part_along_any_axis_keeps_the_elements_of_one_device(axis, run_op):
     x = np.random.default_rng(0).standard_normal((4, 5, 6)).astype("float32")
     want, mask = run_op("dropout", x, dropout_prob=0.5, seed=7, ctx=context(3))
     box = [(0, d) for d in x.shape]

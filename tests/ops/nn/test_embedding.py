@@ -1,4 +1,4 @@
-"""Tables: padding, repeated ids, ids out of range, and how ids and tables may be cut."""
+"""Tables: padding, repeated ids, ids out of range, and how ids and tables may be sharded."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_an_id_out_of_range_is_named_with_the_vocabulary(bad, dtype, run_op):
     assert str(error.value) == f"op lookup_table: id {bad} is out of range; table W has 4 rows, ids go from 0 to 3"
 
 
-def test_no_ids_at_all(run_op):
+def test_an_empty_list_of_ids(run_op):
     ids = np.zeros((0, 1), "int64")
     assert run_op("lookup_table", W, ids).shape == (0, 2)
     assert not run_op("lookup_table_grad", W, ids, np.zeros((0, 2), "float32")).any()

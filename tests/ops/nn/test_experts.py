@@ -1,4 +1,4 @@
-"""Queues in front of experts, and tokens to their slots and back, against loops over tokens."""
+"""Queues of experts, and dispatch and combination of tokens, against loops over tokens."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def routed(lead, seed=0, experts=3, s=7, k=2, width=4):
 
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3)])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_a_token_goes_to_its_slots_and_what_stands_there_comes_back(lead, weighted):
+def test_tokens_are_dispatched_to_their_slots_and_results_are_combined(lead, weighted):
     x, ids, position, weight = routed(lead)
     weight = weight if weighted else None
     slots = run("expert_dispatch", x, ids, position, weight, np.zeros(3), capacity=2)
@@ -55,14 +55,14 @@ def test_a_token_goes_to_its_slots_and_what_stands_there_comes_back(lead, weight
     assert np.allclose(run("expert_combine", y, ids, position, weight), back, rtol=1e-14)
 
 
-def test_there_and_back_is_each_token_as_often_as_it_has_slots():
+def test_dispatch_and_combine_give_each_token_times_its_number_of_slots():
     x, ids, position, _ = routed((2,))
     slots = run("expert_dispatch", x, ids, position, None, np.zeros(3), capacity=2)
     kept = (position < 2).sum(axis=-1, keepdims=True)
     assert np.array_equal(run("expert_combine", slots, ids, position, None), x * kept) and (kept == 0).any()
 
 
-def test_an_expert_that_there_is_not_is_named():
+def test_an_unknown_expert_is_refused():
     x, ids, position, _ = routed(())
     ids[3, 1] = 3
     with pytest.raises(ExecutionError, match="op expert_dispatch: id 3 is out of range; the experts has 3 rows"):

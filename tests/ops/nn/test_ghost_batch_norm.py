@@ -1,4 +1,4 @@
-"""ghost_batch_norm against plain NumPy: the batch is split into runs, and each is normalized by itself."""
+"""ghost_batch_norm against plain NumPy: the batch is split into runs, and each run is normalized separately."""
 
 import numpy as np
 import pytest
@@ -16,12 +16,12 @@ EPS = 1e-2
 
 
 def runs_of(x, g):
-    """The runs of rows, as the definition has it."""
+    """The runs of rows, by the definition."""
     return [x[k * len(x) // g : (k + 1) * len(x) // g] for k in range(g)]
 
 
 def normed(x, g, scale, bias):
-    """Every run by itself, from its own mean and variance. Channels are axis 1."""
+    """Each run normalized separately, with its own mean and variance. Channels are axis 1."""
     axes, shape = (0, *range(2, x.ndim)), (1, -1) + (1,) * (x.ndim - 2)
     out = []
     for run in runs_of(x, g):
@@ -32,7 +32,7 @@ def normed(x, g, scale, bias):
 
 
 def mean_statistics(x, g):
-    """The mean over the runs that have rows of their means and variances."""
+    """The mean over the nonempty runs of their means and variances."""
     axes = (0, *range(2, x.ndim))
     filled = [run for run in runs_of(x, g) if len(run)]
     return np.stack([np.mean([run.mean(axis=axes) for run in filled], axis=0), np.mean([run.var(axis=axes) for run in filled], axis=0)])
@@ -44,7 +44,7 @@ def slope(f, x, g):
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.booleans(), st.integers(0, 20))
-def test_values_and_gradients_are_those_of_the_runs_by_themselves(run_bound, n, g, c, spatial, last, seed):
+def test_values_and_gradients_are_those_of_separate_runs(run_bound, n, g, c, spatial, last, seed):
     rng = np.random.default_rng(seed)
     shape = (n, c, *rng.integers(1, 4, spatial))
     x, dy, scale, bias = rng.standard_normal(shape) * 3 + 2, rng.standard_normal(shape), rng.standard_normal(c), rng.standard_normal(c)
@@ -74,7 +74,7 @@ def test_runs_worked_by_hand(run_bound):
 
 
 def test_runs_without_rows_contribute_nothing(run_bound):
-    x = np.array([[4], [8]], "float64")  # of 5 runs, the third and the last have a row each
+    x = np.array([[4], [8]], "float64")  # of 5 runs, the third and the last have one row each
     one, zero = np.ones(1), np.zeros(1)
     y, saved, inv, stats = run_bound(GhostBatchNorm, x, one, zero + 7, zero, one, sub_batches=5, epsilon=0.25)
     assert y.tolist() == [[7], [7]] and saved.ravel().tolist() == [0, 0, 4, 0, 8] and inv.ravel().tolist() == [0, 0, 2, 0, 2]
@@ -95,7 +95,7 @@ def test_one_run_is_batch_norm(run_bound):
 
 
 @pytest.mark.parametrize("dtype, rough", [("float16", 1e-2), ("float32", 1e-5)])
-def test_statistics_of_halves_are_kept_in_float32(run_bound, dtype, rough):
+def test_statistics_of_16_bit_floats_are_in_float32(run_bound, dtype, rough):
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((7, 3, 4)).astype(dtype), rng.standard_normal((4, 3)).astype("float32")
     y, saved, inv, stats = run_bound(GhostBatchNorm, x, *w, sub_batches=3, epsilon=EPS)
@@ -108,7 +108,7 @@ def test_statistics_of_halves_are_kept_in_float32(run_bound, dtype, rough):
 
 
 @pytest.mark.parametrize("g", [2, 4, 6, 12])
-def test_ranks_whose_number_divides_the_runs_hold_whole_runs(g):
+def test_ranks_hold_whole_runs_if_their_number_divides_that_of_the_runs(g):
     for rows in range(40):
         runs = bounds(rows, g)
         for n in (n for n in range(1, g + 1) if g % n == 0):
@@ -143,7 +143,7 @@ def test_views_whose_axes_cannot_be_joined_are_copied(run_bound):
         np.testing.assert_allclose(a, b, **CLOSE)
 
 
-def test_rows_that_are_no_whole_runs_are_refused():
+def test_rows_that_do_not_match_runs_are_refused():
     x, w = np.ones((3, 2)), np.ones(2)
     outs = np.empty_like(x), np.empty((1, 2)), np.empty((1, 2)), np.empty((2, 2))
     attrs = GhostBatchNorm.complete_attrs({"sub_batches": 4})

@@ -24,7 +24,7 @@ def test_group_norm_with_one_channel_per_group_is_instance_norm(run_bound):
 
 
 @pytest.mark.parametrize("op, grad, attrs", [(GroupNorm, GroupNormGrad, {"groups": 3}), (InstanceNorm, InstanceNormGrad, {})])
-def test_no_images_are_normalized_to_none_and_move_no_weight(run_bound, op, grad, attrs):
+def test_an_empty_batch_gives_an_empty_result_and_zero_gradients(run_bound, op, grad, attrs):
     x, weight = np.ones((0, 6, 4), "float32"), np.ones(6, "float32")
     y, *stats = run_bound(op, x, weight, weight, **attrs)
     assert y.shape == x.shape and all(s.size == 0 for s in stats)

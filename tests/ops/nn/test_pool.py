@@ -90,7 +90,7 @@ def test_of_equal_maxima_the_first_gets_the_gradient():
     assert (dx == [[[[0, 5, 0, 3], [0, 0, 0, 0]]]]).all()
 
 
-def test_a_mean_leaves_padding_out_unless_told():
+def test_a_mean_excludes_padding_unless_asked():
     x = np.full((1, 1, 2, 2), 4, "float32")
     y = np.empty((1, 1, 2, 2), "float32")
     attrs = {**Pool2d.attrs, "pooling_type": "avg", "ksize": (2, 2), "strides": (2, 2), "paddings": (1, 1)}

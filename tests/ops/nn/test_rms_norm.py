@@ -52,7 +52,7 @@ def test_ranks_train_it_as_one_device_does():
             np.testing.assert_allclose(a, b, rtol=1e-12)  # sums over the batch in another order
 
 
-def test_without_weights_and_what_is_refused():
+def test_it_works_without_weights_and_refuses_wrong_operands():
     with fx.program_guard(fx.Program(), fx.Program()):
         y = fx.layers.rms_norm(fx.data("x", [-1, 3], "float32"), scale=False)
         assert not fx.default_main_program().all_parameters() and y.shape == (-1, 3)

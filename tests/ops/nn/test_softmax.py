@@ -38,7 +38,7 @@ def test_all_four_equal_their_formulas(shape, axis, seed):
     np.testing.assert_allclose(run(LogSoftmaxGrad, np.log(y32), g, axis=axis), want, rtol=1e-3, atol=1e-4)
 
 
-def test_equal_logits_share_exactly():
+def test_equal_logits_get_exactly_equal_shares():
     assert (run(Softmax, np.full((3, 4), 1000, "float32")) == 0.25).all()
 
 

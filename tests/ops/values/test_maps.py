@@ -1,4 +1,4 @@
-"""Maps in programs: what ONNX's documentation says of ZipMap, DictVectorizer and CastMap."""
+"""Maps in programs: ZipMap, DictVectorizer and CastMap as ONNX's documentation defines them."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_rows_become_maps_and_rows_again(b):
     assert found[2].dtype == np.float32 and found[2].tolist() == [[2, 0, 1], [4, 0, 3]]
 
 
-def test_the_values_of_a_map_stand_by_rising_key_or_at_their_keys(b):
+def test_the_values_of_a_map_are_in_key_order_or_at_their_keys(b):
     m, t = fx.data("m", type="map<i64,f32[]>"), fx.data("t", type="map<i64,str[]>")
     found = run(
         b, b.cast_map(m), b.cast_map(m, dtype="int64", size=4), b.cast_map(m, dtype="string"), b.cast_map(t, dtype="string", size=3),
@@ -55,7 +55,7 @@ def test_types_that_do_not_fit_are_refused(b):
             make()
 
 
-def test_a_key_without_a_place_is_told_of(b):
+def test_a_key_without_a_position_is_refused(b):
     y = b.cast_map(fx.data("m", type="map<i64,f32[]>"), size=2)
     with pytest.raises(ExecutionError, match="op cast_map failed: the keys are 0 to 2, but the row has positions 0 to 1"):
         run(b, y, m={2: 1.0, 0: 1.0})

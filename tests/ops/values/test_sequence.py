@@ -1,4 +1,4 @@
-"""Sequences and optionals in programs: what ONNX's documentation says of these operators, and their gradients by hand."""
+"""Sequences and optionals in programs: these operators as ONNX's documentation defines them, and their gradients by hand."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def counting(*shape):
     return np.arange(np.prod(shape), dtype="float32").reshape(shape)
 
 
-def test_a_tensor_is_cut_into_a_sequence_and_joined_again(b):
+def test_a_tensor_is_split_into_a_sequence_and_joined_again(b):
     x = fx.data("x", [-1, 2])
     ones, flat, twos = b.split_to_sequence(x), b.split_to_sequence(x, keepdims=False), b.split_to_sequence(x, number(b, 2))
     listed = b.split_to_sequence(x, b.assign_value(shape=(3,), dtype="int64", values=(1, 0, 4)))
@@ -80,7 +80,7 @@ def test_elements_that_are_strings_stay_strings(b):
     assert found[0].tolist() == [["a", "b"], ["a", "b"]] and found[1].tolist() == ["a", "b", "a", "b"]
 
 
-def test_optionals_hold_something_or_nothing(b):
+def test_optionals_hold_a_value_or_none(b):
     o = fx.data("o", type="opt<f32[2]>")
     has = b.optional_has_element(o)
     held = b.optional_get_element(o)
@@ -103,7 +103,7 @@ def test_gradients_flow_through_sequences(b):
     weights = b.assign_value(shape=(3, 1), dtype="float32", values=(1.0, 10.0, 100.0))
     loss = b.reduce_sum(b.elementwise_mul(b.concat_from_sequence(made, axis=0, new_axis=True), weights))
     (g,) = fx.gradients(loss, x)
-    # joined are rows 2, 2 and 1
+    # rows 2, 2 and 1 are joined
     assert run(b, [g], x=counting(3, 2))[0].tolist() == [[0, 0], [100, 100], [11, 11]]
 
 
@@ -119,7 +119,7 @@ def test_a_sequence_is_trained_with_parts_of_any_sizes(b):
         values = [counting(k, 2) for k in sizes]
         (g,) = exe.run(b.block.program, feed={"s": values}, fetch_list=["w@GRAD"])
         rows = np.concatenate(values)
-        assert np.array_equal(g, rows.sum(0) / rows.size)  # small whole numbers, and 8 or 16 of them
+        assert np.array_equal(g, rows.sum(0) / rows.size)  # small integers, divided by 8 or 16
 
 
 def test_programs_with_sequences_are_for_one_device(b):

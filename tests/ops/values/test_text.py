@@ -20,14 +20,14 @@ def run(b, *fetch, **feed):
     return [v.tolist() for v in fx.Executor(fx.CPUPlace()).run(again, feed=feed, fetch_list=[v.name for v in fetch])]
 
 
-def test_strings_are_joined_compared_and_held(b):
+def test_strings_are_joined_compared_and_stored(b):
     x = fx.data("x", ["n"], "string")
     y = b.fill_string(shape=(1,), values=("b",))
     found = run(b, b.string_concat(x, y), b.string_equal(x, y), x=np.array(["a", "b"], object))
     assert found == [["ab", "bb"], [False, True]]
 
 
-def test_strings_are_split_and_filled_up(b):
+def test_strings_are_split_and_padded(b):
     x = fx.data("x", ["n"], "string")
     out, count = b.string_split(x, delimiter=".", maxsplit=1)
     blank, _ = b.string_split(x)
@@ -36,7 +36,7 @@ def test_strings_are_split_and_filled_up(b):
     assert found == [[["a", "b.c"], ["d  e", ""]], [2, 1], [["a.b.c", ""], ["d", "e"]]]
 
 
-def test_stop_words_go_and_case_changes(b):
+def test_stop_words_are_removed_and_case_changes(b):
     x = fx.data("x", [-1], "string")
     lower = b.string_normalizer(x, case="LOWER", stopwords=("MONDAY",))
     exact = b.string_normalizer(x, case="UPPER", case_sensitive=True, stopwords=("monday", "tuesday"))
@@ -44,7 +44,7 @@ def test_stop_words_go_and_case_changes(b):
     assert run(b, lower, x=np.array(["monday"], object)) == [[""]]
 
 
-def test_numbers_are_written_and_read(b):
+def test_numbers_are_converted_to_text_and_back(b):
     x, t, w = fx.data("x", [-1]), fx.data("t", ["n"], "string"), fx.data("w", ["n"], "string")
     made = [
         b.string_cast(x, dtype="string"),
@@ -60,7 +60,7 @@ def test_numbers_are_written_and_read(b):
         run(b, b.string_cast(t, dtype="float32"), t=np.array(["one"], object))
 
 
-def test_what_is_no_pattern_is_refused_where_it_is_written(b):
+def test_an_invalid_pattern_is_refused_when_the_program_is_written(b):
     with pytest.raises(ProgramError, match="cannot use the pattern '\\('"):
         b.regex_full_match(fx.data("x", ["n"], "string"), pattern="(")
 
@@ -70,7 +70,7 @@ def test_a_pattern_matches_a_whole_string(b):
     assert run(b, found, x=np.array(["www.google.com", "www.facebook.com.net"], object)) == [[True, False]]
 
 
-def test_numbers_are_no_strings(b):
+def test_numbers_are_refused(b):
     with pytest.raises(ProgramError, match=r"op string_equal: Y must be strings, found f32\[2\]"):
         b.string_equal(fx.data("x", ["n"], "string"), fx.data("y", [2]))
     with pytest.raises(ProgramError, match=r"op fill_string: shape \[2\] does not have 1 elements"):

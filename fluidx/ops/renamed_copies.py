@@ -14,7 +14,7 @@ from ..ir.sub_blocks import bodies, copy_op, runs_bodies
 from ..ir.unique_name import unused
 
 
-def copy_single(
+def copy_renamed(
     ops: Iterable[Operator], source: Block, target: Block, names: Mapping[str, str], suffix: str, same: Collection[str] = ()
 ) -> dict[str, str]:
     """Append copies of operators of `source` to `target`; return the name of each variable's last value.

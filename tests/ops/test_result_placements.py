@@ -1,6 +1,6 @@
-"""Where the result of an op lies when an operand is cut over the ranks or is a term of a sum, by the rows of its access pattern.
+"""The placement of the result of an op, for sharded or partial operands, by the rows of its access pattern.
 
-tests/ops/test_every_op.py runs the rows of every op; the cases here are the ones that are easy to get wrong.
+tests/ops/test_every_op.py runs the rows of every op; the cases here are those that are easy to get wrong.
 """
 
 import pytest
@@ -22,7 +22,7 @@ def i64(*shape, at=None):
 
 
 def lies(name, operands, attrs):
-    """Where the outputs lie over a group of two ranks; None when no row of the pattern fits the operands."""
+    """The placements of the outputs over a group of two ranks; None if no row of the pattern fits the operands."""
     definition = opdef(name)
     full = definition.complete_attrs(attrs)
     flat = [x for o in operands for x in (o if isinstance(o, list) else [o])]
@@ -41,12 +41,12 @@ RUNS = [f32(3), f32(4, 3, at=ROWS), f32(4, 3, at=ROWS)]
 @pytest.mark.parametrize(
     "name, operands, attrs, want",
     [
-        # products: rows, columns, and along the axis that is summed
+        # products: rows, columns, and the axis that is summed
         ("mul", [f32(8, 4, at=ROWS), f32(4, 6)], {}, [ROWS]),
         ("mul", [f32(8, 4), f32(4, 6, at=COLUMNS)], {}, [COLUMNS]),
         ("mul", [f32(8, 4, at=COLUMNS), f32(4, 6, at=ROWS)], {}, [TERM]),
         ("mul_grad_y", [f32(8, 4, at=ROWS), f32(8, 6, at=ROWS), f32(4, 6)], {"x_num_col_dims": 1}, [TERM]),
-        # a mean's kernel divides by the count of the whole, so what a rank has is a term of a sum
+        # the kernel of a mean divides by the count of the whole value, so the result of a rank is a partial sum
         ("mean", [f32(8, 4, at=ROWS)], {}, [TERM]),
         ("reduce_sum", [f32(8, 4, at=ROWS)], {"dim": (0,)}, [TERM]),
         ("reduce_sum", [f32(8, 4, at=ROWS)], {"dim": (1,)}, [ROWS]),
@@ -56,21 +56,21 @@ RUNS = [f32(3), f32(4, 3, at=ROWS), f32(4, 3, at=ROWS)]
         ("accuracy", [f32(8, 1, at=ROWS), i64(8, 1, at=ROWS), i64(8, 1, at=ROWS)], {}, [TERM, TERM, TERM]),
         ("scale", [f32(4, at=TERM)], {"scale": 2.0}, [TERM]),
         ("batch_norm", [f32(8, 3, at=ROWS), *STATISTICS], {"is_test": True}, [ROWS, None, None, None, None]),
-        # two ranks hold two of four runs each, of an even batch or not
+        # two ranks hold two of four runs each, for an even batch or an odd one
         ("ghost_batch_norm", [f32(8, 3, at=ROWS), *STATISTICS], {"sub_batches": 4}, [ROWS, ROWS, ROWS, TERM]),
         ("ghost_batch_norm", [f32(-1, 3, at=ROWS), *STATISTICS], {"sub_batches": 2}, [ROWS, ROWS, ROWS, TERM]),
         ("ghost_batch_norm", [f32(7, 3, at=ROWS), *STATISTICS], {"sub_batches": 3, "is_test": True}, [ROWS, None, None, None]),
         ("ghost_batch_norm_grad", [f32(7, 3, at=ROWS), *RUNS, f32(7, 3, at=ROWS)], {"sub_batches": 4}, [ROWS, TERM, TERM]),
         ("dropout", [f32(8, 8, at=COLUMNS)], {"dropout_prob": 0.5}, [COLUMNS, COLUMNS]),
         ("dropout", [f32(8, at=TERM)], {"dropout_prob": 0.5}, [TERM, None]),  # every rank draws the same mask
-        # rows of ids become rows of the result, a table cut by columns gives columns, one cut by rows terms
+        # rows of ids become rows of the result; a table sharded by columns gives columns, one sharded by rows partial sums
         ("lookup_table", [f32(100, 16), i64(8, 5, 1, at=ROWS)], {}, [ROWS]),
         ("lookup_table", [f32(100, 16, at=COLUMNS), i64(8, 5, 1)], {}, [Shard(2, "dp")]),
         ("lookup_table", [f32(100, 16, at=ROWS), i64(8, 5, 1)], {}, [TERM]),
         ("gather", [f32(100, 4), i64(8, at=ROWS)], {}, [ROWS]),
         ("gather", [f32(100, 4, at=COLUMNS), i64(8)], {}, [COLUMNS]),
         ("index_select", [f32(8, 4, at=COLUMNS), i64(2)], {"dim": -1}, [TERM]),
-        # a batch that is another axis here is another axis there
+        # a batch that is another axis of the operand is another axis of the result
         ("fill_constant_batch_size_like", [f32(8, 2, at=ROWS)], {"shape": (2, -1), "output_dim_idx": 1}, [COLUMNS]),
         ("uniform_random_batch_size_like", [f32(8, 2, at=ROWS)], {"shape": (4, -1), "output_dim_idx": 1}, [COLUMNS]),
         ("one_hot_v2", [i64(8, 2, at=COLUMNS)], {"depth": 3}, [COLUMNS]),
@@ -95,13 +95,13 @@ RUNS = [f32(3), f32(4, 3, at=ROWS), f32(4, 3, at=ROWS)]
         ("reshape", [f32(8, 3, 4, at=ROWS)], {"shape": (0, -1)}, [ROWS]),
         ("reshape", [f32(8, 6, 4, at=COLUMNS)], {"shape": (0, -1, 3, 4)}, [COLUMNS]),
         ("reshape", [f32(-1, 4, at=ROWS)], {"shape": (-1, 2, 2)}, [ROWS]),
-        # terms of a sum pass through what only moves them
+        # partial sums stay partial sums in ops that only move elements
         ("reshape", [f32(4, 6, at=TERM)], {"shape": (24,)}, [TERM]),
         ("transpose", [f32(4, 6, at=TERM)], {"axis": (1, 0)}, [TERM]),
         ("expand", [f32(4, 6, at=TERM)], {"expand_times": (2, 1)}, [TERM]),
     ],
 )
-def test_where_a_result_lies(name, operands, attrs, want):
+def test_the_placement_of_a_result(name, operands, attrs, want):
     assert lies(name, operands, attrs) == tuple(want)
 
 
@@ -110,7 +110,7 @@ def test_where_a_result_lies(name, operands, attrs, want):
     [
         ("mul", [f32(8, 4, at=ROWS), f32(4, 6, at=ROWS)], {}),
         ("softmax", [f32(8, 4, at=ROWS)], {"axis": 0}),
-        ("batch_norm", [f32(8, 3, at=ROWS), *STATISTICS], {}),  # written out into sums first
+        ("batch_norm", [f32(8, 3, at=ROWS), *STATISTICS], {}),  # expanded into sums first
         ("ghost_batch_norm", [f32(9, 3, at=ROWS), *STATISTICS], {"sub_batches": 3}),  # two ranks would share the second run
         ("ghost_batch_norm", [f32(8, 3, at=Shard(0, "dp", 3)), *STATISTICS], {"sub_batches": 4}),  # three rows here, five there
         ("ghost_batch_norm", [f32(-1, 3, at=Shard(0, "dp", 2)), *STATISTICS], {"sub_batches": 4}),
@@ -119,7 +119,7 @@ def test_where_a_result_lies(name, operands, attrs, want):
         ("logsumexp", [f32(8, 4, at=ROWS)], {"dim": (0,)}),
         ("reduce_prod", [f32(8, 4, at=ROWS)], {}),
         ("scale", [f32(4, at=TERM)], {"bias": 1.0}),
-        ("cast", [f32(4, at=TERM)], {"dtype": "int32"}),  # rounding does not commute with adding up
+        ("cast", [f32(4, at=TERM)], {"dtype": "int32"}),  # rounding does not commute with addition
         ("relu", [f32(4, at=TERM)], {}),
         ("elementwise_add", [f32(4, at=TERM), f32(4)], {}),
         ("elementwise_mul", [f32(4, at=TERM), f32(4, at=TERM)], {}),
@@ -146,5 +146,5 @@ def test_where_a_result_lies(name, operands, attrs, want):
         ("roll", [f32(8, 2, at=COLUMNS)], {"shifts": (1,)}),
     ],
 )
-def test_operands_that_would_give_a_wrong_value_fit_no_row(name, operands, attrs):
+def test_placements_that_would_give_a_wrong_value_match_no_row(name, operands, attrs):
     assert lies(name, operands, attrs) is None

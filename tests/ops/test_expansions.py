@@ -1,4 +1,4 @@
-"""Operators that are written out where an axis is cut: what they stand for gives their values, and can be cut along every axis."""
+"""Operators that are expanded where an axis is sharded: the expansion gives the same values, and can be sharded along every axis."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ CASES = [(name, k) for name in sorted(OPS) if OPS[name].expand is not None for k
 
 
 def alone(name: str, k: int) -> tuple[Program, Block, Operator, dict[str, np.ndarray]]:
-    """A program of sample `k` of an op as its one operator, and what it reads."""
+    """A program with sample `k` of an op as its only operator, and its feeds."""
     definition, sample = opdef(name), list(opdef(name).samples())[k]
     program = Program(name)
     block = program.global_block()
@@ -31,7 +31,7 @@ def alone(name: str, k: int) -> tuple[Program, Block, Operator, dict[str, np.nda
 
 
 @pytest.mark.parametrize("name, k", CASES)
-def test_the_parts_give_the_values_of_the_one(name, k):
+def test_the_expansion_gives_the_same_values(name, k):
     program, block, op, feed = alone(name, k)
     want = interpret(program, feed)
     parts = written_out(block, op)
@@ -46,7 +46,7 @@ def test_the_parts_give_the_values_of_the_one(name, k):
 
 
 @pytest.mark.parametrize("name, k", CASES)
-def test_no_part_needs_an_axis_whole(name, k):
+def test_no_operator_of_an_expansion_needs_a_whole_axis(name, k):
     _, block, op, _ = alone(name, k)
     for part in written_out(block, op) or ():
         d = opdef(part.type)

@@ -1,4 +1,4 @@
-"""Gradients of loops: against central differences, against the loop unrolled in Python, in programs of their own and on many ranks."""
+"""Gradients of loops: against central differences, against the loop unrolled in Python, in single programs and on many ranks."""
 
 import json
 
@@ -32,10 +32,10 @@ def check(build, feeds, sizes=(3,), bounds=(0,)):
                 env = interpret(main, feed)
                 for x, g, g2, v in zip(xs, found, again, grads, strict=True):
                     want = numeric_grad(lambda _: exe.run(feed=feed, fetch_list=[loss])[0].item(), feed[x.name])  # noqa: B023
-                    # central differences of float64 are right to about 1e-9 of the loss
+                    # central differences of float64 are accurate to about 1e-9 of the loss
                     np.testing.assert_allclose(g, want, rtol=1e-6, atol=1e-8, err_msg=f"{rounds} rounds, {x.name}")
                     assert g.tolist() == g2.tolist()
-                    # native kernels and NumPy add up in other orders
+                    # native kernels and NumPy add in different orders
                     np.testing.assert_allclose(g, env[v.name], rtol=1e-13)
 
 
@@ -48,15 +48,15 @@ def counted(n, body, states, bound=0):
     return made[1:]
 
 
-def test_what_is_carried_and_what_is_read():
+def test_loop_carried_values_and_outer_values():
     check(lambda x, w, n, k: counted(n, lambda i, h: [L.tanh(h * w + x)], [x], k)[0], [0, 1, 2, 7], (3, 3), bounds=(0, 9))
 
 
-def test_a_state_that_begins_as_a_constant():
+def test_a_state_that_starts_as_a_constant():
     check(lambda x, n, k: counted(n, lambda i, h: [h * x + L.square(x)], [L.ones([3], "float64")])[0], [0, 3])
 
 
-def test_states_that_change_places_and_results_used_again():
+def test_states_that_swap_and_results_that_are_read_again():
     def build(x, y, n, k):
         a, b = counted(n, lambda i, a, b: [b * y, L.sin(a)], [x, x * y])
         return a * b + L.exp(a) + counted(n, lambda i, a: [a * b], [a])[0]
@@ -64,7 +64,7 @@ def test_states_that_change_places_and_results_used_again():
     check(build, [0, 1, 4], (2, 2))
 
 
-def test_a_loop_in_a_loop():
+def test_nested_loops():
     def build(x, n, k):
         def body(i, h):
             (inner,) = counted(i, lambda j, u: [L.sin(u) + h * x], [h], k)
@@ -86,7 +86,7 @@ def test_a_branch_in_a_loop():
     check(build, [0, 1, 5])
 
 
-def test_a_branch_that_writes_what_the_loop_carries():
+def test_a_branch_that_writes_a_loop_carried_value():
     def build(x, n, k):
         h, i = L.scale(x, 1.0), L.zeros([1], "int64")
         more = L.less_than(i, n)
@@ -113,7 +113,7 @@ def test_a_condition_that_is_computed_from_data():
     check(build, [0])
 
 
-def test_a_value_written_several_times_in_a_round():
+def test_a_value_written_several_times_in_an_iteration():
     def build(x, n, k):
         h, i, kept = L.scale(x, 1.0), L.zeros([1], "int64"), L.zeros([3], "float64")
         more = L.less_than(i, n)
@@ -128,7 +128,7 @@ def test_a_value_written_several_times_in_a_round():
     check(build, [0, 1, 3])
 
 
-def test_a_loop_is_the_loop_unrolled_in_python_to_the_bit():
+def test_a_loop_is_bitwise_equal_to_the_loop_unrolled_in_python():
     def made(unrolled):
         with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
             x, w = fx.data("x", [2, 2], "float64"), fx.data("w", [2, 2], "float64")
@@ -151,7 +151,7 @@ def test_a_bound_ends_the_loop():
     assert [fx.Executor().run(feed={"n": np.int64([k])}, fetch_list=[h])[0].item() for k in (0, 2, 3, 8)] == [1, 4, 8, 8]
 
 
-def test_only_what_the_gradient_reads_is_kept():
+def test_only_values_that_the_gradient_reads_are_stashed():
     x, n = fx.data("x", [3], "float64"), fx.data("n", [1], "int64")
     a, b = counted(n, lambda i, a, b: [a + x, L.square(b)], [x, x])
     fx.gradients([a * b], [x])
@@ -159,7 +159,7 @@ def test_only_what_the_gradient_reads_is_kept():
     assert [op.input("X") for op in ops if op.type == "stash"] == [(b.name,)]
 
 
-def test_a_program_for_tests_keeps_nothing():
+def test_a_program_for_tests_has_no_stashes():
     x, n = fx.data("x", [3], "float64"), fx.data("n", [1], "int64")
     (h,) = counted(n, lambda i, h: [L.sin(h)], [x])
     plain = str(fx.default_main_program())
@@ -216,7 +216,7 @@ def recurrent(steps=3, bound=0):
     return x, y, h
 
 
-def test_a_recurrent_network_learns_to_add_up():
+def test_a_recurrent_network_learns_to_add():
     x, y, h = recurrent()
     loss = L.mean(L.square(h - y))
     fx.optimizer.SGD(0.05).minimize(loss)
@@ -242,7 +242,7 @@ MEET = {name for name, op in OPS.items() if op.effect in (Effect.COLLECTIVE, Eff
 
 
 def trained(build, strategy, trainers=2, fetch=("w", "u")):
-    """What one device and ranks fetch in two steps, on small whole numbers; and what communicates in the loops of rank 0."""
+    """The fetches of one device and of ranks in two steps, on small integers; and the communication operators in the loops of rank 0."""
 
     def run(strategy):
         with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard(), fx.scope_guard(fx.Scope()):
@@ -279,7 +279,7 @@ def recurrent_loss(bound):
 def test_ranks_train_it_as_one_device_does(strategy):
     (one, many), inside = trained(lambda: recurrent_loss(4 if "parameter" in strategy else 0), EVERY[strategy]())
     assert one == many
-    # weights that lie in parts are gathered where a round reads them, if at all; gradients meet behind the loop
+    # sharded weights are gathered where an iteration reads them, if at all; gradients are reduced after the loop
     assert inside <= ({"all_gather"} if strategy in ("zero3", "fsdp") else set())
 
 
@@ -289,7 +289,7 @@ def test_hosts_train_it_over_their_rails():
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_stages_have_loops_of_their_own(schedule):
+def test_each_stage_has_its_own_loops(schedule):
     def build():
         x, y = fx.data("x", [-1, 3], "float64"), fx.data("y", [-1, 3], "float64")
         h = x
@@ -306,7 +306,7 @@ def test_stages_have_loops_of_their_own(schedule):
     assert one == many and not inside
 
 
-def test_the_sum_over_rounds_of_sums_over_the_batch_meets_once():
+def test_the_sum_over_iterations_of_partial_sums_is_reduced_once():
     def build():
         x, y = fx.data("x", [-1, 2], "float64"), fx.data("y", [-1, 2], "float64")
         w = L.create_parameter([2, 2], "float64", name="w", default_initializer=fx.initializer.Constant(1.0))
@@ -320,7 +320,7 @@ def test_the_sum_over_rounds_of_sums_over_the_batch_meets_once():
         assert one == many and not inside
 
 
-def test_a_sum_that_decides_over_the_rounds_is_whole_in_each():
+def test_a_sum_that_decides_about_iterations_is_reduced_in_each():
     def build():
         x, y = fx.data("x", [-1, 2], "float64"), fx.data("y", [-1, 2], "float64")
         w = L.create_parameter([2, 2], "float64", name="w", default_initializer=fx.initializer.Constant(1.0))
@@ -338,7 +338,7 @@ def test_a_sum_that_decides_over_the_rounds_is_whole_in_each():
     assert one == many and inside == {"all_reduce"}
 
 
-def test_rows_of_a_bounded_stash_that_no_round_wrote_are_zero():
+def test_rows_of_a_bounded_stash_that_no_iteration_wrote_are_zero():
     x, n = fx.data("x", [2], "float64"), fx.data("n", [1], "int64")
     (h,) = counted(n, lambda i, h: [h * h], [x], 3)
     fx.gradients([h], [x])
@@ -351,13 +351,15 @@ def test_rows_of_a_bounded_stash_that_no_round_wrote_are_zero():
 @pytest.mark.parametrize(
     "right, wrong",
     [
-        ("= sum([%w@GRAD@while1, %w@GRAD@block2])", "= sum([%w@GRAD@block2, %w@GRAD@block2])"),  # a round forgets those before it
-        ("= sum([%w@GRAD@while1, %w@GRAD@block2])", "= assign(%w@GRAD@while1)"),  # the weight stays as it is
+        # an iteration drops the sum of those before it
+        ("= sum([%w@GRAD@while1, %w@GRAD@block2])", "= sum([%w@GRAD@block2, %w@GRAD@block2])"),
+        ("= sum([%w@GRAD@while1, %w@GRAD@block2])", "= assign(%w@GRAD@while1)"),  # the weight does not change
         ("partial(sum) over dp stop_gradient = fill_zeros_like(%w)", "partial(sum) over dp stop_gradient = fill_any_like(%w) {value=1.0}"),
-        ("%w@GRAD@while1: f64[2,2] partial(sum) over dp stop_gradient", "%w@GRAD@while1: f64[2,2] stop_gradient"),  # terms called whole
+        # partial sums declared whole
+        ("%w@GRAD@while1: f64[2,2] partial(sum) over dp stop_gradient", "%w@GRAD@while1: f64[2,2] stop_gradient"),
     ],
 )
-def test_the_proof_refuses_a_loop_that_adds_up_something_else(right, wrong):
+def test_the_proof_refuses_a_loop_with_another_sum(right, wrong):
     recurrent_loss(0)
     main, startup = fx.default_main_program(), fx.default_startup_program()
     t = fx.DistributeTranspiler(fx.strategies.data_parallel(bucket_mb=0)).transpile(program=main, startup_program=startup, trainers=2)
@@ -373,7 +375,7 @@ def test_the_proof_refuses_a_loop_that_adds_up_something_else(right, wrong):
             verify(changed)
 
 
-def test_what_a_loop_adds_to_whole_is_brought_together_before_it():
+def test_a_value_that_a_loop_adds_to_is_replicated_before_it():
     def build():
         h, x = fx.data("h", [-1, 2], "float64"), fx.data("x", [-1, 2], "float64")
         w = L.create_parameter([2, 2], "float64", name="w", default_initializer=fx.initializer.Constant(2.0))

@@ -14,7 +14,7 @@ from ..ir.program import Block
 from ..ir.types import TensorType
 from ..ir.unique_name import unused
 from ..ir.variable import Variable
-from .single import copy_single
+from .renamed_copies import copy_renamed
 
 
 def loop_gradient(b: Builder, op: Any, g: Sequence[Variable | None]) -> list[Variable | None]:
@@ -85,7 +85,7 @@ class _Back:
             back.increment(left, step=-1.0, out={"Out": left})
             stashes = {n: self._stash(n) for n in self.begins}
             start = {n: again.stash_read(stashes[n], left, name=f"{n}@again{block.idx}") for n in self.begins}
-            now = copy_single(self.live, self.body, block, {n: v.name for n, v in start.items()}, f"@again{block.idx}")
+            now = copy_renamed(self.live, self.body, block, {n: v.name for n, v in start.items()}, f"@again{block.idx}")
             inputs = [*(start[n] for n in self.carried if n in start and n not in self.filled), *self.read]
             made = self.op.gradients([block.var(now[n]) for n in self.carried], inputs, list(grads.values()))
             found = dict(zip([v.name for v in inputs], made, strict=True))

@@ -1,4 +1,4 @@
-"""Random numbers in loops: each round draws anew, the gradient draws what the round drew, and ranks draw what one device does."""
+"""Random numbers in loops: iterations draw new numbers, the gradient draws those of its iteration, ranks draw those of one device."""
 
 import numpy as np
 import pytest
@@ -7,13 +7,13 @@ import fluidx as fx
 from fluidx.ir import ProgramPair
 from fluidx.testing import interpret
 from fluidx.verify import verify_ranks
-from tests.ops.test_rounds import counted, trained
+from tests.ops.test_loop_gradient import counted, trained
 
 L = fx.layers
 
 
 def run(build, feed, runs=1):
-    """What `runs` runs fetch of build(n), and what the interpreter has for the first; integer n says how often loops run."""
+    """The fetches of build(n) in `runs` runs, and the interpreter's for the first run; the integer n is the number of iterations."""
     with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
         fetch = build(fx.data("n", [1], "int64"))
         main, exe = fx.default_main_program(), fx.Executor()
@@ -26,23 +26,23 @@ def run(build, feed, runs=1):
 
 
 def drawn(n, draw, rows=8):
-    """What `draw(i)`, a float64 [4], is in each round."""
+    """The value of `draw(i)`, a float64 [4], in each iteration."""
     (table,) = counted(n, lambda i, table: [L.scatter(table, i, L.reshape(draw(i), [1, 4]))], [L.zeros([rows, 4], "float64")])
     return table
 
 
 @pytest.mark.parametrize("op", ["uniform_random", "gaussian_random", "dropout"])
-def test_each_round_draws_anew_and_each_run_draws_other_numbers(op):
+def test_each_iteration_and_each_run_draws_other_numbers(op):
     def draw(i):
         return L.dropout(L.ones([4], "float64"), 0.5) if op == "dropout" else getattr(L, op)([4], dtype="float64")
 
     first, second = run(lambda n: [drawn(n, draw)], {"n": 8}, runs=2)
     rows = {tuple(row) for (table,) in (first, second) for row in table.tolist()}
-    assert len(rows) > 5 if op == "dropout" else len(rows) == 16  # 4 elements have 16 masks, of which some come twice
+    assert len(rows) > 5 if op == "dropout" else len(rows) == 16  # 4 elements have 16 masks, so some masks repeat
     assert run(lambda n: [drawn(n, draw)], {"n": 8}, runs=2)[1][0].tolist() == second[0].tolist()
 
 
-def test_loops_in_loops_and_branches_draw_anew_too():
+def test_nested_loops_and_branches_draw_other_numbers_too():
     def build(n):
         def draw(i):
             even = L.equal(L.elementwise_mod(i, L.fill_constant([1], "int64", 2)), L.zeros([1], "int64"))
@@ -54,7 +54,7 @@ def test_loops_in_loops_and_branches_draw_anew_too():
     assert len(set(table.ravel().tolist())) == 36
 
 
-def test_what_is_drawn_behind_a_loop_does_not_depend_on_its_rounds():
+def test_draws_after_a_loop_do_not_depend_on_its_iterations():
     def build(n):
         return [drawn(n, lambda i: L.uniform_random([4], "float64")), L.uniform_random([4], "float64", seed=7)]
 
@@ -62,8 +62,8 @@ def test_what_is_drawn_behind_a_loop_does_not_depend_on_its_rounds():
 
 
 @pytest.mark.parametrize("bound", [0, 6])
-def test_the_gradient_of_a_round_has_the_mask_that_the_round_drew(bound):
-    """h = mask * h * w + h in each round; which elements are kept is written down in the bits of a number."""
+def test_the_gradient_of_an_iteration_has_the_mask_of_the_iteration(bound):
+    """h = mask * h * w + h in each iteration; the bits of a number record which elements are kept."""
 
     def build(n):
         x, w = fx.data("x", [64], "float64"), fx.data("w", [64], "float64")
@@ -105,7 +105,7 @@ def test_the_gradient_of_a_loop_in_a_loop_has_the_masks_of_both():
 
 
 def noisy_loss():
-    """A recurrent net whose state is dropped out in each round, in numbers that stay small integers."""
+    """A recurrent net with dropout on its state in each iteration, in numbers that stay small integers."""
     x, y = fx.data("x", [-1, 3], "float64"), fx.data("y", [-1, 3], "float64")
     w = L.create_parameter([3, 3], "float64", name="w", default_initializer=fx.initializer.Constant(1.0))
     (h,) = counted(L.fill_constant([1], "int64", 3), lambda i, h: [L.matmul(L.dropout(h, 0.5), w) + x], [x])
@@ -123,9 +123,9 @@ def test_ranks_draw_what_one_device_draws(strategy):
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        # the gradient draws in the order of the rounds, which it runs backwards
+        # the gradient draws in the order of the iterations, although it runs them backwards
         (", %assign.tmp_0) {sub_block=block 2}", ", _) {sub_block=block 2}"),
-        # it draws by a counter that stays
+        # it draws with a counter that does not change
         (", %assign.tmp_0) {sub_block=block 2}", ", %while1@ROUNDS) {sub_block=block 2}"),
     ],
 )
@@ -143,7 +143,7 @@ def test_the_proof_refuses_a_gradient_that_draws_other_masks(right, wrong):
         verify_ranks(source, [fx.Program.parse_from_string(text.replace(right, wrong)) for text in texts], startups)
 
 
-def test_the_proof_knows_what_a_round_draws_from_what_is_drawn_outside():
+def test_the_proof_distinguishes_draws_in_and_outside_of_a_loop():
     draw = "%u: f32[2] = uniform_random() {per_run=true, seed=3, shape=[2]}"
     text = """program p {{
       data %n: i64[1]
