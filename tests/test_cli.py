@@ -140,6 +140,35 @@ def test_a_strategy_of_ones_own_is_named_by_module_and_function(pair, tmp_path, 
     assert "cannot import 'own_strategys'" in call("verify", pair, "--strategy", "own_strategys:small", code=1)
 
 
+def test_a_text_has_passes_and_strategies_of_ones_own_with_options(pair, tmp_path, monkeypatch):
+    (tmp_path / "own_passes.py").write_text("""
+from dataclasses import dataclass
+
+import fluidx as fx
+
+
+@dataclass(frozen=True)
+class Scaled(fx.transpiler.Pass):
+    by: float = 1.0
+    requires = (fx.transpiler.ONE_DEVICE,)
+
+    def rule(self, b, op):
+        made = op.type == "mean" and b.mean(op.input("X")[0], suffix="whole")
+        return b.scale(made, scale=self.by, name=op.output("Out")[0]) if made else None
+
+
+def small(bucket_mb=1):
+    return fx.strategies.zero1(bucket_mb=bucket_mb)
+""")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    text = "own_passes:small{bucket_mb=2},own_passes:Scaled{by=0.5}"
+    assert "proved for zero1(bucket_mb=2).with_rewrites(Scaled(by=0.5)) on 4 ranks" in call("verify", pair, "--strategy", text)
+    shown = call("show", pair, "--strategy", text, "-n", 2)
+    assert "= scale(" in shown and "scale=0.5" in shown and "reduce_scatter" in shown
+    assert "own_passes:Scaled has no option 'bi'" in call("verify", pair, "--strategy", "zero1,own_passes:Scaled{bi=2}", code=1)
+
+
 def test_show_writes_json_that_show_reads(single, tmp_path):
     again = tmp_path / "again.json"
     again.write_text(call("show", single, "--json"))

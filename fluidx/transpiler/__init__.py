@@ -1,7 +1,7 @@
 """Rewrite a program for one device into one program per rank."""
 
 from ..fluid_names import module_getattr
-from ..ir.pass_base import Job, Pass, skip
+from ..ir.pass_base import ONE_DEVICE, Job, Pass, named, skip
 from . import strategies
 from .algorithms import register
 from .cluster import Cluster, Mesh
@@ -17,10 +17,12 @@ __all__ = [
     "HashName",
     "Job",
     "Mesh",
+    "ONE_DEVICE",
     "Pass",
     "RoundRobin",
     "Strategy",
     "memory_optimize",
+    "named",
     "register",
     "release_memory",
     "skip",

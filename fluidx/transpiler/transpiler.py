@@ -182,7 +182,7 @@ class DistributeTranspiler:
         if "lowered" not in job.facts:
             pair = Lower().rewrite_pair(pair, Job(job.mesh))
         if "unrolled" not in job.facts:
-            pair = Unroll().rewrite_pair(pair, Job(job.mesh))
+            pair = ProgramPair(Unroll().rewrite(pair.main, Job(job.mesh)), pair.startup)
         ranks = range(job.mesh.world_size)
         main, startup = Specializer(pair.main), Specializer(pair.startup)
         try:

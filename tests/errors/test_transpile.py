@@ -342,13 +342,13 @@ def test_a_hierarchy_on_one_host():
 
 @dataclass(frozen=True)
 class Forgetful(fx.transpiler.Pass):
-    def run(self, pair, job):
+    def rewrite_pair(self, pair, job):
         return pair.main
 
 
 @dataclass(frozen=True)
 class InPlace(fx.transpiler.Pass):
-    def run(self, pair, job):
+    def rewrite_pair(self, pair, job):
         pair.main.global_block().oplist.pop()
         return pair
 

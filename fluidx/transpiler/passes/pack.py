@@ -7,7 +7,7 @@ from itertools import groupby
 
 from ...ir.operator import Operator
 from ...ir.pass_base import Job, Pass
-from ...ir.program import ProgramPair
+from ...ir.program import Program
 from ...ir.program_rewriter import Writer
 from ..lowering.pack_messages import Packed, can_be_packed
 from .waves import FROM_OWNERS, TO_OWNERS
@@ -22,8 +22,8 @@ class PackSmall(Pass):
     types: tuple[tuple[str, ...], ...] = (TO_OWNERS, FROM_OWNERS)
     requires = ("lowered",)
 
-    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        writer = Writer(pair.main)
+    def rewrite(self, program: Program, job: Job) -> Program:
+        writer = Writer(program)
         kinds = {t: kind for kind, types in enumerate(self.types) for t in types}
         small = _Small(writer, self.small_kb * 1024)
 
@@ -37,7 +37,7 @@ class PackSmall(Pass):
                     writer.keep(op)
             else:
                 self._write(writer, list(run), small)
-        return ProgramPair(writer.program, pair.startup)
+        return writer.program
 
     @staticmethod
     def _write(writer: Writer, ops: list[Operator], small: _Small) -> None:

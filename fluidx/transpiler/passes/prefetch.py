@@ -8,7 +8,7 @@ from ...ir import flow
 from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, Role
 from ...ir.pass_base import Job, Pass
-from ...ir.program import Program, ProgramPair
+from ...ir.program import Program
 
 
 @dataclass
@@ -43,13 +43,13 @@ class Prefetch(Pass):
     ahead: int = 1
     requires = ("lowered",)
 
-    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        main = pair.main.copy()
-        block = main.global_block()
+    def rewrite(self, program: Program, job: Job) -> Program:
+        new = program.copy()
+        block = new.global_block()
         begins: dict[int, list[Operator]] = {}  # what is moved in front of an operator, by its number
         sections: dict[Role, list[_GatherRun]] = {}
         moved: set[int] = set()
-        for r in _runs(main):
+        for r in _runs(new):
             together = sections.setdefault(r.section, [])
             together.append(r)
             sends = r.sends()
@@ -61,7 +61,7 @@ class Prefetch(Pass):
             if id(op) not in moved:
                 out.append(op)
         block.oplist = out
-        return ProgramPair(main, pair.startup)
+        return new
 
 
 def _runs(main: Program) -> list[_GatherRun]:

@@ -10,7 +10,7 @@ from ...ir import flow
 from ...ir.errors import TranspileError, nearest
 from ...ir.operator import Operator, Role
 from ...ir.pass_base import Job, Pass
-from ...ir.program import Program, ProgramPair
+from ...ir.program import Program
 from ...ir.time_axes import turn_groups
 from ..lowering.transfers import TRANSFER
 from ..placement.pipeline_stages import STAGES, stage_of
@@ -33,13 +33,13 @@ class Schedule(Pass):
 
     requires = ("unrolled",)
 
-    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite(self, program: Program, job: Job) -> Program:
         if self.by not in SCHEDULES:
             raise TranspileError(f"unknown schedule {self.by!r}; {nearest(str(self.by), SCHEDULES, 'there are')}")
-        marked = next((op for op in pair.main.ops if stage_of(op.device) is not None), None)
+        marked = next((op for op in program.ops if stage_of(op.device) is not None), None)
         if STAGES not in job.mesh.axes and marked is not None:
             raise TranspileError(
-                f"{pair.main.label()} has stages, and {job.mesh!r} no axis {STAGES!r} of them; give trainers=fx.Mesh({STAGES}=2, dp=...), "
+                f"{program.label()} has stages, and {job.mesh!r} no axis {STAGES!r} of them; give trainers=fx.Mesh({STAGES}=2, dp=...), "
                 f"or take strategies.micro_batches{where(marked)}"
             )
         if STAGES not in job.mesh.axes and job.mesh.world_size > 1:
@@ -48,13 +48,13 @@ class Schedule(Pass):
                 f'trainers=fx.Mesh({STAGES}={job.mesh.world_size}) and mark the stages: with fx.device_guard("stage:0"): ...; or take '
                 "strategies.micro_batches"
             )
-        if self.axis not in pair.main.turns:
-            return pair
-        main = pair.main.copy()
-        ordered = _Ordering(main, self.by, self.axis, job.mesh.axes.get(STAGES, 1))
-        main.global_block().oplist = ordered.run()
+        if self.axis not in program.turns:
+            return program
+        new = program.copy()
+        ordered = _Ordering(new, self.by, self.axis, job.mesh.axes.get(STAGES, 1))
+        new.global_block().oplist = ordered.run()
         job.log += ordered.waits
-        return ProgramPair(main, pair.startup)
+        return new
 
 
 class _Ordering:

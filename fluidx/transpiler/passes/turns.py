@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...ir.errors import TranspileError
 from ...ir.pass_base import Job, Pass
-from ...ir.program import ProgramPair
+from ...ir.program import Program
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class Turns(Pass):
 
     requires = ("grouped",)
 
-    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
+    def rewrite(self, program: Program, job: Job) -> Program:
         if self.axis in job.mesh.groups():
             raise TranspileError(f"{self.axis} is an axis of ranks of {job.mesh!r}; an axis of time needs another name: Turns(axis=...)")
         if self.count == 1:
-            return pair
-        main = pair.main.copy()
-        main.turns = {**main.turns, self.axis: self.count}
-        return ProgramPair(main, pair.startup)
+            return program
+        new = program.copy()
+        new.turns = {**new.turns, self.axis: self.count}
+        return new

@@ -12,7 +12,7 @@ from ...ir.make_op import filled, make_op
 from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, rename_slots, unary
 from ...ir.pass_base import Job, Pass
-from ...ir.program import Program, ProgramPair
+from ...ir.program import Program
 from ...ir.sub_blocks import copy_op, runs_bodies
 from ...ir.time_axes import in_turn, taken_in_turn, turn_group
 from ...ir.types import Entry, Partial
@@ -34,11 +34,10 @@ class Unroll(Pass):
     requires = ("lowered",)
     ensures = ("unrolled",)
 
-    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        main = pair.main
-        for axis in main.turns:
-            main = _Unrolling(main, axis).run()
-        return ProgramPair(main, pair.startup)
+    def rewrite(self, program: Program, job: Job) -> Program:
+        for axis in program.turns:
+            program = _Unrolling(program, axis).run()
+        return program
 
 
 class _When(Enum):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...ir.operator import Operator
 from ...ir.pass_base import Job, Pass
-from ...ir.program import Program, ProgramPair
+from ...ir.program import Program
 from ...ir.program_rewriter import SharedAttrs
 from ..scheduling.delay_together import AdjacentOperators, gathered
 
@@ -26,10 +26,7 @@ class GatherWaves(Pass):
     types: tuple[tuple[str, ...], ...] = (TO_OWNERS, FROM_OWNERS)
     requires = ("lowered",)
 
-    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        return ProgramPair(self._gather(pair.main, job), pair.startup)
-
-    def _gather(self, program: Program, job: Job) -> Program:
+    def rewrite(self, program: Program, job: Job) -> Program:
         new = program.copy()
         block = new.global_block()
         limit = self.wave_mb * 2**20 * job.mesh.world_size

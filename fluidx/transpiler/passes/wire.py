@@ -11,7 +11,7 @@ from ...ir.opdef import Effect, opdef
 from ...ir.operator import Operator, Role, op_types
 from ...ir.parts import entry_of
 from ...ir.pass_base import Job, Pass
-from ...ir.program import ProgramPair
+from ...ir.program import Program
 from ...ir.program_rewriter import Writer
 from ...ir.types import Partial, TensorType
 from ...ir.var import Var
@@ -33,11 +33,11 @@ class Wire(Pass):
     scale: float | None = None
     requires = ("lowered",)
 
-    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
-        writer = Writer(pair.main)
-        readers = first_readers(pair.main, {t for t in op_types(writer.old) if opdef(t).effect is Effect.COLLECTIVE})
+    def rewrite(self, program: Program, job: Job) -> Program:
+        writer = Writer(program)
+        readers = first_readers(program, {t for t in op_types(writer.old) if opdef(t).effect is Effect.COLLECTIVE})
         gradients = {g for op in writer.old for g in op.role_var[1::2]}
-        waiting, sent = Waiting(pair.main), 0
+        waiting, sent = Waiting(program), 0
         for op in writer.old:
             waiting.before([op])
             if op.role is Role.DIST and op.input_arg_names and gradients.issuperset(op.input_arg_names):
@@ -49,8 +49,8 @@ class Wire(Pass):
                 writer.keep(op)
         waiting.rest()
         if gradients and not sent and job.mesh.world_size > 1:
-            job.unused.append(f"wire={self.dtype!r} narrows nothing: no gradient of {pair.main.label()} that is sent has more than 16 bits")
-        return ProgramPair(writer.program, pair.startup)
+            job.unused.append(f"wire={self.dtype!r} narrows nothing: no gradient of {program.label()} that is sent has more than 16 bits")
+        return writer.program
 
     def _adds_up(self, writer: Writer, op: Operator) -> bool:
         """Does an operator add up what ranks hold, in more bits than are to be sent?"""
