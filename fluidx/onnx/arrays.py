@@ -59,7 +59,7 @@ def write_arrays(path: Path, values: Mapping[str, Any]) -> None:
     Element k of a sequence is `name.k`, the entry of a map is `name.key`, an absent value is left out, and a dtype that NumPy lacks becomes
     the next wider one.
     """
-    arrays = dict(part for name, value in values.items() for part in _parts(name, value))
+    arrays = dict(part for name, value in values.items() for part in _flattened(name, value))
 
     def write(stream: Any) -> None:
         with zipfile.ZipFile(stream, "w") as archive:
@@ -70,15 +70,15 @@ def write_arrays(path: Path, values: Mapping[str, Any]) -> None:
     write_atomically(str(path), write)
 
 
-def _parts(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
+def _flattened(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
     if isinstance(value, (list, dict)):
         for k, element in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _parts(f"{name}.{k}", element)
+            yield from _flattened(f"{name}.{k}", element)
         return
     if value is None:
         return
     if isinstance(value, (bool, int, float, str, np.generic)):
         value = np.asarray(value, object if isinstance(value, str) else None)
     if not isinstance(value, np.ndarray):
-        raise OnnxError(f"output {name!r} is a {type(value).__name__}, and an .npz file holds arrays; fx.onnx.session(path).run gives it")
+        raise OnnxError(f"output {name!r} is a {type(value).__name__}, which .npz files cannot hold; fx.onnx.session(path).run returns it")
     yield name, value.astype(str if value.dtype.kind == "O" else file_dtype(value.dtype), copy=False)

@@ -16,11 +16,12 @@ from .values import ABSENT, Weight, fits_program, in_float, is_string_array
 
 if TYPE_CHECKING:
     from .importer import Importer
+    from .value_reader import ValueReader
 
 _SMALL = 64  # elements. Smaller constants are operators of the program; larger ones are state variables that startup fills.
 
 
-def constant(importer: Importer, value: Any) -> Variable:
+def constant(importer: ValueReader, value: Any) -> Variable:
     """A known value as a variable: the result of an operator, a parameter, or a state variable. Raises ProgramError for a value that a
     program cannot hold."""
     if isinstance(value, list):
@@ -46,14 +47,14 @@ def constant(importer: Importer, value: Any) -> Variable:
     return made
 
 
-def _parameter(importer: Importer, weight: Weight) -> Variable:
+def _parameter(importer: ValueReader, weight: Weight) -> Variable:
     array, name = weight.array, importer.fresh(weight.name)
     made, _ = (p.global_block().create_parameter(array.shape, as_dtype(array.dtype), name) for p in (importer.main, importer.startup))
     NumpyArrayInitializer(array)(made, importer.startup.global_block())
     return made
 
 
-def _sequence(importer: Importer, values: list[Any], name: str | None = None) -> Variable:
+def _sequence(importer: ValueReader, values: list[Any], name: str | None = None) -> Variable:
     if not values:
         raise ProgramError("the sequence is empty, and the type of its elements is not given")
     return importer.b.sequence_construct([importer.variable(v) for v in values], name=name)

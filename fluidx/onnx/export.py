@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from .._version import __version__
-from ..executor import Scope, global_scope
 from ..files.atomic import write_atomically
 from ..files.state import from_first
 from ..io import prune
-from ..ir import Block, NotInitializedError, Operator, Program, TensorType, Variable, flow
-from ..ir.dtypes import np_dtype
-from ..ir.errors import nearest
-from ..ir.opdef import opdef
-from ..ir.sizes import StandInShapes
-from ..ir.types import ANY, Dim, size_names
-from ..ir.unique_name import UnusedNames, unused
+from ..ir import Program, Variable, flow
 from .errors import OnnxError, need_onnx
-from .exporters import EXPORTERS, load_all
-from .exporters.elementwise import by_expression, has_expression
-from .rank_models import describe, opaque_node, rank_model
+from .export_graph import ExportGraph
+from .rank_models import describe, rank_model
 from .training_info import training_info, training_step
-from .types import open_sizes, type_proto_of
-from .values import dtype_code
 
 _OPSET, _IR = 21, 10  # runtimes of recent years read these; operators of opset 21 need IR 10
 _OPSETS = range(13, 27)  # 13 is the first opset in which axes are operands and Softmax has a single axis
 _VERSIONS = {"ai.onnx.ml": 4}  # versions of other domains: LabelEncoder accepts NaN as a key from version 4 on
 _LIMIT = (1 << 31) - (1 << 20)  # bytes; protobuf writes no larger message
-_MOST = 20  # operators listed in a message
-_END = (1 << 63) - 1
 
 
 def save(
@@ -103,7 +88,7 @@ def to_onnx(
     if program.rank is not None:
         if loss is not None:
             raise OnnxError(f"save: {program.label()} is exported whole; give loss with the program that it was made from")
-        graph = _Graph(program, executor, scope, opset, opaque=True)
+        graph = ExportGraph(program, executor, scope, opset, opaque=True)
         return _model(rank_model(program, targets, graph), [], opset, ir_version, program)
     if not targets:
         raise OnnxError("save: name at least one variable to compute in `fetches`")
@@ -114,8 +99,8 @@ def to_onnx(
             f"{program.label()} is the result of transpiling; save the program that it was made from, with executor=the ParallelExecutor"
         )
     names = _needed(program, targets) if feeds is None else [_name(v) for v in feeds]
-    proto = _Graph(prune(program, names, targets), executor, scope, opset).to_proto(names, targets)
-    step = None if loss is None else training_info(program, _name(loss), proto, lambda p: _Graph(p, executor, scope, opset))
+    proto = ExportGraph(prune(program, names, targets), executor, scope, opset).to_proto(names, targets)
+    step = None if loss is None else training_info(program, _name(loss), proto, lambda p: ExportGraph(p, executor, scope, opset))
     return _model(proto, [step] if step else [], opset, ir_version, program)
 
 
@@ -186,307 +171,3 @@ def _needed(program: Program, targets: Sequence[str]) -> list[str]:
     kept = flow.live_ops(source, targets, given=set())
     used = {*flow.needs(source, kept), *targets}
     return [n for n, d in source.global_block().descs.items() if d.is_data and n in used]
-
-
-class _Graph:
-    """The graph of one program while it is exported: nodes, and the values of its parameters."""
-
-    def __init__(self, program: Program, executor: Any, scope: Any, opset: int, opaque: bool = False):
-        load_all()
-        self.opset, self.opaque = opset, opaque
-        self.program, self.block = program, program.global_block()
-        self.executor, self.scope = executor, scope if scope is not None else global_scope()
-        self.nodes: list[Any] = []
-        self.current: dict[str, str] = {}  # variable -> its present ONNX value: a variable that is written twice has two values
-        self.uses: Counter[str] = Counter()
-        self.taken = {n for block in program.blocks for n in block.descs}
-        self.sizes = StandInShapes(self.block)
-        self.axes: dict[int, str] = {}  # names of open axes, by the number that stands for their size
-        types = (d.type for d in self.block.descs.values())
-        self.declared_axes = {n for t in types if isinstance(t, TensorType) for n in size_names(t.shape)}
-        self.errors: list[OnnxError] = []
-        self._unused = UnusedNames(lambda name: name in self.taken, "_{}".format, numbered=True)
-        self.constants: dict[tuple[str, tuple[int, ...], Any], str] = {}
-
-    def to_proto(self, feeds: Sequence[str], targets: Sequence[str]) -> Any:
-        from onnx import helper
-
-        stored = [self.stored(n) for n, d in self.block.descs.items() if d.persistable and n not in feeds]
-        results = self.write(targets, set())
-        inputs = [self.info(n, n) for n in feeds]
-        outputs = [self.info(n, r) for n, r in zip(targets, results, strict=True)]
-        return helper.make_graph(self.nodes, self.program.name, inputs, outputs, initializer=stored)
-
-    def write(self, targets: Sequence[str], made: set[str]) -> list[str]:
-        """Write all operators. Returns the final values of the targets. New values do not use names in `made`."""
-        self.current.update((n, n) for n in self.block.descs)
-        self.uses = Counter(n for op in self.block.oplist for n in op.input_arg_names) + Counter(targets)
-        made = set(made)
-        self._write_all(self.block.oplist, made)
-        if self.errors:
-            more = f"\n  and {len(self.errors) - _MOST} more" if len(self.errors) > _MOST else ""
-            many = "one operator" if len(self.errors) == 1 else f"{len(self.errors)} operators"
-            where = f"{self.program.label()} cannot be written as ONNX of opset {self.opset}"
-            raise OnnxError(f"{many} of {where}:\n  " + "\n  ".join(map(str, self.errors[:_MOST])) + more)
-        return [self._result(n, made) for n in targets]
-
-    def sub_graph(self, idx: int, feeds: Sequence[str], results: Sequence[str], before: Sequence[Any] = ()) -> Any:
-        """The graph of a sub-block. Its inputs are `before` and then values for `feeds`, which are variables that it reads and may write;
-        its outputs are the values of `results`."""
-        from onnx import helper
-
-        outer = self.block, self.nodes, self.current, self.constants
-        self.block, self.nodes, self.current, self.constants = self.program.blocks[idx], [], dict(self.current), dict(self.constants)
-        self.current.update((n, n) for n in self.block.descs)
-        self.current.update((n, self.fresh(n)) for n in feeds)
-        self.uses += Counter(n for op in self.block.oplist for n in op.input_arg_names) + Counter(results)
-        try:
-            inputs, made = [self.info(n, self.current[n], inner=True) for n in feeds], set[str]()
-            self._write_all(self.block.oplist, made)
-            found: list[str] = []
-            for n in results:
-                handed = self.current[n] in made and self.current[n] not in found
-                found.append(self.current[n] if handed else self.fresh(n))
-                if not handed:
-                    self.nodes.append(_node("Identity", [self.current[n]], [found[-1]], {}))
-            outputs = [self.info(n, name, inner=True) for n, name in zip(results, found, strict=True)]
-            return helper.make_graph(self.nodes, f"block_{idx}", [*before, *inputs], outputs)
-        finally:
-            self.block, self.nodes, self.current, self.constants = outer
-
-    def _write_all(self, ops: Sequence[Operator], made: set[str]) -> None:
-        """Write operators. Errors are collected, to report all of them at once."""
-        for op in ops:
-            start = len(self.nodes)
-            try:
-                self._write(op, made)
-            except OnnxError as e:
-                del self.nodes[start:]
-                if self.opaque:
-                    self._write_opaque(op, made)
-                    continue
-                self.errors.append(e)
-                made.update(op.output_arg_names)
-
-    def _write(self, op: Operator, made: set[str]) -> None:
-        start = len(self.nodes)
-        handle = Op(self, op)
-        if op.type not in EXPORTERS and not has_expression(op.type):
-            raise handle.wrong(nearest(op.type, EXPORTERS, "there are"))
-        found = EXPORTERS[op.type](handle) if op.type in EXPORTERS else by_expression(handle)
-        operands = {self.current[n] for n in op.input_arg_names}
-        slots = found if isinstance(found, dict) else {opdef(op.type).out_slots[0].name: found}
-        for slot, values in slots.items():
-            for variable, value in zip(op.outputs.get(slot, ()), [values] if isinstance(values, str) else values):
-                self._name_result(variable, value, value in operands, start, made)
-
-    def _write_opaque(self, op: Operator, made: set[str]) -> None:
-        """Write an operator without an ONNX form as an opaque node. One without outputs gets an invented output name."""
-        start, names = len(self.nodes), [*op.output_arg_names]
-        outputs = [self.fresh(n) for n in names] or [self.fresh(op.type)]
-        inputs = [self.current[n] if self._exists(n, made) else "" for n in op.input_arg_names]  # a value may exist only at its root
-        self.nodes.append(opaque_node(op, inputs, outputs))
-        for variable, value in zip(names, outputs):
-            self._name_result(variable, value, False, start, made)
-
-    def _exists(self, name: str, made: set[str]) -> bool:
-        d = self.block.desc(name)
-        return self.current[name] in made or d.is_data or d.persistable
-
-    def _name_result(self, variable: str, value: str, is_operand: bool, start: int, made: set[str]) -> None:
-        """Name a value that nodes from `start` on compute after its variable."""
-        desc = self.block.descs.get(variable)  # None: it is an outer variable, which has a value there
-        name = self.fresh(variable) if variable in made or desc is None or desc.persistable else variable
-        if is_operand:  # the operator returns its operand unchanged
-            self.nodes.append(_node("Identity", [value], [name], {}))
-        else:
-            for p in self.nodes[max(start - 1, 0) :]:
-                p.input[:], p.output[:] = ([name if v == value else v for v in side] for side in (p.input, p.output))
-                p.name = p.output[0]
-        self.current[variable] = name
-        made.add(name)
-
-    def _result(self, name: str, made: set[str]) -> str:
-        """The value of an output of the graph. A node must compute it."""
-        if self.current[name] in made:
-            return self.current[name]
-        maker = next((op for op in self.block.oplist if name in op.output_arg_names), None)
-        if maker is not None:
-            why = Op(self, maker).wrong(f"its output {name!r} has no ONNX form; fetch another one")
-            raise OnnxError(f"{self.program.label()} cannot be written as ONNX:\n  {why}")
-        self.nodes.append(_node("Identity", [name], [out := self.fresh(name)], {}))
-        return out
-
-    def stored(self, name: str) -> Any:
-        from onnx import numpy_helper
-
-        return numpy_helper.from_array(np.asarray(self._value(name), order="C"), name)  # ascontiguousarray would give a scalar an axis
-
-    def _value(self, name: str) -> np.ndarray:
-        if self.executor is not None and hasattr(self.executor, "state"):
-            return np.asarray(self.executor.state(name))
-        if not isinstance(self.scope, Scope):
-            raise OnnxError(f"save: scope must be a Scope, got {type(self.scope).__name__}")
-        if name not in self.scope.arrays:
-            raise NotInitializedError(f"cannot save {name!r}: it has no value in this scope; run the startup program first")
-        return np.asarray(self.scope.get(name))
-
-    def info(self, variable: str, name: str, inner: bool = False) -> Any:
-        """The ValueInfoProto of a value. In a sub-block open axes have no names, and the axis of rounds has no size."""
-        from onnx import helper
-
-        t = self.block.desc(variable).type
-        if not isinstance(t, TensorType):
-            return helper.make_value_info(name, type_proto_of(t, open_sizes))
-        dims: list[Any] = [
-            None if inner and d in (ANY, 0) else d if d != ANY else self._axis_name(variable, k) for k, d in enumerate(t.shape)
-        ]
-        return helper.make_tensor_value_info(name, dtype_code(np_dtype(t.dtype)), dims)
-
-    def _axis_name(self, variable: str, axis: int) -> str:
-        """The name of an open axis: one name for all axes that are known to be equal."""
-        declared, number = self.block.desc(variable), self.sizes.shape(variable)[axis]
-        if number not in self.axes:
-            size = declared.type.shape[axis]
-            name = size.name if isinstance(size, Dim) else "batch" if declared.is_data and axis == 0 else f"{variable}_{axis}"
-            taken = [*self.axes.values(), *(() if isinstance(size, Dim) else self.declared_axes)]
-            self.axes[number] = unused(name, taken, "_".__mul__)
-        return self.axes[number]
-
-    def fresh(self, name: str) -> str:
-        """A name that no variable and no earlier value has."""
-        found = self._unused(name)
-        self.taken.add(found)
-        return found
-
-    def constant(self, array: np.ndarray) -> str:
-        """A Constant node. A float initializer would be a parameter to readers of the model."""
-        key = array.dtype.name, array.shape, tuple(array.flat) if array.dtype.kind == "O" else array.tobytes()
-        if key not in self.constants:
-            self.constants[key] = self.fresh("constant")
-            self.nodes.append(_node("Constant", [], [self.constants[key]], {"value": Op.tensor(array)}))
-        return self.constants[key]
-
-
-class Op:
-    """One operator of a program during export, as export functions get it."""
-
-    def __init__(self, graph: _Graph, op: Operator):
-        self.graph, self.op = graph, op
-        self.type, self.attrs, self.opset = op.type, op.attrs, graph.opset
-        self.block: Block = graph.block
-
-    # -- operands ---------------------------------------------------------------------------------------------------------------
-
-    def has(self, slot: str) -> bool:
-        return bool(self.op.inputs.get(slot))
-
-    def many(self, slot: str) -> list[str]:
-        """The values of all variables in a slot."""
-        return [self.graph.current[n] for n in self.op.inputs.get(slot, ())]
-
-    def __getitem__(self, slot: str) -> str:
-        """The value of a slot with one variable."""
-        return self.many(slot)[0]
-
-    def type_of(self, slot: str) -> TensorType:
-        return self.block.desc(self.op.inputs[slot][0]).type
-
-    def dtype(self, slot: str) -> str:
-        return self.block.desc(self.op.inputs[slot][0]).type.dtype
-
-    def out_type(self, slot: str) -> TensorType:
-        return self.block.desc(self.op.outputs[slot][0]).type
-
-    def is_used(self, slot: str) -> bool:
-        """Whether an operator or a fetch reads an output."""
-        return any(self.graph.uses[n] for n in self.op.outputs.get(slot, ()))
-
-    # -- nodes ------------------------------------------------------------------------------------------------------------------
-
-    def emit(self, op_type: str, *inputs: str, **attrs: Any) -> str:
-        """Write a node with one output. Returns the name of the output."""
-        return self.emit_many(op_type, 1, *inputs, **attrs)[0]
-
-    def emit_many(self, op_type: str, many: int, *inputs: str, **attrs: Any) -> list[str]:
-        """Write a node with several outputs. Raises OnnxError if the opset lacks it."""
-        if not attrs.get("domain") and self.lacks(op_type):
-            raise self.wrong(f"its {op_type} is in ONNX from opset {_first_opsets()[op_type]} on")
-        outs = [self.graph.fresh(f"{self.op.output_arg_names[0]}.{op_type.lower()}") for _ in range(many)]
-        self.graph.nodes.append(_node(op_type, list(inputs), outs, attrs))
-        return outs
-
-    def lacks(self, op_type: str) -> bool:
-        """Whether the target opset is older than an operator."""
-        return _first_opsets()[op_type] > self.opset
-
-    def sizes(self, value: str, start: int, stop: int) -> str:
-        """The sizes of some axes of a value."""
-        if self.opset >= 15:
-            return self.emit("Shape", value, start=start, end=stop)
-        return self.emit("Slice", self.emit("Shape", value), self.ints([start]), self.ints([stop or _END]))
-
-    def reduced(self, op_type: str, value: str, axes: Sequence[int], keepdims: bool) -> str:
-        """A reduction over `axes`, or over all axes if there are none."""
-        if not axes:
-            return self.emit(op_type, value, keepdims=int(keepdims))
-        if self.opset >= 18 or op_type == "ReduceSum":
-            return self.emit(op_type, value, self.ints(axes), keepdims=int(keepdims))
-        return self.emit(op_type, value, axes=[*axes], keepdims=int(keepdims))
-
-    def fuse_operand(self, slot: str, kinds: Container[str], value: str) -> str | None:
-        """Add a third operand to the last node, if it is of one of `kinds` and only this operator reads its result."""
-        nodes, name = self.graph.nodes, self.op.inputs[slot][0]
-        last = nodes[-1] if nodes else None
-        if last is None or last.output[0] != name or last.op_type not in kinds or len(last.input) != 2 or self.graph.uses[name] > 1:
-            return None
-        last.input.append(value)
-        last.output[0] = self.graph.fresh(name)
-        return last.output[0]
-
-    def shaped(self, value: str, slot: str) -> str:
-        """A value in the shape of an output, of which one size may be open."""
-        shape = self.out_type(slot).shape
-        if shape.count(ANY) > 1:
-            raise self.wrong("more than one size of its result is open")
-        return self.emit("Reshape", value, self.ints(shape))
-
-    def const(self, array: np.ndarray) -> str:
-        return self.graph.constant(array)
-
-    def ints(self, values: Any) -> str:
-        """A vector of sizes, axes or the like."""
-        return self.const(np.array([*values], np.int64))
-
-    @staticmethod
-    def tensor(array: np.ndarray) -> Any:
-        from onnx import numpy_helper
-
-        return numpy_helper.from_array(array)
-
-    @staticmethod
-    def code(dtype: str) -> int:
-        """ONNX's code of a dtype."""
-        return dtype_code(np_dtype(dtype))
-
-    def wrong(self, why: str) -> OnnxError:
-        site = f", written at {self.op.site}" if self.op.site else ""
-        return OnnxError(f"{self.op.to_string()}: {why}{site}")
-
-
-@cache
-def _first_opsets() -> dict[str, int]:
-    """The opset that introduced each operator."""
-    from onnx.defs import get_all_schemas_with_history
-
-    found: dict[str, int] = {}
-    for schema in get_all_schemas_with_history():
-        if not schema.domain:
-            found[schema.name] = min(schema.since_version, found.get(schema.name, schema.since_version))
-    return found
-
-
-def _node(op_type: str, inputs: list[str], outputs: list[str], attrs: dict[str, Any]) -> Any:
-    from onnx import helper
-
-    return helper.make_node(op_type, inputs, outputs, name=outputs[0], **attrs)

@@ -13,14 +13,14 @@ from .errors import OnnxError
 from .values import numpy_dtype
 
 
-def outside(model: Any) -> list[Any]:
+def external_tensors(model: Any) -> list[Any]:
     """The external tensors of a model."""
     from onnx import TensorProto, external_data_helper
 
     return [t for t in external_data_helper._get_all_tensors(model) if t.data_location == TensorProto.EXTERNAL]
 
 
-def load_outside(model: Any, path: Path) -> None:
+def load_external_tensors(model: Any, path: Path) -> None:
     """Load the external tensors of a model. If the model file is a link, the folder of its target is allowed too.
 
     Raises OnnxError before anything is read if a file is outside of the folder or too short, if the size differs from that of shape and
@@ -28,8 +28,8 @@ def load_outside(model: Any, path: Path) -> None:
     """
     from onnx import TensorProto
 
-    tensors = outside(model)
-    parts = [_part(t, path) for t in tensors]
+    tensors = external_tensors(model)
+    parts = [_location(t, path) for t in tensors]
     total = sum(size for _, _, size in parts)
     if total > limits.MEMORY:
         raise OnnxError(f"the external tensors of {path} have {total} bytes, and this machine has {limits.MEMORY}")
@@ -46,7 +46,7 @@ def load_outside(model: Any, path: Path) -> None:
         del tensor.external_data[:]
 
 
-def _part(tensor: Any, path: Path) -> tuple[Path, int, int]:
+def _location(tensor: Any, path: Path) -> tuple[Path, int, int]:
     """The file of an external tensor, its offset, and its number of bytes."""
     place = {e.key: e.value for e in tensor.external_data}
     where = place.get("location", "")

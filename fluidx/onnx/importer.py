@@ -8,8 +8,7 @@ writes the rest for that value.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,45 +19,24 @@ from ..ir import Builder, Program, Role, TensorType, Variable
 from ..ir.dtypes import FLOATS, TINY, as_dtype
 from ..ir.errors import FluidxError
 from . import limits
-from .constants import block_output, constant
+from .constants import block_output
 from .errors import OnnxError
 from .import_tables import DYNAMIC_IMPORTERS, IMPORTERS, NUMPY_IMPORTERS, PURE, load_all
 from .node import Node
 from .normalize import domain_of, opsets_of
-from .program_writer import ProgramWriter
-from .schema_functions import function_of, names_outside, with_attributes
+from .schema_functions import function_of, output_names, with_attributes
 from .symbolic_sizes import OpenSizes, open_size_outputs
-from .values import Outputs, RuntimeValue, Weight, array_of, as_outputs, fits_program, is_string_array, leaves, map_leaves
-
-Evaluate = Callable[[Program, Sequence[Variable]], list[np.ndarray]]
-
-
-class Check(NamedTuple):
-    """A value that the import relied on: the program is right only for feeds with which `of` equals `expected` again."""
-
-    of: Any
-    expected: Any
+from .value_reader import Evaluate, HostCall, ValueReader
+from .values import Outputs, RuntimeValue, Weight, array_of, as_outputs, fits_program, is_string_array, leaves
 
 
-class HostCall(NamedTuple):
-    """A computation on the host in each run, from the values of `operands` to the values of `results`.
-
-    The operands are variables, RuntimeValues or known values.
-    """
-
-    work: Callable[[list[Any]], list[Any]]
-    operands: list[Any]
-    results: list[Any]
-
-
-class Importer(ProgramWriter):
+class Importer(ValueReader):
     """Imports the nodes of a graph into `main` and `startup`.
 
-    `evaluate` runs the program written so far and returns values of its variables; None if nothing can run it. `host_steps` lists the
-    checks and the host calls of a run in order. `fed` has the values of fed variables. With `constants_train`, a constant of more than one
-    float that a node holds is a weight too: some exporters of other tools write all weights so. `constants` names initializers that are not
-    weights, and `trained` names weights even if they are single numbers. `from_front`: no computed index counts from the end of an axis.
-    This holds for models that fluidx exported, because its operators refuse such indices.
+    `opsets` are those of the model; `evaluate` is that of ValueReader; `fed` has the values of fed variables. With `constants_train`, a
+    constant of more than one float that a node holds is a weight too: some exporters of other tools write all weights so. `constants` names
+    initializers that are not weights, and `trained` names weights even if they are single numbers. `from_front`: no computed index counts
+    from the end of an axis. This holds for models that fluidx exported, because its operators refuse such indices.
     """
 
     def __init__(
@@ -73,13 +51,12 @@ class Importer(ProgramWriter):
         trained: Collection[str] = (),
     ):
         load_all()
-        super().__init__(main, startup)
-        self.opsets, self.evaluate = opsets, evaluate
+        super().__init__(main, startup, evaluate)
+        self.opsets = opsets
         self.constants_train, self.from_front = constants_train, from_front
         self.constants, self.trained = constants, trained
         self.env: dict[str, Any] = {}
         self.inputs: list[Variable] = []  # tensors that are fed
-        self.host_steps: list[Check | HostCall] = []
         self.fed: dict[str, np.ndarray] = {}
         self.node_cache: dict[int, tuple[Any, Any]] = {}  # id of a node -> the node, kept alive, and a value made of its attributes
         self.open_axes: dict[int, tuple[Variable, int]] = {}  # number that stands for an open size -> a variable and its axis of that size
@@ -236,7 +213,7 @@ class Importer(ProgramWriter):
     def by_body(self, n: Node) -> Any:
         """Write the nodes of the function that the schema of an operator defines."""
         function, schema = function_of(self, n)
-        names = names_outside(function, n.outputs)
+        names = output_names(function, n.outputs)
         outer, self.env = self.env, dict(zip(function.input, [*n.operands, *[None] * len(function.input)]))
         outer_opsets, self.opsets = self.opsets, {**self.opsets, **opsets_of(function)}
         try:
@@ -246,53 +223,7 @@ class Importer(ProgramWriter):
         finally:
             self.env, self.opsets = outer, outer_opsets
 
-    # -- values -----------------------------------------------------------------------------------------------------------------
-
-    def array(self, value: Any) -> Any:
-        """The known value on the host: an array or a list. A Weight gives its array, open sizes the numbers that stand for them."""
-        return map_leaves(self.unwrapped(value), lambda v: v.value if isinstance(v, RuntimeValue) else v)
-
-    @staticmethod
-    def unwrapped(value: Any) -> Any:
-        """A value with arrays in place of Weights and open sizes. Variables and RuntimeValues stay."""
-        return map_leaves(value, lambda v: v.array if isinstance(v, (Weight, OpenSizes)) else v)
-
-    def resolved(self, value: Any, n: Node | None = None) -> Any:
-        """The value, or for a RuntimeValue its value in this run, which later runs check."""
-        return self.value(value, n) if isinstance(value, RuntimeValue) else value
-
-    def value(self, value: Any, n: Node | None = None) -> Any:
-        """A value on the host; for a list, all its elements. Raises OnnxError if it must be computed and nothing can run the program."""
-        wanted = [v for v in leaves(value) if isinstance(v, (Variable, RuntimeValue))]
-        now = self._current(wanted, n)
-        self.host_steps.extend(map(Check, wanted, deepcopy(now)))  # copied: the caller may change arrays that it fed
-        known = iter(now)
-        return map_leaves(value, lambda v: next(known) if isinstance(v, (Variable, RuntimeValue)) else self.array(v))
-
-    def _current(self, values: list[Any], n: Node | None = None) -> list[Any]:
-        """The values in the run that the program is written for."""
-        wanted = [v for v in leaves(values) if isinstance(v, Variable)]
-        if not wanted:
-            return list(self.array(values))
-        if self.evaluate is None:
-            who = f"node {n.proto.name or n.op_type!r} ({n.op_type})" if n is not None else "the model"
-            raise OnnxError(
-                f"{who} needs the value of {wanted[0].name!r} to know sizes or control flow, but this value depends on the feeds. If "
-                "sizes determine it, give them: load(shapes=...). fx.onnx.session runs such models"
-            )
-        computed = iter(self.evaluate(self.main, wanted))
-        self.keep_names(wanted)
-        return list(map_leaves(values, lambda v: next(computed) if isinstance(v, Variable) else self.array(v)))
-
-    def variable(self, value: Any) -> Variable:
-        """A value as a variable of the program: the result of operators for sizes or a small constant, a parameter, or a state variable."""
-        if isinstance(value, Variable):
-            return value
-        known = self._made.get(id(value))
-        if known is None:
-            known = self._made[id(value)] = value, value.write() if isinstance(value, OpenSizes) else constant(self, value)
-            self._fixed.add(known[1].name)
-        return known[1]
+    # -- inputs and weights ---------------------------------------------------------------------------------------------------------------
 
     def node_constant(self, name: str, array: np.ndarray) -> Any:
         """An array that a node holds, as a Weight if constants of nodes are trained."""

@@ -19,7 +19,7 @@ def checked_shape(shape: Sequence[int], itemsize: int = 8) -> tuple[int, ...]:
     """`shape` as integers. Raises ProgramError if a size is negative or the machine has too little memory."""
     shape = tuple(int(d) for d in shape)
     if any(d < 0 for d in shape):
-        raise ProgramError(f"it asks for the shape {list(shape)}: sizes are not negative")
+        raise ProgramError(f"it asks for the shape {list(shape)}: sizes must not be negative")
     if len(shape) > AXES or prod(max(d, 1) for d in shape) * itemsize >= 2**63:
         raise ProgramError(f"it asks for {len(shape)} axes and the shape {str(list(shape)):.200}, which no array has")
     if prod(shape) * itemsize > MEMORY:

@@ -163,7 +163,7 @@ def _declare_no_tensor(importer: Importer, i: Any, given: Sequence[int | str] | 
     try:
         declared = value_type(i.type, named)
         if given is not None:
-            raise OnnxError(f"shapes gives it the sizes {list(given)}, and it is {declared}; leave it out there")
+            raise OnnxError(f"shapes gives it the sizes {list(given)}, but it is {declared}; leave it out of shapes")
         importer.data(i.name, type=declared)
     except ProgramError as e:
         raise OnnxError(f"input {i.name!r}: {e}") from None

@@ -111,7 +111,7 @@ class Node:
         """The names of the attributes that the node has."""
         return set(self._attrs)
 
-    def once(self, make: Callable[[], Any]) -> Any:
+    def cached(self, make: Callable[[], Any]) -> Any:
         """The result of `make`, which depends only on the attributes. It is called in the first run of this node and then cached."""
         kept = self.importer.node_cache
         if id(self.proto) not in kept:

@@ -77,7 +77,7 @@ def initialized(graph: Any) -> set[str]:
     return {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
 
 
-class _Form(NamedTuple):
+class _Signature(NamedTuple):
     """The numbers of operands and outputs that an operator may have, its required operands, and the types of its attributes."""
 
     operands: tuple[int, int]
@@ -87,7 +87,7 @@ class _Form(NamedTuple):
     required: tuple[str, ...]
 
 
-def check_form(model: Any) -> None:
+def check_signatures(model: Any) -> None:
     """Raise OnnxError for names that are defined twice or not at all, and for nodes that do not match the schema of their operator."""
     opsets = opsets_of(model)
     _check_graph(model.graph, opsets, set(), 0)
@@ -136,8 +136,8 @@ def _check_nodes(nodes: Sequence[Any], opsets: Mapping[str, int], known: set[str
                 raise OnnxError(f"{who} defines {name!r}, which an earlier node defines too")
             made.add(name)
         known.update(node.output)
-        form = _form(node, who, opsets)
-        if form is not None and (what := _unlike(node, form)):
+        form = _signature(node, who, opsets)
+        if form is not None and (what := _mismatch(node, form)):
             raise OnnxError(f"{who}: {what}")
     return known
 
@@ -150,10 +150,10 @@ def graphs_of(node: Any) -> Iterator[Any]:
         yield from a.graphs
 
 
-def _form(node: Any, who: str, opsets: Mapping[str, int]) -> _Form | None:
+def _signature(node: Any, who: str, opsets: Mapping[str, int]) -> _Signature | None:
     """The form of a node's operator; None if the model defines it as a function, or if its domain is unknown."""
     domain = domain_of(node.domain)
-    form = _form_of(node.op_type, domain, opsets[domain]) if domain in opsets else None
+    form = _signature_of(node.op_type, domain, opsets[domain]) if domain in opsets else None
     if form is None and not domain:
         from onnx import defs
 
@@ -168,7 +168,7 @@ def _form(node: Any, who: str, opsets: Mapping[str, int]) -> _Form | None:
 
 
 @cache
-def _form_of(op_type: str, domain: str, opset: int) -> _Form | None:
+def _signature_of(op_type: str, domain: str, opset: int) -> _Signature | None:
     from onnx import defs
 
     try:
@@ -178,10 +178,10 @@ def _form_of(op_type: str, domain: str, opset: int) -> _Form | None:
     single = tuple(p.option == defs.OpSchema.FormalParameterOption.Single for p in schema.inputs)
     attributes = {name: int(a.type.value) for name, a in schema.attributes.items()}
     required = tuple(name for name, a in schema.attributes.items() if a.required)
-    return _Form((schema.min_input, schema.max_input), (schema.min_output, schema.max_output), single, attributes, required)
+    return _Signature((schema.min_input, schema.max_input), (schema.min_output, schema.max_output), single, attributes, required)
 
 
-def _unlike(node: Any, form: _Form) -> str:
+def _mismatch(node: Any, form: _Signature) -> str:
     """How a node differs from the form of its operator; "" if it matches."""
     from onnx import AttributeProto
 

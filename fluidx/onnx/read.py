@@ -9,9 +9,9 @@ from typing import Any
 from . import limits
 from .check import all_graphs, check_names, check_supported, check_valid
 from .errors import OnnxError, need_onnx
-from .external_data import load_outside, outside
+from .external_data import external_tensors, load_external_tensors
 from .file_kinds import looks_like
-from .normalize import NEWEST, check_form, domain_of, opsets_of, with_one_opset
+from .normalize import NEWEST, check_signatures, domain_of, opsets_of, with_one_opset
 from .upgrade_opset import reveal, upgraded
 from .values import dense_of
 
@@ -28,12 +28,12 @@ def read(source: Any, strict: bool = False) -> Any:
     the model cannot be converted; if `strict`, also if the standard's checker refuses it.
     """
     model = parse_model(source)
-    if lying := outside(model):
-        raise OnnxError(f"tensor {lying[0].name!r} is stored in another file; load the model by its path")
+    if external := external_tensors(model):
+        raise OnnxError(f"tensor {external[0].name!r} is stored in another file; load the model by its path")
     check_names(model)
     model = with_one_opset(model)
     check_supported(model)
-    check_form(model)
+    check_signatures(model)
     if strict:
         check_valid(model)
     model = _with_dense(model)
@@ -70,7 +70,7 @@ def parse_model(source: Any) -> Any:
         kind = looks_like(data, len(data), path)
         raise OnnxError(f"{path or 'the bytes'}: not an ONNX model: {f'it looks like {kind}' if kind else why}")
     if path is not None:
-        load_outside(model, path)
+        load_external_tensors(model, path)
     return model
 
 
@@ -82,7 +82,7 @@ def _content(path: Path) -> bytes:
             has = f"it contains {', '.join(inside[:5])}" if inside else "it contains no .onnx file"
             raise OnnxError(f"{path} is a folder, not a model file; {has}")
         if path.exists() and not path.is_file():
-            raise OnnxError(f"{path} is a pipe or a device, and a model is a file")
+            raise OnnxError(f"{path} is a pipe or a device, not a model file")
         size = path.stat().st_size
         with path.open("rb") as stream:
             data = stream.read(size if size <= _MOST_BYTES else _BEGINNING)

@@ -57,7 +57,7 @@ def _type_of(importer: Importer, value: Any) -> Any:
     return type_proto(importer.array(value))
 
 
-def names_outside(function: Any, outputs: Sequence[str]) -> dict[str, str]:
+def output_names(function: Any, outputs: Sequence[str]) -> dict[str, str]:
     """Names of a function's outputs -> names of the node's outputs, for names that the body does not use inside."""
     if any(a.HasField("g") for p in function.node for a in p.attribute):
         return {}  # a sub-graph may read them

@@ -40,7 +40,7 @@ class Session:
         self._types = {i.name: i.type for i in self.graph.input}
         self.outputs = [o.name for o in self.graph.output]
         self._plans: OrderedDict[tuple, list[tuple[StagedPlan, dict[str, Any]]]] = OrderedDict()
-        self._kept: dict[int, tuple[Any, Any]] = {}
+        self._node_cache: dict[int, tuple[Any, Any]] = {}
         self._executor = Executor(CPUPlace())
 
     def run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
@@ -132,7 +132,7 @@ class Session:
         """A plan, and for each input the name of its variable or its RuntimeValue."""
         main, startup = Program(program_name(self.graph)), Program(f"{program_name(self.graph)}_startup")
         importer = Importer(main, startup, self.opsets)
-        importer.node_cache = self._kept
+        importer.node_cache = self._node_cache
         importer.take_weights(self.graph)
         given = {n: importer.add_runtime_value(n, v, fits_program(v) and n not in self.optional) for n, v in fed.items()}
         importer.evaluate = run_once(importer)

@@ -11,7 +11,7 @@ from ..executor import Executor
 from ..executor.scope import Scope
 from ..ir import Program, Variable, flow
 from ..rewrite.live import live_ops
-from .importer import Check, HostCall
+from .value_reader import Check, HostCall
 from .values import ABSENT, RuntimeValue, leaves, map_leaves
 
 HostSteps = Sequence[Check | HostCall]
@@ -53,12 +53,12 @@ class StagedPlan:
                 known.update(zip(fetch, found, strict=True))
             if not all(_same(_filled(of, known), expected) for of, expected in checks):
                 return None
-            if call is not None and not _made(call, known):
+            if call is not None and not _call_host(call, known):
                 return None
         return [map_leaves(_filled(v, known), _copied) for v in self.outputs]
 
 
-def _made(call: HostCall, known: Known) -> bool:
+def _call_host(call: HostCall, known: Known) -> bool:
     """Make a call and store its results in `known`. False if a result has a shape that the program was not written for."""
     for result, value in zip(call.results, call.work([_filled(v, known) for v in call.operands])):
         if not isinstance(result, Variable):

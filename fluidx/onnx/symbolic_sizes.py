@@ -39,7 +39,7 @@ def is_open(number: int) -> bool:
     return _LEAST <= number < _MOST
 
 
-def _opened(x: Any) -> Any:
+def _are_open(x: Any) -> Any:
     return (x >= _LEAST) & (x < _MOST)
 
 
@@ -56,7 +56,7 @@ def open_size_outputs(n: Node) -> Any:
         if use is None:
             return _computed_on_host(n)
         if use is not _reshape and not n.operands[at[0]].exact:  # a reshape compares numbers of elements
-            raise _refused(n, "it takes an open size that was divided, perhaps with a remainder")
+            raise _refusal(n, "it takes an open size that was divided, perhaps with a remainder")
         return use(n)
     except OnnxError as refused:
         try:
@@ -71,7 +71,7 @@ def computed(n: Node) -> Any:
     return n.importer.outputs_of(type(n)(n.importer, n.proto, operands))
 
 
-def _refused(n: Node, why: str) -> Exception:
+def _refusal(n: Node, why: str) -> Exception:
     inputs = {v.name: v.shape for v in n.importer.inputs if ANY in v.shape}
     name, shape = next(iter(inputs.items()), ("x", (ANY,)))
     fixed = ", ".join("8" if d == ANY else str(d) for d in shape)
@@ -98,7 +98,7 @@ def _shape(n: Node, v: Variable) -> Any:
     if n.op_type == "Size" and sum(map(is_open, found)) > 1:
         return write()
     made = np.array([found[k] for k in axes] if n.op_type == "Shape" else prod(found), np.int64)
-    return _wrapped(made, write, True, np.where(_opened(made), 0, made))
+    return _open_or_known(made, write, True, np.where(_are_open(made), 0, made))
 
 
 def _sizes(n: Node, v: Variable) -> list[int]:
@@ -122,15 +122,15 @@ _INTEGER = (6, 7)  # ONNX's codes of int32 and int64
 def _computed_on_host(n: Node) -> Any:
     values = [n.importer.array(v) for v in n.operands]
     if any(isinstance(v, Variable) for v in values):
-        raise _refused(n, "it takes an open size together with a value that the program computes")
+        raise _refusal(n, "it takes an open size together with a value that the program computes")
     cast = n.op_type == "Cast" and n.attr("to") in _INTEGER
     moved = len(n.operands) if n.op_type == "Concat" else int(n.op_type in _MOVES)  # the first operands, which are only rearranged
     uses_values = [k for k, v in enumerate(n.operands) if isinstance(v, OpenSizes) and k >= moved]
     if uses_values and not (cast or n.op_type in _RULES):
-        raise _refused(n, f"operand {uses_values[0]} depends on an open size")
+        raise _refusal(n, f"operand {uses_values[0]} depends on an open size")
     exact = all(v.exact for v in n.operands if isinstance(v, OpenSizes))
     if n.op_type == "Equal" and not exact:
-        raise _refused(n, "it compares an open size that was divided, perhaps with a remainder")
+        raise _refusal(n, "it compares an open size that was divided, perhaps with a remainder")
 
     def result(values: list[Any]) -> Any:
         values = [v.astype(np.int64) if isinstance(v, np.ndarray) and v.dtype.kind in "iu" else v for v in values]
@@ -143,16 +143,16 @@ def _computed_on_host(n: Node) -> Any:
     least = result([v.least if isinstance(v, OpenSizes) else w for v, w in zip(n.operands, values, strict=True)]) if exact else made
 
     def wrapped(k: int, value: Any, least: Any) -> Any:
-        return _wrapped(value, lambda: n.importer.variable(as_outputs(computed(n))[k]), exact, least)
+        return _open_or_known(value, lambda: n.importer.variable(as_outputs(computed(n))[k]), exact, least)
 
     if isinstance(made, (tuple, Outputs)):
         return Outputs(wrapped(k, v, w) for k, (v, w) in enumerate(zip(made, least, strict=True)))
     return wrapped(0, made, least)
 
 
-def _wrapped(value: Any, write: Callable[[], Variable], exact: bool, least: Any) -> Any:
+def _open_or_known(value: Any, write: Callable[[], Variable], exact: bool, least: Any) -> Any:
     sizes = isinstance(value, (np.ndarray, np.generic)) and value.dtype == np.int64
-    return OpenSizes(np.asarray(value), write, exact, np.asarray(least)) if sizes and _opened(value).any() else value
+    return OpenSizes(np.asarray(value), write, exact, np.asarray(least)) if sizes and _are_open(value).any() else value
 
 
 def _sum(n: Node, x: Any, y: Any) -> Any:
@@ -162,34 +162,34 @@ def _sum(n: Node, x: Any, y: Any) -> Any:
 def _difference(n: Node, x: Any, y: Any) -> Any:
     """The difference of sizes. It has no number if an open size is subtracted, except from a multiple of itself, or if it may be
     negative."""
-    unsure = _opened(y) & ((x % np.where(_opened(y), y, 1) != 0) | (_least(n, 0) < 0) | (_least(n, 1) < 0))
+    unsure = _are_open(y) & ((x % np.where(_are_open(y), y, 1) != 0) | (_least(n, 0) < 0) | (_least(n, 1) < 0))
     if any(isinstance(v, OpenSizes) and not v.exact for v in n.operands) or unsure.any():
-        raise _refused(n, "it subtracts an open size")
+        raise _refusal(n, "it subtracts an open size")
     return _numbers(n, x - y, x, y)
 
 
 def _product(n: Node, x: Any, y: Any) -> Any:
-    if _opened(x).any() and _opened(y).any():
-        raise _refused(n, "it multiplies two open sizes")
+    if _are_open(x).any() and _are_open(y).any():
+        raise _refusal(n, "it multiplies two open sizes")
     return _numbers(n, x * y, x, y)
 
 
 def _quotient(n: Node, x: Any, y: Any) -> Any:
-    if _opened(y).any() or not y.all() or (x % y).any():
-        raise _refused(n, "it divides an open size, perhaps with a remainder")
+    if _are_open(y).any() or not y.all() or (x % y).any():
+        raise _refusal(n, "it divides an open size, perhaps with a remainder")
     return _numbers(n, x // y, x, y)
 
 
 def _numbers(n: Node, made: Any, x: Any, y: Any) -> Any:
     """The result `made`, if its numbers can stand for sizes: they are not negative, and no fraction or multiple is out of range."""
-    if not (_opened(made) | (made == 0) | ~(_opened(x) | _opened(y))).all():
-        raise _refused(n, "it computes with an open size")
+    if not (_are_open(made) | (made == 0) | ~(_are_open(x) | _are_open(y))).all():
+        raise _refusal(n, "it computes with an open size")
     return made
 
 
 def _product_of_all(n: Node, x: Any, axes: Any = None) -> Any:
     if sum(map(is_open, x.ravel().tolist())) > 1:
-        raise _refused(n, "it multiplies more than one open size")
+        raise _refusal(n, "it multiplies more than one open size")
     axis = None if axes is None or not axes.size else tuple(axes.tolist())
     if axis is None and n.attr("noop_with_empty_axes", 0):
         return x
@@ -201,9 +201,9 @@ def _equal(n: Node, x: Any, y: Any) -> Any:
     unknown."""
     a, b, least_a, least_b = np.broadcast_arrays(x, y, _least(n, 0), _least(n, 1))
     alike = (a == b) & (least_a >= 0) & (least_b >= 0)
-    apart = _opened(a) & ~_opened(b) & (b < least_a) | _opened(b) & ~_opened(a) & (a < least_b)
-    if not (alike | apart | ~_opened(a) & ~_opened(b)).all():
-        raise _refused(n, "it compares an open size")
+    apart = _are_open(a) & ~_are_open(b) & (b < least_a) | _are_open(b) & ~_are_open(a) & (a < least_b)
+    if not (alike | apart | ~_are_open(a) & ~_are_open(b)).all():
+        raise _refusal(n, "it compares an open size")
     return x == y
 
 
@@ -235,7 +235,7 @@ def _reshape(n: Node) -> Variable:
         sizes[sizes.index(ANY)] = prod(have) // rest
     shape = [(0 if k < len(have) and have[k] == d else ANY) if is_open(d) else d for k, d in enumerate(sizes)]
     if shape.count(ANY) > 1:
-        raise _refused(n, "more than one size of its result is open")
+        raise _refusal(n, "more than one size of its result is open")
     return n.b.reshape(x, shape=tuple(shape))
 
 
@@ -245,7 +245,7 @@ def _expand(n: Node) -> Variable:
     axes = max(len(have), len(target))
     have, target = [1] * (axes - len(have)) + have, [1] * (axes - len(target)) + target
     if any(is_open(h) and t not in (1, h) for h, t in zip(have, target, strict=True)):
-        raise _refused(n, "it would repeat along an open axis if that axis has one element")
+        raise _refusal(n, "it would repeat along an open axis if that axis has one element")
     return _repeat(n, x, [t if h == 1 else 1 for h, t in zip(have, target, strict=True)])
 
 
@@ -269,7 +269,7 @@ def _constant_of_shape(n: Node) -> Variable:
 
 def _like(n: Node, number: int, shape: list[int], axis: int, dtype: str, value: float) -> Variable:
     if number not in n.importer.open_axes:
-        raise _refused(n, f"axis {axis} of its result is computed from an open size")
+        raise _refusal(n, f"axis {axis} of its result is computed from an open size")
     v, source = n.importer.open_axes[number]
     shape = [ANY if k == axis else d for k, d in enumerate(shape)]
     return n.b.fill_constant_batch_size_like(v, shape=tuple(shape), dtype=dtype, value=value, input_dim_idx=source, output_dim_idx=axis)

@@ -139,7 +139,7 @@ def _check_reached(program: Program, loss: Variable) -> None:
     from ..backward import gradients
 
     if not isinstance(loss, Variable) or loss.block.program is not program:
-        raise OnnxError(f"set_training: loss must give a Variable of the model's program, got {loss!r}")
+        raise OnnxError(f"set_training: loss must return a Variable of the model's program, got {loss!r}")
     block, live = program.global_block(), flow.live_ops(program, [loss.name], given=set())
     read = {n for op in live for n in flow.reads(program, op)}
     wanted = [p.name for p in program.all_parameters() if p.name in read and not p.stop_gradient]

@@ -62,14 +62,14 @@ class Forest:
                     return at
                 node, row = node[inner], row[inner]
             value = x[row, self.feature[node]]
-            node = np.where(self._says_yes(node, value), self.yes[node], self.no[node])
+            node = np.where(self._goes_to_yes(node, value), self.yes[node], self.no[node])
             if left is None:
                 at = node
             else:
                 at[left] = node
         raise OnnxError("a tree of the ensemble has a cycle")
 
-    def _says_yes(self, node: np.ndarray, value: np.ndarray) -> np.ndarray:
+    def _goes_to_yes(self, node: np.ndarray, value: np.ndarray) -> np.ndarray:
         found = np.zeros(len(node), bool)
         for mode in self.kinds:
             here = np.flatnonzero(self.mode[node] == mode) if len(self.kinds) > 1 else slice(None)
@@ -81,9 +81,9 @@ class Forest:
                 found[these] = np.isin(value[these], self.members[int(one)])
         return np.where(np.isnan(value), found | self.missing[node], found)
 
-    def added(self, x: np.ndarray, targets: int, how: str) -> np.ndarray:
+    def combined(self, x: np.ndarray, targets: int, how: str) -> np.ndarray:
         """[rows, targets]: for each row the sum, the minimum or the maximum of the weights of its leaves, or 0 if there are none."""
-        found = self._natively(x, targets, how) if native.enabled() else None
+        found = self._by_c_kernel(x, targets, how) if native.enabled() else None
         if found is None:
             step = max(_AT_ONCE // max(len(self.roots), 1), 1)
             parts = [self._part(x[k : k + step], targets, how) for k in range(0, len(x), step)]
@@ -102,8 +102,8 @@ class Forest:
         (np.minimum if least else np.maximum).at(found, place, self.weight[entry])
         return np.where(np.isinf(found), 0, found).reshape(-1, targets)
 
-    def _natively(self, x: np.ndarray, targets: int, how: str) -> np.ndarray | None:
-        """`added` by the C kernel, or None where it does not cover this forest."""
+    def _by_c_kernel(self, x: np.ndarray, targets: int, how: str) -> np.ndarray | None:
+        """`combined` by the C kernel, or None where it does not cover this forest."""
         if x.dtype not in self._packed:
             self._packed[x.dtype] = self._pack(x.dtype)
         p = self._packed[x.dtype]
@@ -119,7 +119,7 @@ class Forest:
     def _pack(self, dtype: np.dtype) -> _Packed | None:
         """The packed ensemble. None for sets of values, which only NumPy supports, and for a damaged ensemble, which C must not follow."""
         count, leaf = len(self.mode), self.mode < 0
-        if dtype.name not in ("float32", "float64") or not count or (self.mode >= len(_COMPARED)).any() or not self._sound():
+        if dtype.name not in ("float32", "float64") or not count or (self.mode >= len(_COMPARED)).any() or not self._is_valid():
             return None
         exact = np.array_equal(self.split, self.split.astype(dtype), equal_nan=True)
         kinds = [("split", dtype if exact else "f8"), ("yes", "i4"), ("no", "i4"), ("feature", "i4"), ("mode", "i1"), ("missing", "i1")]
@@ -130,7 +130,7 @@ class Forest:
         features, targets = int(nodes["feature"].max()) + 1, int(self.target.max(initial=-1)) + 1
         return _Packed(nodes, self.roots.astype("i4"), self.target.astype("i4"), self.weight, features, targets)
 
-    def _sound(self) -> bool:
+    def _is_valid(self) -> bool:
         """Whether all indices are in range and the trees have no cycle."""
         inner, count = self.mode >= 0, len(self.mode)
         named = np.concatenate([self.roots, self.yes[inner], self.no[inner]])

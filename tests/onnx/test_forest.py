@@ -33,26 +33,26 @@ def test_the_kernel_goes_where_numpy_goes(modes, how, monkeypatch):
         f = forest(rng, 7, 3, 3, list(modes), splits)
         x = rng.integers(-3, 4, (rows, 5)).astype(dtype)  # whole numbers meet the splits
         x[rng.random(x.shape) < 0.1] = np.nan
-        assert f._natively(x, 3, how) is not None
-        found = f.added(x, 3, how)
+        assert f._by_c_kernel(x, 3, how) is not None
+        found = f.combined(x, 3, how)
         with monkeypatch.context() as m:
             m.setenv("FLUIDX_KERNELS", "numpy")
-            assert np.array_equal(f.added(x, 3, how), found)
+            assert np.array_equal(f.combined(x, 3, how), found)
 
 
 def test_numpy_takes_what_the_kernel_does_not():
     rng = np.random.default_rng(0)
     f = forest(rng, 2, 2, 2, [0])
     x = np.zeros((3, 5), "float32")
-    assert f._natively(x[:, :1], 2, "SUM") is None and f._natively(x, 1, "SUM") is None
-    assert f._natively(x.astype("float16"), 2, "SUM") is None
+    assert f._by_c_kernel(x[:, :1], 2, "SUM") is None and f._by_c_kernel(x, 1, "SUM") is None
+    assert f._by_c_kernel(x.astype("float16"), 2, "SUM") is None
     f = forest(rng, 2, 2, 2, [0])
     f.mode[0] = MODES.index("BRANCH_MEMBER")
-    assert f._natively(x, 2, "SUM") is None
+    assert f._by_c_kernel(x, 2, "SUM") is None
 
 
 def test_a_way_back_is_found_out():
     f = forest(np.random.default_rng(0), 1, 2, 1, [0])
     f.yes[1:3] = f.no[1:3] = 0
     with pytest.raises(OnnxError, match="has a cycle"):
-        f.added(np.zeros((2, 5), "float32"), 1, "SUM")
+        f.combined(np.zeros((2, 5), "float32"), 1, "SUM")

@@ -222,7 +222,7 @@ def test_tensors_outside_of_the_file_are_confined_to_its_folder(tmp_path, place,
     [
         ([2**18, 2**18], TensorProto.FLOAT, "64 GB, and this machine has"),
         ([2**62, 2**62], TensorProto.FLOAT, "which no array has"),
-        ([-2, 3], TensorProto.FLOAT, "sizes are not negative"),
+        ([-2, 3], TensorProto.FLOAT, "sizes must not be negative"),
         ([2, 3], TensorProto.STRING, "has strings, which a model cannot store in another file"),
         ([2, 3], 99, "there is no tensor type 99"),
     ],

@@ -281,7 +281,7 @@ def test_branches_read_sequences():
 
 def test_shapes_are_of_tensors_and_feeds_of_the_declared_type():
     m = model("g (seq(float[2]) s) => (float[m] y) { y = ConcatFromSequence <axis = 0> (s) }")
-    with pytest.raises(OnnxError, match=r"input 's': shapes gives it the sizes \[3\], and it is seq<f32\[2\]>; leave it out there"):
+    with pytest.raises(OnnxError, match=r"input 's': shapes gives it the sizes \[3\], but it is seq<f32\[2\]>; leave it out of shapes"):
         fx.onnx.load(m, shapes={"s": [3]})
     with pytest.raises(fx.FeedError, match=r"variable 's' is declared seq<f32\[2\]>, in the feed element 1 is f32\[3\], expected f32\[2\]"):
         ran(fx.onnx.load(m), [np.zeros(2, "float32"), np.zeros(3, "float32")])

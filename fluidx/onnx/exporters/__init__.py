@@ -13,7 +13,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 ExportFunction = Callable[["Op"], "str | Mapping[str, Any]"]
 EXPORTERS: dict[str, ExportFunction] = {}

@@ -13,7 +13,7 @@ from .grad import number
 from .product import swapped
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 
 @exports("scaled_dot_product_attention")

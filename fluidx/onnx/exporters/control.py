@@ -10,7 +10,7 @@ from ...ir import flow
 from . import exports
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 
 @exports("cond")

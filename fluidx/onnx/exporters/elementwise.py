@@ -16,7 +16,7 @@ from ..elementwise_names import UNARY
 from . import exports
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 _SAME = {**UNARY, "isinf": "IsInf", "assign": "Identity", "shard": "Identity"}
 
@@ -84,13 +84,13 @@ def dropout(op: Op) -> str | dict[str, str]:
     """In inference, a Dropout node without effect, so that a program that trains the model again knows the rate."""
     rate, upscale = op.attrs["dropout_prob"], op.attrs["dropout_implementation"] == "upscale_in_train"
     if not op.attrs["is_test"]:
-        return _dropping(op, rate, upscale)
+        return _training_dropout(op, rate, upscale)
     if upscale:
         return op.emit("Dropout", op["X"], op.const(np.array(rate, np.float32))) if rate < 1 else op.emit("Identity", op["X"])
     return op.emit("Mul", op["X"], op.const(np.array(1.0 - rate, np_dtype(op.dtype("X")))))
 
 
-def _dropping(op: Op, rate: float, upscale: bool) -> dict[str, str]:
+def _training_dropout(op: Op, rate: float, upscale: bool) -> dict[str, str]:
     if rate >= 1:
         raise op.wrong("it drops everything, which a Dropout node cannot do")
     y, kept = op.emit_many("Dropout", 2, op["X"], op.const(np.array(rate, np.float32)), op.const(np.array(True)), seed=op.attrs["seed"])

@@ -12,7 +12,7 @@ from ...ir.types import ANY
 from . import exports
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 
 def number(op: Op, value: float, slot: str) -> str:
@@ -33,7 +33,7 @@ def _reduced_axes(op: Op) -> list[int]:
     return sorted(d % ndim for d in op.attrs["dim"]) or [*range(ndim)]
 
 
-def _kept(op: Op, slot: str) -> str:
+def _with_reduced_axes(op: Op, slot: str) -> str:
     """A result of the reduction, with its reduced axes back as axes of size 1."""
     axes, ndim = _reduced_axes(op), op.type_of("X").ndim
     if op.attrs["keep_dim"]:
@@ -43,12 +43,12 @@ def _kept(op: Op, slot: str) -> str:
 
 @exports("reduce_sum_grad")
 def reduce_sum_grad(op: Op) -> str:
-    return op.emit("Expand", _kept(op, "Out@GRAD"), op.emit("Shape", op["X"]))
+    return op.emit("Expand", _with_reduced_axes(op, "Out@GRAD"), op.emit("Shape", op["X"]))
 
 
 @exports("reduce_mean_grad")
 def reduce_mean_grad(op: Op) -> str:
-    share = op.emit("Div", _kept(op, "Out@GRAD"), count(op, "X", _reduced_axes(op), op.dtype("Out@GRAD")))
+    share = op.emit("Div", _with_reduced_axes(op, "Out@GRAD"), count(op, "X", _reduced_axes(op), op.dtype("Out@GRAD")))
     return op.emit("Expand", share, op.emit("Shape", op["X"]))
 
 
@@ -63,13 +63,13 @@ def count(op: Op, slot: str, axes: Sequence[int], dtype: str) -> str:
 
 @exports("reduce_max_grad")
 def reduce_max_grad(op: Op) -> str:
-    chosen = op.emit("Equal", op["X"], _kept(op, "Out"))
-    return op.emit("Mul", _kept(op, "Out@GRAD"), op.emit("Cast", chosen, to=op.code(op.dtype("X"))))
+    chosen = op.emit("Equal", op["X"], _with_reduced_axes(op, "Out"))
+    return op.emit("Mul", _with_reduced_axes(op, "Out@GRAD"), op.emit("Cast", chosen, to=op.code(op.dtype("X"))))
 
 
 @exports("logsumexp_grad")
 def logsumexp_grad(op: Op) -> str:
-    return op.emit("Mul", op.emit("Exp", op.emit("Sub", op["X"], _kept(op, "Out"))), _kept(op, "Out@GRAD"))
+    return op.emit("Mul", op.emit("Exp", op.emit("Sub", op["X"], _with_reduced_axes(op, "Out"))), _with_reduced_axes(op, "Out@GRAD"))
 
 
 @exports("reduce_to")
@@ -119,7 +119,7 @@ def log_softmax_grad(op: Op) -> str:
     return op.emit("Sub", op["Out@GRAD"], op.emit("Mul", op.emit("Exp", op["Out"]), total))
 
 
-def _hot(op: Op, slot: str, axis: int) -> str:
+def _one_hot(op: Op, slot: str, axis: int) -> str:
     """1 at the class of each label, else 0, in the shape and dtype of `slot`."""
     t, label = op.type_of(slot), np_dtype(op.dtype("Label"))
     if t.shape[axis] == ANY:
@@ -139,7 +139,7 @@ def softmax_with_cross_entropy_grad(op: Op) -> str:
     if op.attrs["soft_label"]:
         labels = op.reduced("ReduceSum", op["Label"], [axis], True)
         return op.emit("Mul", op.emit("Sub", op.emit("Mul", soft, labels), op["Label"]), op["Loss@GRAD"])
-    return _unless_ignored(op, op.emit("Mul", op.emit("Sub", soft, _hot(op, "Softmax", axis)), op["Loss@GRAD"]), "Softmax")
+    return _unless_ignored(op, op.emit("Mul", op.emit("Sub", soft, _one_hot(op, "Softmax", axis)), op["Loss@GRAD"]), "Softmax")
 
 
 @exports("cross_entropy_grad")
@@ -147,7 +147,7 @@ def cross_entropy_grad(op: Op) -> str:
     share = op.emit("Neg", op.emit("Div", op["Y@GRAD"], op["X"]))
     if op.attrs["soft_label"]:
         return op.emit("Mul", op["Label"], share)
-    chosen = op.emit("Cast", _hot(op, "X", op.type_of("X").ndim - 1), to=op.code("bool"))
+    chosen = op.emit("Cast", _one_hot(op, "X", op.type_of("X").ndim - 1), to=op.code("bool"))
     return _unless_ignored(op, op.emit("Where", chosen, share, number(op, 0, "X")), "X")
 
 

@@ -12,7 +12,7 @@ from ...ir.types import ANY
 from . import exports
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------------------
@@ -74,18 +74,18 @@ def split(op: Op) -> dict[str, Any]:
     axis, parts = op.attrs["axis"], op.op.outputs["Out"]
     sizes = [op.block.desc(n).type.shape[axis] for n in parts]
     if ANY in sizes:
-        return {"Out": _evenly(op, axis, len(parts))}
+        return {"Out": _even_split(op, axis, len(parts))}
     return {"Out": op.emit_many("Split", len(parts), op["X"], op.ints(sizes), axis=axis)}
 
 
-def _evenly(op: Op, axis: int, count: int) -> list[str]:
+def _even_split(op: Op, axis: int, count: int) -> list[str]:
     return op.emit_many("Split", count, op["X"], axis=axis, **({"num_outputs": count} if op.opset >= 18 else {}))
 
 
 @exports("unstack")
 def unstack(op: Op) -> dict[str, Any]:
     axis, count = op.attrs["axis"], len(op.op.outputs["Out"])
-    parts = _evenly(op, axis, count)
+    parts = _even_split(op, axis, count)
     return {"Out": [op.emit("Squeeze", p, op.ints([axis])) for p in parts]}
 
 
@@ -215,10 +215,10 @@ def arg(op: Op) -> str:
 
 @exports("top_k")
 def top_k(op: Op) -> dict[str, Any]:
-    return picked(op, op.ints([op.attrs["k"]]))
+    return top_k_nodes(op, op.ints([op.attrs["k"]]))
 
 
-def picked(op: Op, k: str) -> dict[str, Any]:
+def top_k_nodes(op: Op, k: str) -> dict[str, Any]:
     """The k largest or smallest elements along an axis, and their positions."""
     values, places = op.emit_many("TopK", 2, op["X"], k, axis=op.attrs["axis"], largest=int(op.attrs["largest"]))
     return {"Out": values, "Indices": places}

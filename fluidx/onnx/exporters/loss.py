@@ -10,7 +10,7 @@ from ...ir.dtypes import np_dtype
 from . import exports
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 
 @exports("softmax_with_cross_entropy")

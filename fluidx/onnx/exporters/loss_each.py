@@ -14,12 +14,12 @@ from .grad import count, number
 from .product import single
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 _X, _Y, _G = sym("x"), sym("y"), sym("g")
 
 
-def _each(op: Op, e: Expr, *slots: str) -> str:
+def _expression(op: Op, e: Expr, *slots: str) -> str:
     """An expression in x, y and g, which stand for the operands of the slots in order."""
     return written_out(op, e, {name: op[slot] for name, slot in zip("xyg", slots, strict=False)})
 
@@ -41,7 +41,7 @@ def huber_loss(op: Op) -> dict[str, str]:
 
 @exports("huber_loss_grad")
 def huber_loss_grad(op: Op) -> str:
-    return _each(op, _clipped(_X, op.attrs["delta"]) * _Y, "Residual", "Out@GRAD")
+    return _expression(op, _clipped(_X, op.attrs["delta"]) * _Y, "Residual", "Out@GRAD")
 
 
 @exports("smooth_l1_loss")
@@ -59,7 +59,7 @@ def smooth_l1_loss(op: Op) -> dict[str, str]:
 
 @exports("smooth_l1_loss_grad")
 def smooth_l1_loss_grad(op: Op) -> str:
-    slope = _each(op, _clipped(_X * op.attrs["sigma"] ** 2, 1.0), "Diff")
+    slope = _expression(op, _clipped(_X * op.attrs["sigma"] ** 2, 1.0), "Diff")
     for slot in ("InsideWeight", "OutsideWeight"):
         slope = op.emit("Mul", slope, op[slot]) if op.has(slot) else slope
     more = range(2, op.type_of("Diff").ndim)
@@ -72,13 +72,13 @@ def smooth_l1_loss_grad(op: Op) -> str:
 @exports("log_loss")
 def log_loss(op: Op) -> str:
     e = op.attrs["epsilon"]
-    return _each(op, -_Y * f.log(_X + e) - (1.0 - _Y) * f.log(1.0 - _X + e), "Predicted", "Labels")
+    return _expression(op, -_Y * f.log(_X + e) - (1.0 - _Y) * f.log(1.0 - _X + e), "Predicted", "Labels")
 
 
 @exports("log_loss_grad")
 def log_loss_grad(op: Op) -> str:
     e = op.attrs["epsilon"]
-    return _each(op, ((1.0 - _Y) / (1.0 - _X + e) - _Y / (_X + e)) * _G, "Predicted", "Labels", "Loss@GRAD")
+    return _expression(op, ((1.0 - _Y) / (1.0 - _X + e) - _Y / (_X + e)) * _G, "Predicted", "Labels", "Loss@GRAD")
 
 
 def _log(p: Expr) -> Expr:
@@ -88,28 +88,28 @@ def _log(p: Expr) -> Expr:
 
 @exports("bce_loss")
 def bce_loss(op: Op) -> str:
-    return _each(op, -_Y * _log(_X) - (1.0 - _Y) * _log(1.0 - _X), "X", "Label")
+    return _expression(op, -_Y * _log(_X) - (1.0 - _Y) * _log(1.0 - _X), "X", "Label")
 
 
 @exports("bce_loss_grad")
 def bce_loss_grad(op: Op) -> str:
-    return _each(op, (_X - _Y) / f.max(_X * (1.0 - _X), 1e-12) * _G, "X", "Label", "Out@GRAD")
+    return _expression(op, (_X - _Y) / f.max(_X * (1.0 - _X), 1e-12) * _G, "X", "Label", "Out@GRAD")
 
 
 @exports("hinge_loss")
 def hinge_loss(op: Op) -> str:
-    return _each(op, f.max(1.0 - _X * (_Y * 2.0 - 1.0), 0.0), "Logits", "Labels")
+    return _expression(op, f.max(1.0 - _X * (_Y * 2.0 - 1.0), 0.0), "Logits", "Labels")
 
 
 @exports("hinge_loss_grad")
 def hinge_loss_grad(op: Op) -> str:
     side = _Y * 2.0 - 1.0
-    return _each(op, f.where(_X * side < 1.0, -side * _G, 0.0), "Logits", "Labels", "Loss@GRAD")
+    return _expression(op, f.where(_X * side < 1.0, -side * _G, 0.0), "Logits", "Labels", "Loss@GRAD")
 
 
 @exports("margin_rank_loss")
 def margin_rank_loss(op: Op) -> dict[str, str]:
-    value = _each(op, op.attrs["margin"] - _G * (_X - _Y), "X1", "X2", "Label")
+    value = _expression(op, op.attrs["margin"] - _G * (_X - _Y), "X1", "X2", "Label")
     found = {"Out": op.emit("Relu", value)}
     if op.is_used("Activated"):
         found["Activated"] = op.emit("Cast", op.emit("Greater", value, number(op, 0, "X1")), to=op.code(op.dtype("X1")))
@@ -122,7 +122,7 @@ def margin_rank_loss(op: Op) -> dict[str, str]:
 @exports("kldiv_loss")
 def kldiv_loss(op: Op) -> str:
     known = _Y > 0.0
-    each = _each(op, f.where(known, _Y * (f.log(f.where(known, _Y, 1.0)) - _X), 0.0), "X", "Target")
+    each = _expression(op, f.where(known, _Y * (f.log(f.where(known, _Y, 1.0)) - _X), 0.0), "X", "Target")
     if op.attrs["reduction"] == "none":
         return each
     return _averaged(op, single(op, "ReduceSum", each))

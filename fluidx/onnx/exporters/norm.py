@@ -15,7 +15,7 @@ from .norm_grad import in_training, neighbours, row_statistics
 from .window import channels_first
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 
 @exports("batch_norm")

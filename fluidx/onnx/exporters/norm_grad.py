@@ -14,7 +14,7 @@ from .grad import count, number
 from .window import channels_first, first
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 
 def channel_axes(op: Op) -> tuple[int, list[int]]:

@@ -11,7 +11,7 @@ from . import exports
 from .grad import number
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 _FOLDS = {"prod": ("mul", 16), "max": ("max", 18), "min": ("min", 18)}  # ScatterND's name of the reduction, and its first opset
 
@@ -102,7 +102,7 @@ def _last_equal(op: Op) -> str:
     return op.emit("ArgMax", op.emit("Cast", same, to=op.code("int32")), axis=1, keepdims=0, select_last_index=1)
 
 
-def _cleared(op: Op, slot: str) -> str:
+def _with_zero_rows(op: Op, slot: str) -> str:
     """An operand with zeros in the rows that ids name."""
     rows = op.emit("Gather", op[slot], _ids(op), axis=0)
     zeros = op.emit("ConstantOfShape", op.emit("Shape", rows), value=op.tensor(np.zeros(1, np_dtype(op.dtype(slot)))))
@@ -113,7 +113,7 @@ def _cleared(op: Op, slot: str) -> str:
 def scatter(op: Op) -> str:
     if op.attrs["overwrite"]:
         return op.emit("ScatterND", op["X"], _positions(op, "Ids"), op.emit("Gather", op["Updates"], _last_equal(op), axis=0))
-    return _reduced_into(op, _cleared(op, "X"), _positions(op, "Ids"), op["Updates"])
+    return _reduced_into(op, _with_zero_rows(op, "X"), _positions(op, "Ids"), op["Updates"])
 
 
 @exports("scatter_grad")
@@ -125,7 +125,7 @@ def scatter_grad(op: Op) -> dict[str, str]:
         stays = op.emit("Cast", op.emit("Equal", last, op.emit("Range", zero, count, one)), to=op.code(op.dtype("Out@GRAD")))
         more = range(1, op.type_of("Out@GRAD").ndim)
         rows = op.emit("Mul", rows, op.emit("Unsqueeze", stays, op.ints(more)) if more else stays)
-    return {"X@GRAD": _cleared(op, "Out@GRAD"), "Updates@GRAD": rows}
+    return {"X@GRAD": _with_zero_rows(op, "Out@GRAD"), "Updates@GRAD": rows}
 
 
 @exports("scatter_nd_add")

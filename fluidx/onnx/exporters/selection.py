@@ -8,10 +8,10 @@ import numpy as np
 
 from ...ir.dtypes import np_dtype
 from . import exports
-from .layout import picked
+from .layout import top_k_nodes
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 
 def _sizes(op: Op, slot: str) -> str:
@@ -90,7 +90,7 @@ def slice_by(op: Op) -> str:
 
 @exports("top_k_by")
 def top_k_by(op: Op) -> dict[str, Any]:
-    return picked(op, _sizes(op, "K"))
+    return top_k_nodes(op, _sizes(op, "K"))
 
 
 @exports("fill_by")

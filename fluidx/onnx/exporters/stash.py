@@ -10,7 +10,7 @@ from ...ir.dtypes import np_dtype
 from . import exports
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 
 def _row(op: Op, slot: str) -> str:

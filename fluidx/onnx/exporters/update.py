@@ -12,7 +12,7 @@ from ...ops.update.base import work_dtype
 from . import exports
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 TRAINING = "ai.onnx.preview.training"
 
@@ -59,7 +59,7 @@ def _n(op: Op | _Update, value: float) -> str:
     return op.const(np.array(value, np_dtype(op.dtype("Param"))))
 
 
-def _moved(op: Op | _Update, step: str) -> str:
+def _minus(op: Op | _Update, step: str) -> str:
     return op.emit("Sub", op["Param"], step)
 
 
@@ -73,16 +73,16 @@ def _square(op: Op | _Update) -> str:
     return op.emit("Mul", op["Grad"], op["Grad"])
 
 
-def _over_root(op: Op | _Update, value: str, square: str, epsilon: str) -> str:
+def _divided_by_root(op: Op | _Update, value: str, square: str, epsilon: str) -> str:
     return op.emit("Div", value, op.emit("Add", op.emit("Sqrt", square), epsilon))
 
 
 @_update("sgd")
 def sgd(op: _Update) -> str:
-    return _moved(op, op.emit("Mul", op["LearningRate"], op["Grad"]))
+    return _minus(op, op.emit("Mul", op["LearningRate"], op["Grad"]))
 
 
-def _standard(op: _Update, op_type: str, state: str, **attrs: Any) -> dict[str, str]:
+def _training_operator(op: _Update, op_type: str, state: str, **attrs: Any) -> dict[str, str]:
     """An operator of the training domain. With these attributes its step count has no effect."""
     rate, step = op.emit("Reshape", op["LearningRate"], op.ints([])), op.const(np.array(1, np.int64))
     param, moved = op.emit_many(op_type, 2, rate, step, op["Param"], op["Grad"], op[state], domain=TRAINING, **attrs)
@@ -92,12 +92,12 @@ def _standard(op: _Update, op_type: str, state: str, **attrs: Any) -> dict[str, 
 @_update("momentum")
 def momentum(op: _Update) -> dict[str, str]:
     mode = "nesterov" if op.attrs["use_nesterov"] else "standard"
-    return _standard(op, "Momentum", "Velocity", alpha=op.attrs["mu"], beta=1.0, norm_coefficient=0.0, mode=mode)
+    return _training_operator(op, "Momentum", "Velocity", alpha=op.attrs["mu"], beta=1.0, norm_coefficient=0.0, mode=mode)
 
 
 @_update("adagrad")
 def adagrad(op: _Update) -> dict[str, str]:
-    return _standard(op, "Adagrad", "Moment", epsilon=op.attrs["epsilon"], decay_factor=0.0, norm_coefficient=0.0)
+    return _training_operator(op, "Adagrad", "Moment", epsilon=op.attrs["epsilon"], decay_factor=0.0, norm_coefficient=0.0)
 
 
 @_update("adam", "adamw")
@@ -107,7 +107,7 @@ def adam(op: _Update) -> dict[str, str]:
     root = op.emit("Sqrt", op.emit("Sub", one, op["Beta2Pow"]))
     rate = op.emit("Div", op.emit("Mul", op["LearningRate"], root), op.emit("Sub", one, op["Beta1Pow"]))
     first, second = _decayed(op, "Moment1", "beta1", op["Grad"]), _decayed(op, "Moment2", "beta2", _square(op))
-    step = op.emit("Mul", _over_root(op, first, second, op.emit("Mul", root, _n(op, a["epsilon"]))), rate)
+    step = op.emit("Mul", _divided_by_root(op, first, second, op.emit("Mul", root, _n(op, a["epsilon"]))), rate)
     start = op["Param"]
     if op.type == "adamw":
         start = op.emit("Mul", start, op.emit("Sub", one, op.emit("Mul", op["LearningRate"], _n(op, a["coeff"]))))
@@ -120,14 +120,14 @@ def adamax(op: _Update) -> dict[str, str]:
     known = op.emit("Add", op.emit("Mul", op["InfNorm"], _n(op, op.attrs["beta2"])), _n(op, op.attrs["epsilon"]))
     norm = op.emit("Max", known, op.emit("Abs", op["Grad"]))
     rate = op.emit("Div", op["LearningRate"], op.emit("Sub", _n(op, 1.0), op["Beta1Pow"]))
-    return {"ParamOut": _moved(op, op.emit("Mul", op.emit("Div", moment, norm), rate)), "MomentOut": moment, "InfNormOut": norm}
+    return {"ParamOut": _minus(op, op.emit("Mul", op.emit("Div", moment, norm), rate)), "MomentOut": moment, "InfNormOut": norm}
 
 
 @_update("decayed_adagrad")
 def decayed_adagrad(op: _Update) -> dict[str, str]:
     moment = _decayed(op, "Moment", "decay", _square(op))
-    step = _over_root(op, op["Grad"], moment, _n(op, op.attrs["epsilon"]))
-    return {"ParamOut": _moved(op, op.emit("Mul", step, op["LearningRate"])), "MomentOut": moment}
+    step = _divided_by_root(op, op["Grad"], moment, _n(op, op.attrs["epsilon"]))
+    return {"ParamOut": _minus(op, op.emit("Mul", step, op["LearningRate"])), "MomentOut": moment}
 
 
 @_update("adadelta")
@@ -136,7 +136,7 @@ def adadelta(op: _Update) -> dict[str, str]:
     ratio = op.emit("Div", op.emit("Add", op["AvgSquaredUpdate"], epsilon), op.emit("Add", squares, epsilon))
     step = op.emit("Mul", op.emit("Sqrt", ratio), op["Grad"])
     updates = _decayed(op, "AvgSquaredUpdate", "rho", op.emit("Mul", step, step))
-    return {"ParamOut": _moved(op, op.emit("Mul", step, op["LearningRate"])), "AvgSquaredGradOut": squares, "AvgSquaredUpdateOut": updates}
+    return {"ParamOut": _minus(op, op.emit("Mul", step, op["LearningRate"])), "AvgSquaredGradOut": squares, "AvgSquaredUpdateOut": updates}
 
 
 @_update("rmsprop")
@@ -149,7 +149,7 @@ def rmsprop(op: _Update) -> dict[str, str]:
     root = op.emit("Sqrt", op.emit("Add", spread, _n(op, op.attrs["epsilon"])))
     step = op.emit("Div", op.emit("Mul", op["LearningRate"], op["Grad"]), root)
     found["MomentOut"] = moment = op.emit("Add", op.emit("Mul", op["Moment"], _n(op, op.attrs["momentum"])), step)
-    return {**found, "ParamOut": _moved(op, moment)}
+    return {**found, "ParamOut": _minus(op, moment)}
 
 
 @exports("ema_update")

@@ -14,7 +14,7 @@ from . import exports
 from .selection import single
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 
 def _position(op: Op) -> list[str]:
@@ -107,7 +107,7 @@ _LISTS = {"string": "strings", "int64": "int64s", "float32": "floats"}
 _ML = "ai.onnx.ml"
 
 
-def _named(op: Op, texts: str, numbers: str) -> dict[str, Any]:
+def _keys_attribute(op: Op, texts: str, numbers: str) -> dict[str, Any]:
     """The attribute that lists the keys."""
     keys = list(op.attrs["keys"])
     return {texts if isinstance(keys[0], str) else numbers: keys, "domain": _ML}
@@ -117,14 +117,14 @@ def _named(op: Op, texts: str, numbers: str) -> dict[str, Any]:
 def zip_map(op: Op) -> str:
     if op.dtype("X") != "float32":
         raise op.wrong(f"ZipMap takes float32, X is {op.dtype('X')}")
-    return op.emit("ZipMap", op["X"], **_named(op, "classlabels_strings", "classlabels_int64s"))
+    return op.emit("ZipMap", op["X"], **_keys_attribute(op, "classlabels_strings", "classlabels_int64s"))
 
 
 @exports("dict_vectorizer")
 def dict_vectorizer(op: Op) -> str:
     if not isinstance(op.type_of("X"), MapType):
         raise op.wrong(f"DictVectorizer takes one map, X is {op.type_of('X')}")
-    return op.emit("DictVectorizer", op["X"], **_named(op, "string_vocabulary", "int64_vocabulary"))
+    return op.emit("DictVectorizer", op["X"], **_keys_attribute(op, "string_vocabulary", "int64_vocabulary"))
 
 
 @exports("cast_map")

@@ -10,7 +10,7 @@ from ...ops.nn.windows import four_pads, pair, place_windows
 from . import exports
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 
 def channels_first(op: Op, slot: str, layout: str, emit: Callable[[str], str]) -> str:
@@ -55,11 +55,11 @@ def conv_transpose(op: Op) -> str:
     if a["output_size"]:
         if "pads" not in attrs:
             raise op.wrong("ONNX has no output_size together with padding_algorithm; give paddings")
-        attrs["output_padding"] = _longer(op, attrs)
+        attrs["output_padding"] = _extra_elements(op, attrs)
     return channels_first(op, "Input", a["data_format"], lambda x: op.emit("ConvTranspose", x, op["Filter"], **attrs))
 
 
-def _longer(op: Op, attrs: dict[str, Any]) -> list[int]:
+def _extra_elements(op: Op, attrs: dict[str, Any]) -> list[int]:
     """The extra elements of the result beyond the smallest possible size."""
     image = image_of(op, "Input")
     if ANY in image:
@@ -80,7 +80,7 @@ def pool(op: Op) -> str:
         return channels_first(op, "X", layout, lambda x: op.emit(f"Global{kind}Pool", x))
     attrs: dict[str, Any] = {"count_include_pad": int(not a["exclusive"])} if kind == "Average" else {}
     size = pair(op.type, "ksize", a["ksize"], 1)
-    attrs |= _cells(op) if a["adaptive"] else {"kernel_shape": list(size), **_steps(op, "strides"), **_pads(op)}
+    attrs |= _adaptive_windows(op) if a["adaptive"] else {"kernel_shape": list(size), **_steps(op, "strides"), **_pads(op)}
     if a["ceil_mode"]:
         attrs |= _last_windows(op)
     return channels_first(op, "X", layout, lambda x: op.emit(f"{kind}Pool", x, **attrs))
@@ -103,7 +103,7 @@ def image_of(op: Op, slot: str) -> tuple[int, ...]:
     return shape[2:] if op.attrs["data_format"] == "NCHW" else shape[1:3]
 
 
-def _cells(op: Op) -> dict[str, Any]:
+def _adaptive_windows(op: Op) -> dict[str, Any]:
     """Adaptive pooling whose windows all have the same size."""
     image = image_of(op, "X")
     cells = pair(op.type, "ksize", op.attrs["ksize"], 1)

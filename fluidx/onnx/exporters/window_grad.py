@@ -13,10 +13,10 @@ from . import exports
 from .window import first, image_of
 
 if TYPE_CHECKING:
-    from ..export import Op
+    from ..export_graph import Op
 
 
-def _as_laid(op: Op, value: str, layout: str) -> str:
+def _in_layout(op: Op, value: str, layout: str) -> str:
     return value if layout == "NCHW" else op.emit("Transpose", value, perm=[0, 2, 3, 1])
 
 
@@ -27,7 +27,7 @@ def _sizes(op: Op, slot: str) -> tuple[int, ...]:
     return image
 
 
-def _longer(image: Any, cells: Any, size: Any, strides: Any, dilations: Any, pads: Any) -> list[int]:
+def _extra_elements(image: Any, cells: Any, size: Any, strides: Any, dilations: Any, pads: Any) -> list[int]:
     """The number of elements of an image that its windows do not reach."""
     return [
         d - ((n - 1) * strides[k] + (size[k] - 1) * dilations[k] + 1 - pads[2 * k] - pads[2 * k + 1])
@@ -47,10 +47,10 @@ def conv_grad(op: Op) -> dict[str, str]:
     found, g = {}, first(op, "Output@GRAD", a["data_format"])
     around = [pads[0], pads[2], pads[1], pads[3]]
     if op.op.outputs.get("Input@GRAD"):
-        more = _longer(image, cells, size, strides, dilations, pads)
+        more = _extra_elements(image, cells, size, strides, dilations, pads)
         dx = op.emit("ConvTranspose", g, op["Filter"], strides=[*strides], dilations=[*dilations], pads=around, group=a["groups"],
                      kernel_shape=[*size], output_padding=more)  # fmt: skip
-        found["Input@GRAD"] = _as_laid(op, dx, a["data_format"])
+        found["Input@GRAD"] = _in_layout(op, dx, a["data_format"])
     if op.op.outputs.get("Filter@GRAD"):
         x = first(op, "Input", a["data_format"])
         found["Filter@GRAD"] = _filter_grad(op, x, g, image, cells, {"pads": around, "strides": [*dilations], "dilations": [*strides]})
@@ -85,7 +85,7 @@ def conv_transpose_grad(op: Op) -> dict[str, str]:
     if op.op.outputs.get("Input@GRAD"):
         steps = {"pads": around, "strides": [*strides], "dilations": [*dilations]}
         dx = op.emit("Conv", g, op["Filter"], group=a["groups"], kernel_shape=[*size], **steps)
-        found["Input@GRAD"] = _as_laid(op, dx, a["data_format"])
+        found["Input@GRAD"] = _in_layout(op, dx, a["data_format"])
     if op.op.outputs.get("Filter@GRAD"):
         steps = {"pads": around, "strides": [*dilations], "dilations": [*strides]}
         found["Filter@GRAD"] = _filter_grad(op, g, x, _sizes(op, "Output@GRAD"), _sizes(op, "Input"), steps)
@@ -110,18 +110,18 @@ def pool_grad(op: Op) -> str:
     x, g = first(op, "X", layout), first(op, "Out@GRAD", layout)
     shape = op.emit("Shape", x)
     if a["pooling_type"] == "max":
-        return _as_laid(op, op.emit("Reshape", _to_maxima(op, x, g, attrs), shape), layout)
-    more = _longer(image, cells, size, strides, (1, 1), pads)
+        return _in_layout(op, op.emit("Reshape", _scatter_to_maxima(op, x, g, attrs), shape), layout)
+    more = _extra_elements(image, cells, size, strides, (1, 1), pads)
     shares = op.emit("Div", g, op.const(_counts(op, image, cells, size, strides, pads)))
     alone = op.emit("Reshape", shares, op.ints([-1, 1, *cells]))
     ones = op.const(np.ones((1, 1, *size), np_dtype(op.dtype("X"))))
     if min(more) < 0:  # the last windows extend beyond the image
         raise op.wrong("its last windows end after the padding; give paddings for ceil_mode")
     dx = op.emit("ConvTranspose", alone, ones, output_padding=more, **attrs)
-    return _as_laid(op, op.emit("Reshape", dx, shape), layout)
+    return _in_layout(op, op.emit("Reshape", dx, shape), layout)
 
 
-def _to_maxima(op: Op, x: str, g: str, attrs: dict[str, Any]) -> str:
+def _scatter_to_maxima(op: Op, x: str, g: str, attrs: dict[str, Any]) -> str:
     if op.opset < 16:
         raise op.wrong("its ScatterElements adds from opset 16 on")
     _, places = op.emit_many("MaxPool", 2, x, **attrs)

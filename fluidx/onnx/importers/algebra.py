@@ -7,7 +7,7 @@ from string import ascii_letters
 from ...ir import Variable
 from ..import_tables import imports
 from ..node import Node
-from .shape import fixed, reshaped
+from .shape import known_sizes, reshaped
 
 
 @imports("CumSum", "CumProd")
@@ -62,7 +62,7 @@ def _of_diagonals(n: Node, x: Variable, term: str) -> tuple[Variable, str]:
         i = term.index(double)
         j = term.index(double, i + 1)
         rest = [k for k in range(len(term)) if k not in (i, j)]
-        size, _ = fixed(n, (x.shape[i], x.shape[j]))
+        size, _ = known_sizes(n, (x.shape[i], x.shape[j]))
         x = n.b.transpose(x, axis=(*rest, i, j))
         x = reshaped(n, x, (*x.shape[:-2], size * size))
         x = n.b.strided_slice(x, axes=(len(rest),), starts=(0,), ends=(size * size,), strides=(size + 1,))

@@ -8,7 +8,7 @@ from ..import_tables import imports
 from ..node import Node
 from ..values import dtype_code
 
-_TAKEN = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap", "softmax_precision"}
+_SUPPORTED = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap", "softmax_precision"}
 
 
 @imports("Attention")
@@ -30,7 +30,7 @@ def _is_common(n: Node) -> bool:
     """
     dtype, (q, k, v) = n.dtype(), (n.shape(i) for i in range(3))
     own = dtype_code(np_dtype(dtype))
-    if dtype in HALVES or n.attr("softmax_precision", own) != own or n.attr("softcap", 0.0) or not n.attributes <= _TAKEN:
+    if dtype in HALVES or n.attr("softmax_precision", own) != own or n.attr("softcap", 0.0) or not n.attributes <= _SUPPORTED:
         return False
     if any(n.has(i) for i in range(4, 7)) or any(n.wants(i) for i in range(1, 4)) or any(n.dtype(i) != dtype for i in (1, 2)):
         return False

@@ -36,7 +36,7 @@ def convolved(b: Any, x: Any, w: Any, at: Sequence[AxisWindows], groups: int) ->
     for k in range(first.kernel):
         start = k * first.dilation
         read = b.strided_slice(x, axes=(1,), starts=(start,), ends=(start + last,), strides=(first.stride,))
-        taps.append(convolved(b, _joined(b, read), _tap(b, w, k), rest, groups))
+        taps.append(convolved(b, _depth_into_batch(b, read), _tap(b, w, k), rest, groups))
     return _slices_third(b, reduce(b.elementwise_add, taps), first.out)
 
 
@@ -54,7 +54,7 @@ def _slices_first(b: Any, x: Any) -> Any:
     return b.transpose(x, axis=(0, 2, 1, *range(3, x.ndim)))
 
 
-def _joined(b: Any, x: Any) -> Any:
+def _depth_into_batch(b: Any, x: Any) -> Any:
     """[N, D, ...] as [N * D, ...]."""
     return b.reshape(x, shape=(-1, *x.shape[2:]))
 
@@ -74,8 +74,8 @@ def conv_transpose(n: Node) -> object:
     if rank > 2:
         require_sizes(n, "a convolution over more than two axes", n.shape(0)[2:])
     strides, dilations = n.attr("strides", [1] * rank), n.attr("dilations", [1] * rank)
-    y = _spread(n.b, x, w, strides, dilations, n.attr("group", 1))
-    y = _cut(n.b, y, _transposed_pads(n, w.shape[2:], strides, dilations))
+    y = _transposed(n.b, x, w, strides, dilations, n.attr("group", 1))
+    y = _cropped(n.b, y, _transposed_pads(n, w.shape[2:], strides, dilations))
     return n.b.elementwise_add(y, n.x(2), axis=1) if n.has(2) else y
 
 
@@ -96,16 +96,16 @@ def _transposed_pads(n: Node, kernel: Sequence[int], strides: Sequence[int], dil
     return found
 
 
-def _spread(b: Any, x: Any, w: Any, strides: Sequence[int], dilations: Sequence[int], groups: int) -> Any:
+def _transposed(b: Any, x: Any, w: Any, strides: Sequence[int], dilations: Sequence[int], groups: int) -> Any:
     """The full result: each element of `x` adds the filter multiplied by it."""
     if len(strides) == 1:
-        return b.squeeze(_spread(b, _row(b, x), _row(b, w), (1, *strides), (1, *dilations), groups), axes=(2,))
+        return b.squeeze(_transposed(b, _row(b, x), _row(b, w), (1, *strides), (1, *dilations), groups), axes=(2,))
     if len(strides) == 2:
         return b.conv2d_transpose(x, w, strides=tuple(strides), dilations=tuple(dilations), groups=groups)
     depth, stride, span = x.shape[2], strides[0], extent(w.shape[2], dilations[0])
-    flat, taps = _joined(b, _slices_first(b, x)), []
+    flat, taps = _depth_into_batch(b, _slices_first(b, x)), []
     for k in range(w.shape[2]):
-        y = _slices_third(b, _spread(b, flat, _tap(b, w, k), strides[1:], dilations[1:], groups), depth)
+        y = _slices_third(b, _transposed(b, flat, _tap(b, w, k), strides[1:], dilations[1:], groups), depth)
         behind = [0] * (2 * y.ndim - 6)
         if stride > 1:
             y = b.pad(b.unsqueeze(y, axes=(3,)), paddings=(0, 0, 0, 0, 0, 0, 0, stride - 1, *behind))
@@ -119,7 +119,7 @@ def _spread(b: Any, x: Any, w: Any, strides: Sequence[int], dilations: Sequence[
 _END = 1 << 40  # slices end at the end of the axis
 
 
-def _cut(b: Any, y: Any, pads: Sequence[tuple[int, int]]) -> Any:
+def _cropped(b: Any, y: Any, pads: Sequence[tuple[int, int]]) -> Any:
     """`y` without that many elements before and after each axis from 2 on, or with zeros added there."""
     off = [(k + 2, before, after) for k, (before, after) in enumerate(pads) if before > 0 or after > 0]
     if off:

@@ -12,7 +12,7 @@ from ...ir.types import ANY
 from ...ops.shared.types import mul_sizes
 from ..import_tables import imports, on_numpy
 from ..node import Node
-from .shape import fixed, reshaped
+from .shape import known_sizes, reshaped
 
 
 def _positions(n: Node, k: int, sizes: int | Sequence[int], axis: int | None = None) -> Variable:
@@ -25,7 +25,7 @@ def _positions(n: Node, k: int, sizes: int | Sequence[int], axis: int | None = N
     opened = axis is not None and ANY in np.ravel(sizes)
     if isinstance(known, np.ndarray) and not (opened and (known < 0).any()):
         if (known < 0).any():
-            fixed(n, np.ravel(sizes).tolist())
+            known_sizes(n, np.ravel(sizes).tolist())
         return n.const(np.where(known < 0, known + np.asarray(sizes, known.dtype), known))
     if n.importer.from_front:
         return n.x(k)
@@ -35,12 +35,12 @@ def _positions(n: Node, k: int, sizes: int | Sequence[int], axis: int | None = N
         own = n.b.slice(n.b.shape(n.x(), dtype=ids.dtype), axes=(0,), starts=(axis or 0,), ends=((axis or 0) + np.size(sizes),))
         whole = reshaped(n, own, shape)
     else:
-        whole = n.const(np.reshape(fixed(n, np.ravel(sizes).tolist()), shape), ids.dtype)
+        whole = n.const(np.reshape(known_sizes(n, np.ravel(sizes).tolist()), shape), ids.dtype)
     zero = n.const(np.zeros(shape), ids.dtype)
     return n.b.where(n.b.less_than(ids, zero), n.b.elementwise_add(ids, whole), ids)
 
 
-def _flat(n: Node, ids: Variable, sizes: Sequence[int]) -> Variable:
+def _flat_index(n: Node, ids: Variable, sizes: Sequence[int]) -> Variable:
     """Indices along several axes, in the last axis of `ids`, as a vector of indices into these axes flattened."""
     if len(sizes) == 1:
         return reshaped(n, ids, (mul_sizes(ids.shape),))
@@ -57,7 +57,7 @@ def gather(n: Node) -> object:
     axis, old, ids = n.attr("axis", 0) % n.rank(), n.shape(), n.shape(1)
     known = n.importer.array(n.operands[1])
     if isinstance(known, np.ndarray) and known.size == 1 and known.ndim < 2:
-        return _one(n, axis, int(known.flat[0]), known.ndim == 0)
+        return _single_index(n, axis, int(known.flat[0]), known.ndim == 0)
     places = _positions(n, 1, old[axis], axis)
     if axis == 0 and len(old) == 2:
         return n.b.lookup_table_v2(n.x(), places)
@@ -65,7 +65,7 @@ def gather(n: Node) -> object:
     return found if len(ids) == 1 else reshaped(n, found, (*old[:axis], *ids, *old[axis + 1 :]))
 
 
-def _one(n: Node, axis: int, place: int, drop: bool) -> Variable:
+def _single_index(n: Node, axis: int, place: int, drop: bool) -> Variable:
     """The element at one position of an axis, which may be open."""
     size = n.shape()[axis]
     if size != ANY and not -size <= place < size:
@@ -80,7 +80,7 @@ def host_gather(n: Node) -> object:
     return np.asarray(np.take(x, n.value(1), axis=n.attr("axis", 0)), x.dtype)
 
 
-def _narrow(n: Node, axis: int) -> tuple[list[int], list[int]]:
+def _longer_axes(n: Node, axis: int) -> tuple[list[int], list[int]]:
     """The axes along which operand 0 of GatherElements is longer than the ids, and the sizes that are read."""
     long = [k for k, (d, size) in enumerate(zip(n.shape(), n.shape(1), strict=True)) if k != axis and ANY != size < d]
     return long, [n.shape(1)[k] for k in long]
@@ -89,7 +89,7 @@ def _narrow(n: Node, axis: int) -> tuple[list[int], list[int]]:
 @imports("GatherElements")
 def gather_elements(n: Node) -> object:
     axis, x = n.attr("axis", 0) % n.rank(), n.x()
-    long, ends = _narrow(n, axis)
+    long, ends = _longer_axes(n, axis)
     if long:
         x = n.b.slice(x, axes=tuple(long), starts=(0,) * len(long), ends=tuple(ends))
     return n.b.take_along_axis(x, _positions(n, 1, n.shape()[axis], axis), axis=axis)
@@ -98,7 +98,7 @@ def gather_elements(n: Node) -> object:
 @on_numpy("GatherElements", pure=True)
 def host_gather_elements(n: Node) -> object:
     axis, x = n.attr("axis", 0) % n.rank(), n.value(0)
-    long, ends = _narrow(n, axis)
+    long, ends = _longer_axes(n, axis)
     window = [slice(ends[long.index(k)]) if k in long else slice(None) for k in range(x.ndim)]
     return np.take_along_axis(x[tuple(window)], n.value(1), axis=axis)
 
@@ -110,12 +110,12 @@ def gather_nd(n: Node) -> object:
     at = _positions(n, 1, old[shared : shared + depth], None if shared else 0)
     if not shared and ANY in old[:depth]:
         return n.b.gather_nd(n.x(), at)
-    fixed(n, old[: shared + depth])
+    known_sizes(n, old[: shared + depth])
     if shared:  # an entry's own position in the shared axes comes before the ids
         grid = np.moveaxis(np.indices(old[:shared]), 0, -1).reshape(*old[:shared], *(1,) * (len(ids) - 1 - shared), shared)
-        at = n.b.concat([n.const(np.broadcast_to(grid, (*fixed(n, ids[:-1]), shared)).copy(), at.dtype), at], axis=len(ids) - 1)
+        at = n.b.concat([n.const(np.broadcast_to(grid, (*known_sizes(n, ids[:-1]), shared)).copy(), at.dtype), at], axis=len(ids) - 1)
     sizes, rest = old[: shared + depth], old[shared + depth :]
-    found = n.b.index_select(reshaped(n, n.x(), (prod(sizes), *rest)), _flat(n, at, sizes), dim=0)
+    found = n.b.index_select(reshaped(n, n.x(), (prod(sizes), *rest)), _flat_index(n, at, sizes), dim=0)
     return reshaped(n, found, (*ids[:-1], *rest))
 
 
@@ -145,7 +145,7 @@ def _scattered(n: Node, table: Variable, ids: Variable, rows: Variable) -> Varia
 
 @imports("ScatterElements", "Scatter")
 def scatter_elements(n: Node) -> object:
-    axis, old, ids = n.attr("axis", 0) % n.rank(), fixed(n, n.shape()), fixed(n, n.shape(1))
+    axis, old, ids = n.attr("axis", 0) % n.rank(), known_sizes(n, n.shape()), known_sizes(n, n.shape(1))
     if 0 in ids:
         return n.x()
     stride = prod(old[axis + 1 :])
@@ -160,10 +160,10 @@ def scatter_elements(n: Node) -> object:
 @imports("ScatterND")
 def scatter_nd(n: Node) -> object:
     old, ids = n.shape(), n.shape(1)
-    sizes, rest = fixed(n, old[: ids[-1]]), old[ids[-1] :]
+    sizes, rest = known_sizes(n, old[: ids[-1]]), old[ids[-1] :]
     if 0 in ids or 0 in old:
         return n.x()
-    flat = _flat(n, _positions(n, 1, sizes), sizes)
+    flat = _flat_index(n, _positions(n, 1, sizes), sizes)
     rows = reshaped(n, n.x(2), (mul_sizes(ids[:-1]), *rest))
     return reshaped(n, _scattered(n, reshaped(n, n.x(), (prod(sizes), *rest)), flat, rows), old)
 
@@ -171,7 +171,7 @@ def scatter_nd(n: Node) -> object:
 _UFUNCS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
-def _put(n: Node, where: tuple) -> object:
+def _host_scatter(n: Node, where: tuple) -> object:
     out, how = n.value(0).copy(), n.attr("reduction", "none")
     if how == "none":
         out[where] = n.value(2)
@@ -184,12 +184,12 @@ def _put(n: Node, where: tuple) -> object:
 def host_scatter_elements(n: Node) -> object:
     where = list(np.indices(n.shape(1)))
     where[n.attr("axis", 0)] = n.value(1)
-    return _put(n, tuple(where))
+    return _host_scatter(n, tuple(where))
 
 
 @on_numpy("ScatterND", pure=True)
 def host_scatter_nd(n: Node) -> object:
-    return _put(n, tuple(np.moveaxis(n.value(1), -1, 0)))
+    return _host_scatter(n, tuple(np.moveaxis(n.value(1), -1, 0)))
 
 
 def _cache_order(n: Node) -> tuple[int, ...]:
@@ -202,7 +202,7 @@ def _cache_order(n: Node) -> tuple[int, ...]:
 def tensor_scatter(n: Node) -> object:
     order = _cache_order(n)
     cache, update = (n.b.transpose(n.x(k), axis=order) for k in (0, 1))
-    (samples, room, *rest), steps = fixed(n, cache.shape), update.shape[1]
+    (samples, room, *rest), steps = known_sizes(n, cache.shape), update.shape[1]
     at = n.const(np.arange(steps)[None].repeat(samples, 0), np.int64)
     if n.has(2):
         at = n.b.elementwise_add(at, n.b.unsqueeze(n.x(2), axes=(1,)))

@@ -11,7 +11,7 @@ from ..import_tables import dynamic, on_numpy
 from ..limits import checked_shape
 from ..node import Node
 from .ml_maps import KeyedValues, look_up
-from .shape import fixed
+from .shape import known_sizes
 
 _ML = "ai.onnx.ml"
 
@@ -61,22 +61,22 @@ def _floats(n: Node) -> Variable:
 
 @on_numpy("Imputer", domain=_ML, pure=True)
 def imputer(n: Node) -> object:
-    x, (wanted, values) = n.value(0), _imputed(n)
+    x, (wanted, values) = n.value(0), _imputer_values(n)
     missing = np.isnan(x) if wanted != wanted else x == x.dtype.type(wanted)
     return np.where(missing, values, x)
 
 
 @dynamic("Imputer", 0, domain=_ML)
 def computed_imputer(n: Node) -> object:
-    x, (wanted, values) = n.x(), _imputed(n)
+    x, (wanted, values) = n.x(), _imputer_values(n)
     missing = n.b.isnan(x) if wanted != wanted else n.b.equal(x, n.b.fill_any_like(x, value=float(wanted)))
     return n.b.where(missing, n.const(values), x)
 
 
-def _imputed(n: Node) -> tuple[float, np.ndarray]:
+def _imputer_values(n: Node) -> tuple[float, np.ndarray]:
     """The value that means missing, and its replacement for all features or for each."""
     kind = ("replaced_value_float", "imputed_value_floats") if n.dtype() in FLOATS else ("replaced_value_int64", "imputed_value_int64s")
-    (size,) = fixed(n, n.shape()[-1:])
+    (size,) = known_sizes(n, n.shape()[-1:])
     values = np.array(n.attr(kind[1], []), np_dtype(n.dtype()))
     if values.size not in (1, size):
         raise n.wrong(f"{kind[1]} has {values.size} values, and the input {size} features")
@@ -117,7 +117,7 @@ def computed_normalizer(n: Node) -> object:
 
 @on_numpy("OneHotEncoder", domain=_ML, pure=True)
 def one_hot_encoder(n: Node) -> object:
-    x, places = n.value(0), _places(n)
+    x, places = n.value(0), _category_positions(n)
     at = table_values(x if x.dtype.kind == "O" else x.astype(np.int64), *places)
     if not n.attr("zeros", 1) and (at < 0).any():
         raise n.wrong(f"{x[at < 0].tolist()[0]!r} is not one of its categories, and `zeros` is 0")
@@ -128,12 +128,12 @@ def one_hot_encoder(n: Node) -> object:
 def computed_one_hot(n: Node) -> object:
     if not n.attr("zeros", 1):
         raise n.wrong("`zeros` is 0, so unknown categories are an error, which a program cannot raise; fx.onnx.session runs it")
-    x, places = n.x(), _places(n)
+    x, places = n.x(), _category_positions(n)
     at = look_up(n, x if x.dtype in ("string", "int64") else n.b.cast(x, dtype="int64"), places)
     return n.b.cast(n.b.equal(n.b.unsqueeze(at, axes=(at.ndim,)), n.const(places.values)), dtype="float32")
 
 
-def _places(n: Node) -> KeyedValues:
+def _category_positions(n: Node) -> KeyedValues:
     """Categories -> their positions."""
     categories = n.attr("cats_strings") or n.attr("cats_int64s", [])
     return KeyedValues(categories, np.arange(len(categories)), -1)

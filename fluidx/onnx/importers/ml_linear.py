@@ -9,7 +9,7 @@ from ..import_tables import dynamic, on_numpy
 from ..node import Node
 from ..values import Outputs
 from .ml_scores import class_labels, floats, labels_of, logistic, of_two_classes, of_two_in_program, transformed, transformed_in_program
-from .shape import fixed
+from .shape import known_sizes
 
 _ML = "ai.onnx.ml"
 
@@ -56,7 +56,7 @@ def _rows_in_program(n: Node) -> Variable:
 def _scores_in_program(n: Node) -> Variable:
     """The scores [rows, classes]. Coefficients and intercepts are trained if constants of nodes are."""
     x = _rows_in_program(n)
-    (features,) = fixed(n, x.shape[1:])
+    (features,) = known_sizes(n, x.shape[1:])
     held = {"coefficients": floats(n, "coefficients").reshape(-1, features).T, "intercepts": floats(n, "intercepts")}
     weights = [n.importer.node_constant(f"{n.outputs[-1]}.{name}", np.ascontiguousarray(v)) for name, v in held.items() if v.size]
     product = n.b.matmul(x, n.importer.variable(weights[0]))

@@ -52,21 +52,21 @@ def _labels(n: Node) -> KeyedValues:
     """Keys and values of a LabelEncoder. In version 1 they are classes and their positions."""
     classes = n.attr("classes_strings")
     if classes is not None:
-        return _either_way(n, classes, list(range(len(classes))))
-    keys, values = _listed(n, "keys"), _listed(n, "values")
+        return _text_number_table(n, classes, list(range(len(classes))))
+    keys, values = _list_attribute(n, "keys"), _list_attribute(n, "values")
     if keys is None or values is None or len(keys) != len(values):
         raise n.wrong("it must have as many keys_* as values_*")
     return KeyedValues(keys.tolist(), values, _default(n, values))
 
 
-def _either_way(n: Node, texts: list[str], numbers: list[int]) -> KeyedValues:
+def _text_number_table(n: Node, texts: list[str], numbers: list[int]) -> KeyedValues:
     """Strings -> numbers if the operand has strings, else numbers -> strings."""
     if n.dtype() == "string":
         return KeyedValues(texts, np.array(numbers, np.int64), n.attr("default_int64", -1))
     return KeyedValues(numbers, np.array(texts, object), n.attr("default_string", "_Unused"))
 
 
-def _listed(n: Node, what: str) -> np.ndarray | None:
+def _list_attribute(n: Node, what: str) -> np.ndarray | None:
     tensor = n.attr(f"{what}_tensor")
     if tensor is not None:
         return tensor.ravel()
@@ -96,7 +96,7 @@ def computed_mapper(n: Node) -> object:
 
 
 def _categories(n: Node) -> KeyedValues:
-    return _either_way(n, n.attr("cats_strings"), n.attr("cats_int64s"))
+    return _text_number_table(n, n.attr("cats_strings"), n.attr("cats_int64s"))
 
 
 @on_numpy("DictVectorizer", domain=_ML, pure=True)

@@ -35,7 +35,7 @@ def _rows(n: Node) -> np.ndarray:
 def tree_ensemble(n: Node) -> object:
     x = _rows(n)
     how = ("AVERAGE", "SUM", "MIN", "MAX")[n.attr("aggregate_function", 1)]
-    scores = n.once(lambda: _forest(n)).added(x, n.attr("n_targets", 1), how)
+    scores = n.cached(lambda: _forest(n)).combined(x, n.attr("n_targets", 1), how)
     return transformed(n, scores, TRANSFORMS[n.attr("post_transform", 0)]).astype(x.dtype)
 
 
@@ -72,7 +72,7 @@ def _members(n: Node) -> list[np.ndarray]:
 # -- TreeEnsembleRegressor and TreeEnsembleClassifier: nodes have a tree id and a node id -----------------------------------------
 
 
-def _numbered(n: Node, kind: str) -> Forest:
+def _ensemble_by_ids(n: Node, kind: str) -> Forest:
     """The ensemble whose leaves add to targets or classes, by `kind`."""
     trees, ids = np.array(n.attr("nodes_treeids"), np.int64), np.array(n.attr("nodes_nodeids"), np.int64)
     modes = np.array([MODES.index(m) if m != "LEAF" else -1 for m in n.attr("nodes_modes")])
@@ -104,7 +104,7 @@ def _numbered(n: Node, kind: str) -> Forest:
 
 @on_numpy("TreeEnsembleRegressor", domain=_ML, pure=True)
 def tree_ensemble_regressor(n: Node) -> object:
-    scores = n.once(lambda: _numbered(n, "target")).added(_rows(n), n.attr("n_targets", 1), n.attr("aggregate_function", "SUM"))
+    scores = n.cached(lambda: _ensemble_by_ids(n, "target")).combined(_rows(n), n.attr("n_targets", 1), n.attr("aggregate_function", "SUM"))
     base = floats(n, "base_values")
     scores = scores + base if base.size else scores
     return transformed(n, scores, n.attr("post_transform", "NONE")).astype(np.float32)
@@ -117,8 +117,8 @@ def tree_ensemble_classifier(n: Node) -> object:
     labels, how = labels_of(n, "classlabels_int64s"), n.attr("post_transform", "NONE")
     if labels is None:
         raise n.wrong("it has no class labels")
-    forest, base = n.once(lambda: _numbered(n, "class")), floats(n, "base_values")
-    scores = forest.added(_rows(n), len(labels), "SUM")
+    forest, base = n.cached(lambda: _ensemble_by_ids(n, "class")), floats(n, "base_values")
+    scores = forest.combined(_rows(n), len(labels), "SUM")
     if len(labels) == 2 and len(np.unique(forest.target)) == 1:
         score = scores[:, forest.target[0]] + (base[-1] if base.size else 0)
         shares = bool((forest.weight >= 0).all())

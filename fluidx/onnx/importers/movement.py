@@ -11,7 +11,7 @@ from ..import_tables import imports, on_numpy
 from ..limits import checked_shape
 from ..node import Node
 from ..values import numpy_dtype
-from .shape import fixed, reshaped
+from .shape import known_sizes, reshaped
 
 # -- joining and splitting --------------------------------------------------------------------------------------------------------
 
@@ -26,12 +26,12 @@ def host_concat(n: Node) -> object:
     return np.concatenate([n.value(k) for k in range(len(n.operands))], axis=n.attr("axis", 0))
 
 
-def _parts(n: Node) -> list[int]:
+def _split_sizes(n: Node) -> list[int]:
     """The sizes of Split's results: those given, or equal ones, of which the last may be smaller."""
     given = n.ints(1)
     if given is not None:
         return given
-    (whole,), count = fixed(n, n.shape()[n.attr("axis", 0) :][:1]), n.attr("num_outputs", len(n.outputs))
+    (whole,), count = known_sizes(n, n.shape()[n.attr("axis", 0) :][:1]), n.attr("num_outputs", len(n.outputs))
     if not 0 < count <= len(n.outputs):
         raise n.wrong(f"num_outputs is {count}, and it has {len(n.outputs)} outputs")
     each = -(-whole // count)
@@ -40,19 +40,19 @@ def _parts(n: Node) -> list[int]:
 
 @imports("Split")
 def split(n: Node) -> object:
-    parts = _parts(n)
+    parts = _split_sizes(n)
     return tuple(n.b.split(n.x(), sections=tuple(parts), axis=n.attr("axis", 0), n_out=len(parts)))
 
 
 @on_numpy("Split")
 def host_split(n: Node) -> object:
-    return tuple(np.split(n.value(0), np.cumsum(_parts(n))[:-1], axis=n.attr("axis", 0)))
+    return tuple(np.split(n.value(0), np.cumsum(_split_sizes(n))[:-1], axis=n.attr("axis", 0)))
 
 
 _ALL = 10**9  # a larger end of a slice means the end of the axis: converters write such numbers
 
 
-def _window(n: Node) -> tuple[list[int], list[int], list[int], list[int]]:
+def _slice_bounds(n: Node) -> tuple[list[int], list[int], list[int], list[int]]:
     """(axes, starts, ends, steps) of Slice, which counts like Python. The exception: a start before the first element is the first, also
     for negative steps."""
     starts, ends = n.ints(1) or [], n.ints(2) or []
@@ -65,7 +65,7 @@ def _window(n: Node) -> tuple[list[int], list[int], list[int], list[int]]:
 
 @imports("Slice")
 def slice_(n: Node) -> object:
-    axes, starts, ends, steps = _window(n)
+    axes, starts, ends, steps = _slice_bounds(n)
     if all(k == 1 for k in steps):
         return n.b.slice(n.x(), axes=tuple(axes), starts=tuple(starts), ends=tuple(ends))
     return n.b.strided_slice(n.x(), axes=tuple(axes), starts=tuple(starts), ends=tuple(ends), strides=tuple(steps))
@@ -74,7 +74,7 @@ def slice_(n: Node) -> object:
 @on_numpy("Slice", pure=True)
 def host_slice(n: Node) -> object:
     window = [slice(None)] * n.rank()
-    for axis, start, end, step in zip(*_window(n), strict=True):
+    for axis, start, end, step in zip(*_slice_bounds(n), strict=True):
         window[axis] = slice(start, end, step)
     return n.value(0)[tuple(window)]
 
@@ -134,7 +134,7 @@ def _paddings(n: Node) -> list[tuple[int, int]]:
     return found
 
 
-def _cropped(borders: list[tuple[int, int]]) -> tuple[list[int], list[int], list[int]]:
+def _crop_bounds(borders: list[tuple[int, int]]) -> tuple[list[int], list[int], list[int]]:
     """(axes, starts, ends) of the slice that negative padding leaves."""
     cut = [(k, -min(lo, 0), hi if hi < 0 else INT_MAX) for k, (lo, hi) in enumerate(borders) if min(lo, hi) < 0]
     return [c[0] for c in cut], [c[1] for c in cut], [c[2] for c in cut]
@@ -143,7 +143,7 @@ def _cropped(borders: list[tuple[int, int]]) -> tuple[list[int], list[int], list
 @imports("Pad")
 def pad(n: Node) -> object:
     borders, x = _paddings(n), n.x()
-    axes, starts, ends = _cropped(borders)
+    axes, starts, ends = _crop_bounds(borders)
     if axes:
         x = n.b.slice(x, axes=tuple(axes), starts=tuple(starts), ends=tuple(ends))
     borders = [(max(lo, 0), max(hi, 0)) for lo, hi in borders]
@@ -152,13 +152,13 @@ def pad(n: Node) -> object:
         return n.b.pad(x, paddings=tuple(p for pair in borders for p in pair), pad_value=value) if any(map(any, borders)) else x
     for axis, (lo, hi) in enumerate(borders):
         if lo or hi:  # the padding repeats elements at known positions
-            (size,) = fixed(n, x.shape[axis : axis + 1])
-            source = _repeating(n, size, lo, hi)
+            (size,) = known_sizes(n, x.shape[axis : axis + 1])
+            source = _source_positions(n, size, lo, hi)
             x = n.b.index_select(x, n.const(source), dim=axis)
     return x
 
 
-def _repeating(n: Node, size: int, before: int, after: int) -> np.ndarray:
+def _source_positions(n: Node, size: int, before: int, after: int) -> np.ndarray:
     """The positions along an axis that the padded axis reads."""
     checked_shape([before + size + after])
     return np.pad(np.arange(size), (before, after), mode=n.attr("mode"))
@@ -167,12 +167,12 @@ def _repeating(n: Node, size: int, before: int, after: int) -> np.ndarray:
 @on_numpy("Pad")
 def host_pad(n: Node) -> object:
     borders, x = _paddings(n), n.value(0)
-    for axis, start, end in zip(*_cropped(borders), strict=True):
+    for axis, start, end in zip(*_crop_bounds(borders), strict=True):
         x = x[(slice(None),) * axis + (slice(start, end),)]
     borders = [(max(lo, 0), max(hi, 0)) for lo, hi in borders]
     if n.attr("mode", "constant") != "constant":
         for axis, border in enumerate(borders):
-            x = np.take(x, _repeating(n, x.shape[axis], *border), axis=axis)
+            x = np.take(x, _source_positions(n, x.shape[axis], *border), axis=axis)
         return x
     value = np.ravel(n.value(2))[0] if n.has(2) else "" if x.dtype == object else 0
     out = np.full(checked_shape([lo + d + hi for d, (lo, hi) in zip(x.shape, borders, strict=True)], x.itemsize), value, x.dtype)
@@ -264,7 +264,7 @@ def reverse_sequence(n: Node) -> object:
     """Row t of a sequence of length m becomes row m - 1 - t; rows beyond m stay."""
     time, batch = n.attr("time_axis", 0), n.attr("batch_axis", 1)
     x = n.b.transpose(n.x(), axis=(time, batch, *range(2, n.rank())))
-    steps, count, *rest = fixed(n, x.shape)
+    steps, count, *rest = known_sizes(n, x.shape)
     lengths = n.b.unsqueeze(n.x(1), axes=(0,))
     at = n.const(np.arange(steps)[:, None], np.int64)
     one = n.const(np.ones((1, 1)), np.int64)

@@ -20,7 +20,7 @@ def max_pool(n: Node) -> object:
     at = _windows(n)
     if not n.wants(1) and _is_plain(n, at):
         return _pooled(n.b, n.x(), at, "max")
-    rows = contenders(n, _read(n, n.x(), at), window_table(at).inside)
+    rows = lowest_outside(n, _gather_windows(n, n.x(), at), window_table(at).inside)
     y = _image_of(n, n.b.reduce_max(rows, dim=(1,)), at)
     return (y, _positions_of_largest(n, rows, at)) if n.wants(1) else y
 
@@ -128,7 +128,7 @@ def _sums(n: Node, x: Any, at: Sequence[AxisWindows]) -> Any:
     if _is_plain(n, at):
         return n.b.scale(_pooled(n.b, x, at, "avg", exclusive=False), scale=float(prod(a.kernel for a in at)))
     inside = window_table(at).inside
-    rows = _read(n, x, at)
+    rows = _gather_windows(n, x, at)
     if not inside.all():
         rows = n.b.elementwise_mul(rows, n.const(inside[:, :, None], np_dtype(n.dtype(0))))
     return _image_of(n, n.b.reduce_sum(rows, dim=(1,)), at)
@@ -137,7 +137,7 @@ def _sums(n: Node, x: Any, at: Sequence[AxisWindows]) -> Any:
 # -- with a table -----------------------------------------------------------------------------------------------------------------
 
 
-def _read(n: Node, x: Any, at: Sequence[AxisWindows]) -> Any:
+def _gather_windows(n: Node, x: Any, at: Sequence[AxisWindows]) -> Any:
     """[windows, taps, N * C]: the elements that the taps of each window read."""
     require_sizes(n, "a pool with dilations, with indices or of integers", [a.size for a in at])
     place = window_table(at).place
@@ -145,7 +145,7 @@ def _read(n: Node, x: Any, at: Sequence[AxisWindows]) -> Any:
     return n.b.reshape(n.b.gather(rows, n.const(place.reshape(-1))), shape=(*place.shape, -1))
 
 
-def contenders(n: Node, rows: Any, there: np.ndarray) -> Any:
+def lowest_outside(n: Node, rows: Any, there: np.ndarray) -> Any:
     """`rows` [windows, taps, C], with the lowest value where a tap is not `there`, so that it is not the largest."""
     if there.all():
         return rows

@@ -30,7 +30,7 @@ def quantize_linear(n: Node) -> object:
     to, work = _target(n), _precision(n)
     if to.name in TINY:
         return quantize_on_host(n)
-    real = n.b.elementwise_div(_as(n, n.x(0), work), _aligned_operand(n, 1, work))
+    real = n.b.elementwise_div(_cast(n, n.x(0), work), _aligned_operand(n, 1, work))
     return _saturated(n, real, _aligned_operand(n, 2, "float32") if n.has(2) else None, to)
 
 
@@ -49,7 +49,7 @@ def dequantize_linear(n: Node) -> object:
     to = _output(n)
     x = n.b.cast(n.x(0), dtype="float32")
     x = n.b.elementwise_sub(x, _aligned_operand(n, 2, "float32")) if n.has(2) else x
-    return n.b.elementwise_mul(_as(n, x, to), _aligned_operand(n, 1, to))
+    return n.b.elementwise_mul(_cast(n, x, to), _aligned_operand(n, 1, to))
 
 
 @on_numpy("DequantizeLinear")
@@ -82,7 +82,7 @@ def _output(n: Node) -> str:
 
 def _saturated(n: Node, real: Variable, zero: Variable | None, to: np.dtype) -> Variable:
     """The nearest integers, ties to even, plus the zero point, clipped to the range of a dtype."""
-    whole = _as(n, n.b.round(real, ties_to_even=True), "float32")
+    whole = _cast(n, n.b.round(real, ties_to_even=True), "float32")
     whole = whole if zero is None else n.b.elementwise_add(whole, zero)
     info = np.iinfo(to)
     return n.b.cast(n.b.clip(whole, min=float(info.min), max=float(info.max)), dtype=to.name)
@@ -108,12 +108,12 @@ def _aligned_operand(n: Node, k: int, dtype: str) -> Variable:
         return n.const(_aligned_array(n, n.value(k)), np_dtype(dtype))
     sizes = _broadcast_shape(n, v.shape)
     if sizes is not None:
-        return _as(n, n.b.reshape(v, shape=sizes), dtype)
+        return _cast(n, n.b.reshape(v, shape=sizes), dtype)
     axis, block = _axis(n), n.attr("block_size", 0)
     times = tuple(block if a == axis + 1 else 1 for a in range(v.ndim + 1))
     repeated = n.b.expand(n.b.unsqueeze(v, axes=(axis + 1,)), expand_times=times)
     flat = n.b.reshape(repeated, shape=(*v.shape[:axis], v.shape[axis] * block, *v.shape[axis + 1 :]))
-    return _as(n, n.b.slice(flat, axes=(axis,), starts=(0,), ends=(n.shape(0)[axis],)), dtype)
+    return _cast(n, n.b.slice(flat, axes=(axis,), starts=(0,), ends=(n.shape(0)[axis],)), dtype)
 
 
 def _aligned_array(n: Node, v: np.ndarray) -> np.ndarray:
@@ -142,7 +142,7 @@ def _is_known(n: Node, at: Sequence[int]) -> bool:
     return not any(isinstance(n.operands[k], Variable) for k in at if n.has(k))
 
 
-def _as(n: Node, x: Variable, dtype: str) -> Variable:
+def _cast(n: Node, x: Variable, dtype: str) -> Variable:
     return x if x.desc.type.dtype == dtype else n.b.cast(x, dtype=dtype)
 
 
@@ -156,18 +156,18 @@ def matmul_integer(n: Node) -> object:
 
 @imports("QLinearMatMul")
 def q_linear_matmul(n: Node) -> object:
-    product = _as(n, _product(n, (0, 2), (3, 5)), "float32")
+    product = _cast(n, _product(n, (0, 2), (3, 5)), "float32")
     rows, columns = _aligned(n, 1, _by_row(n, 1), "float32"), _aligned(n, 4, _by_column(n, 4), "float32")
     return _requantized(n, product, n.b.elementwise_mul(rows, columns))
 
 
 @on_numpy("QLinearMatMul")
 def q_linear_matmul_on_host(n: Node) -> object:
-    a, b = _real(n, 0, _by_row), _real(n, 3, _by_column)
+    a, b = _dequantized(n, 0, _by_row), _dequantized(n, 3, _by_column)
     return _rounded(a @ b / n.value(6).astype(np.float64).reshape(()), n.value(7).astype(np.float64).reshape(()), dtype_of(n, 7))
 
 
-def _real(n: Node, k: int, shape: Callable[[Node, int], tuple[int, ...]]) -> np.ndarray:
+def _dequantized(n: Node, k: int, shape: Callable[[Node, int], tuple[int, ...]]) -> np.ndarray:
     """Operand k dequantized; its scale and zero point are the next operands."""
     scale, zero = (n.value(j).astype(np.float64).reshape(shape(n, j)) for j in (k + 1, k + 2))
     return (n.value(k).astype(np.float64) - zero) * scale
@@ -180,7 +180,7 @@ def conv_integer(n: Node) -> object:
 
 @imports("QLinearConv")
 def q_linear_conv(n: Node) -> object:
-    y = _as(n, _convolution(n, (0, 2), (3, 5)), "float32")
+    y = _cast(n, _convolution(n, (0, 2), (3, 5)), "float32")
     along = (-1, *[1] * (n.rank() - 2))
     if n.has(8):
         y = n.b.elementwise_add(y, _aligned(n, 8, along, "float32"))
@@ -198,8 +198,8 @@ def _product(n: Node, a: tuple[int, int], b: tuple[int, int]) -> Variable:
     """The matrix product of two operands minus their zero points. `a` and `b` are the numbers of (operand, zero point)."""
     rows, columns = _by_row(n, a[1]), _by_column(n, b[1])
     sums = _largest_sum(n, a, rows, -1), _largest_sum(n, b, columns, -2), n.shape(a[0])[-1] * _LARGEST
-    dtype = _exact(min(s for s in sums if s is not None))
-    return n.b.matmul(_centred(n, a, rows, dtype), _centred(n, b, columns, dtype))
+    dtype = _exact_float(min(s for s in sums if s is not None))
+    return n.b.matmul(_minus_zero_point(n, a, rows, dtype), _minus_zero_point(n, b, columns, dtype))
 
 
 def _convolution(n: Node, x: tuple[int, int], w: tuple[int, int]) -> Variable:
@@ -207,12 +207,12 @@ def _convolution(n: Node, x: tuple[int, int], w: tuple[int, int]) -> Variable:
     kernel = n.shape(w[0])
     by_filter = (-1, *[1] * (len(kernel) - 1)) if n.has(w[1]) and prod(n.shape(w[1])) > 1 else ()
     known = _largest_sum(n, w, by_filter, tuple(range(1, len(kernel))))
-    dtype = _exact(prod(kernel[1:]) * _LARGEST if known is None else known)
+    dtype = _exact_float(prod(kernel[1:]) * _LARGEST if known is None else known)
     at = windows(n, kernel[2:])
-    return convolved(n.b, _centred(n, x, (), dtype), _centred(n, w, by_filter, dtype), at, n.attr("group", 1))
+    return convolved(n.b, _minus_zero_point(n, x, (), dtype), _minus_zero_point(n, w, by_filter, dtype), at, n.attr("group", 1))
 
 
-def _exact(factors: int) -> str:
+def _exact_float(factors: int) -> str:
     """The float dtype that holds sums of 8-bit numbers times factors, if the magnitudes of the factors add up to `factors`."""
     return "float32" if factors * _LARGEST <= _EXACT else "float64"
 
@@ -221,19 +221,19 @@ def _largest_sum(n: Node, at: tuple[int, int], zero_shape: Sequence[int], axes: 
     """The largest sum of magnitudes along axes of a known operand."""
     if not _is_known(n, at):
         return None
-    return int(np.abs(_centre(n, at, zero_shape)).sum(axes).max(initial=0))
+    return int(np.abs(_known_minus_zero_point(n, at, zero_shape)).sum(axes).max(initial=0))
 
 
-def _centred(n: Node, at: tuple[int, int], zero_shape: Sequence[int], dtype: str) -> Variable:
+def _minus_zero_point(n: Node, at: tuple[int, int], zero_shape: Sequence[int], dtype: str) -> Variable:
     """An operand minus its zero point."""
     x, zero = at
     if _is_known(n, at):
-        return n.const(_centre(n, at, zero_shape), np_dtype(dtype))
+        return n.const(_known_minus_zero_point(n, at, zero_shape), np_dtype(dtype))
     y = n.b.cast(n.x(x), dtype=dtype)
     return n.b.elementwise_sub(y, _aligned(n, zero, zero_shape, dtype)) if n.has(zero) else y
 
 
-def _centre(n: Node, at: tuple[int, int], zero_shape: Sequence[int]) -> np.ndarray:
+def _known_minus_zero_point(n: Node, at: tuple[int, int], zero_shape: Sequence[int]) -> np.ndarray:
     x, zero = n.value(at[0]), n.value(at[1])
     return x.astype(np.int64) - (0 if zero is None else zero.astype(np.int64).reshape(zero_shape))
 
@@ -242,7 +242,7 @@ def _aligned(n: Node, k: int, shape: Sequence[int], dtype: str) -> Variable:
     """Operand k, a scale or zero point, in another shape and dtype."""
     if not isinstance(n.operands[k], Variable):
         return n.const(n.value(k).reshape(tuple(shape)), np_dtype(dtype))
-    return _as(n, n.b.reshape(n.x(k), shape=tuple(shape)), dtype)
+    return _cast(n, n.b.reshape(n.x(k), shape=tuple(shape)), dtype)
 
 
 def _by_row(n: Node, k: int) -> tuple[int, ...]:

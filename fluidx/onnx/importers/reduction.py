@@ -10,7 +10,7 @@ from ...ir import Variable
 from ...ir.dtypes import FLOATS, np_dtype
 from ..import_tables import imports
 from ..node import Node
-from .shape import axes_of, fixed, reshaped
+from .shape import axes_of, known_sizes, reshaped
 
 _REDUCTIONS = {
     "ReduceSum": "reduce_sum", "ReduceMean": "reduce_mean", "ReduceMax": "reduce_max", "ReduceMin": "reduce_min",
@@ -45,31 +45,31 @@ def _reduced(n: Node, x: Variable) -> Variable:
     gone, keep = axes_of(axes or range(n.rank()), n.rank()), bool(n.attr("keepdims", 1))
     shape = [1 if k in gone else d for k, d in enumerate(n.shape()) if keep or k not in gone]
     if 0 in n.shape():
-        return n.b.fill_constant(shape=tuple(shape), dtype=x.dtype, value=_of_nothing(n))
+        return n.b.fill_constant(shape=tuple(shape), dtype=x.dtype, value=_reduction_of_nothing(n))
     if n.op_type == "ReduceMean" and x.dtype not in FLOATS:
-        return reshaped(n, _whole_mean(n, x, gone), shape)
+        return reshaped(n, _integer_mean(n, x, gone), shape)
     op = _OF_BOOLS[n.op_type] if x.dtype == "bool" else _REDUCTIONS.get(n.op_type, "reduce_sum")
     return reshaped(n, n.b.emit(op, x, dim=tuple(gone), keep_dim=keep), shape)
 
 
-def _of_nothing(n: Node) -> float:
+def _reduction_of_nothing(n: Node) -> float:
     """The reduction of no elements: the neutral element."""
     if n.op_type in ("ReduceMax", "ReduceMin"):
-        low, high = _ends(n.dtype())
+        low, high = _limits(n.dtype())
         return float(low if n.op_type == "ReduceMax" else high)
     return {"ReduceProd": 1.0, "ReduceMean": np.nan, "ReduceLogSumExp": -np.inf}.get(n.op_type, 0.0)
 
 
-def _ends(dtype: str) -> tuple[float, float]:
+def _limits(dtype: str) -> tuple[float, float]:
     if dtype == "bool":
         return False, True
     return (-np.inf, np.inf) if dtype in FLOATS else (np.iinfo(np_dtype(dtype)).min, np.iinfo(np_dtype(dtype)).max)
 
 
-def _whole_mean(n: Node, x: Variable, gone: list[int]) -> Variable:
+def _integer_mean(n: Node, x: Variable, gone: list[int]) -> Variable:
     """The mean of integers, rounded towards zero."""
     total = n.b.reduce_sum(x, dim=tuple(gone), keep_dim=True)
-    count = n.const(np.full((1,) * n.rank(), prod(fixed(n, [n.shape()[k] for k in gone]))), np_dtype(x.dtype))
+    count = n.const(np.full((1,) * n.rank(), prod(known_sizes(n, [n.shape()[k] for k in gone]))), np_dtype(x.dtype))
     if x.dtype.startswith("u"):
         return n.b.elementwise_floordiv(total, count)
     return n.b.elementwise_mul(n.b.sign(total), n.b.elementwise_floordiv(n.b.abs(total), count))

@@ -78,8 +78,8 @@ def deform_conv(n: Node) -> object:
     pixels = b.reshape(b.transpose(channels, axis=(0, 2, 1)), shape=(-1, c // parts))
     begin = n.const((np.arange(images * parts) * h * width).reshape(images, parts, 1, 1))
     terms = []
-    for row, row_weight in _between(n, y, h):
-        for column, column_weight in _between(n, x_at, width):
+    for row, row_weight in _neighbouring_pixels(n, y, h):
+        for column, column_weight in _neighbouring_pixels(n, x_at, width):
             place = b.elementwise_add(b.elementwise_add(b.scale(row, scale=float(width)), column), begin)
             read = b.reshape(b.gather(pixels, b.reshape(place, shape=(-1,))), shape=(images, parts, taps, cells, -1))
             terms.append(b.elementwise_mul(read, b.unsqueeze(b.elementwise_mul(row_weight, column_weight), axes=(4,))))
@@ -92,7 +92,7 @@ def deform_conv(n: Node) -> object:
     return b.elementwise_add(made, n.x(3), axis=1) if n.has(3) else made
 
 
-def _between(n: Node, at: Any, size: int) -> list[tuple[Any, Any]]:
+def _neighbouring_pixels(n: Node, at: Any, size: int) -> list[tuple[Any, Any]]:
     """The two pixels next to a position along one axis, as integers, and their weights, which are 0 outside of the image."""
     b = n.b
     low = b.floor(at)

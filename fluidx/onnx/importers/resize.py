@@ -34,7 +34,7 @@ def resize(n: Node) -> object:
         extrapolation_value=n.attr("extrapolation_value", 0.0),
         **_sizes(n),
     )
-    return _back(n, y, dtype)
+    return _as_dtype(n, y, dtype)
 
 
 def _sizes(n: Node) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def _sizes(n: Node) -> dict[str, Any]:
     return {"axes": tuple(axes), "sizes": tuple(sizes), "scales": tuple(scales), "spans": tuple(spans) if crops else ()}
 
 
-def _back(n: Node, y: Variable, dtype: str) -> Variable:
+def _as_dtype(n: Node, y: Variable, dtype: str) -> Variable:
     """y in the dtype of the input; integers are rounded and clipped to its range."""
     if y.dtype == dtype:
         return y

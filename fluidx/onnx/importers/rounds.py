@@ -17,7 +17,7 @@ from ..types import value_type
 Round = Callable[[Variable, list[Variable]], tuple[Variable | None, list[Variable]]]
 
 
-class _Grows(Exception):
+class _SizesChange(Exception):
     """A round changes the sizes of states. `types` fit the states before and after it."""
 
     def __init__(self, types: list[ValueType]):
@@ -42,20 +42,20 @@ class Rounds:
 
         If a round changes sizes, the `while` is written again with these sizes open. Raises OnnxError if a program cannot repeat the body.
         """
-        begin = [self._begin(v, info) for v, info in zip(states, self.taken)]
+        begin = [self._initial_state(v, info) for v, info in zip(states, self.taken)]
         types = [v.desc.type for v in begin]
         while True:
             before = self.importer.mark()
             try:
                 return self._attempt(begin, types, first, make)
-            except _Grows as e:
+            except _SizesChange as e:
                 self.importer.undo(before)
                 types = e.types
             except OnnxError:
                 self.importer.undo(before)
                 raise
 
-    def _begin(self, value: Any, info: Any) -> Variable:
+    def _initial_state(self, value: Any, info: Any) -> Variable:
         if isinstance(value, list) and not value:  # the body declares the type of the elements
             t = value_type(info.type)
             if isinstance(t, SequenceType):
@@ -67,12 +67,12 @@ class Rounds:
     ) -> tuple[list[Variable], list[Variable]]:
         b, importer = self.b, self.importer
         names = [importer.fresh(name) if name else None for name in [*self.n.outputs, *[""] * len(begin)]]
-        held = [self._held(v, t, name) for v, t, name in zip(begin, types, names)]
+        held = [self._state_copy(v, t, name) for v, t, name in zip(begin, types, names)]
         count = b.fill_constant(shape=[], dtype="int64", value=float(self.start))
         with program_guard(importer.main, importer.startup):
-            more = b.assign(self._more(b, count, first))
+            more = b.assign(self._another_round(b, count, first))
             importer.keep_names([*held, count, more])
-            with control_flow.While(more, max_rounds=self._most()).block() as block:
+            with control_flow.While(more, max_rounds=self._max_rounds()).block() as block:
                 again, made = make(count, held)
                 inner = Builder(block, role=b.role)
                 made = [_as_optional(inner, v, new) for v, new in zip(held, made)] + made[len(held) :]
@@ -82,25 +82,25 @@ class Rounds:
                 for v, new in zip(held, [inner.assign(new) for new in made[: len(held)]]):
                     inner.assign(new, out={"Out": v})
                 inner.assign(inner.elementwise_add(count, inner.fill_constant(shape=[], dtype="int64", value=1.0)), out={"Out": count})
-                inner.assign(inner.reshape(self._more(inner, count, again), shape=more.shape), out={"Out": more})
+                inner.assign(inner.reshape(self._another_round(inner, count, again), shape=more.shape), out={"Out": more})
         return held, [s if s.shape[0] else b.stash_rows(s) for s in stashes]
 
-    def _held(self, value: Variable, t: ValueType, name: str | None) -> Variable:
+    def _state_copy(self, value: Variable, t: ValueType, name: str | None) -> Variable:
         """A copy of the initial value of a state, which the rounds overwrite."""
         made = self.b.assign(value, name=name)
         if t != value.desc.type:
             self.b.block.descs[made.name] = made.desc.changed(type=t, attrs={**made.desc.attrs, "resized": True})
         return made
 
-    def _more(self, b: Builder, count: Variable, again: Variable | None) -> Variable:
+    def _another_round(self, b: Builder, count: Variable, again: Variable | None) -> Variable:
         """Is there another round?"""
-        if again is not None and (self.limit is None or self._most()):
+        if again is not None and (self.limit is None or self._max_rounds()):
             return again
         limit = b.fill_constant(shape=[], dtype="int64", value=float(self.limit)) if self.known else self.limit
         left = b.less_than(count, limit)
         return left if again is None else b.logical_and(again, b.reshape(left, shape=again.shape))
 
-    def _most(self) -> int:
+    def _max_rounds(self) -> int:
         """The `max_rounds` of the `while`, for which its gradient allocates memory at the start; 0 if there are too many."""
         return self.limit - self.start if self.known and self.limit is not None and self.limit <= limits.ROUNDS else 0
 
@@ -118,18 +118,18 @@ class Rounds:
                 )
             types.append(was.with_shape(a if a == b or a == ANY else ANY for a, b in zip(was.shape, now.shape)))
         if types != [v.desc.type for v in held]:
-            raise _Grows(types)
+            raise _SizesChange(types)
 
     def _gather(self, inner: Builder, row: Variable, count: Variable, exact: bool) -> Variable:
         """Store a value of each round in a stash."""
-        like, sized = self._like(row, inner.block)
+        like, sized = self._template(row, inner.block)
         stash = self.b.stash(like, rounds=self.limit - self.start if exact and self.known and sized else 0)
         self.importer.keep_names([stash])
         at = inner.elementwise_sub(count, inner.fill_constant(shape=[], dtype="int64", value=float(self.start))) if self.start else count
         inner.stash_write(stash, row, inner.reshape(at, shape=[1]), out={"Out": stash})
         return stash
 
-    def _like(self, row: Variable, block: Block) -> tuple[Variable, bool]:
+    def _template(self, row: Variable, block: Block) -> tuple[Variable, bool]:
         """A value outside of the loop with the type of one inside, and whether its sizes are known there. If not, they come from the first
         round."""
         b, shape = self.b, row.shape

@@ -10,7 +10,7 @@ from ...ops.shared.types import mul_sizes
 from ..import_tables import dynamic, imports, on_numpy
 from ..limits import checked_shape
 from ..node import Node
-from .shape import fixed, reshaped
+from .shape import known_sizes, reshaped
 
 # -- the largest ----------------------------------------------------------------------------------------------------------------------
 
@@ -22,7 +22,7 @@ def arg_of(n: Node) -> object:
     if not n.attr("select_last_index", 0):
         return n.b.emit(op, x, axis=axis, keepdims=keep)
     found = n.b.emit(op, n.b.reverse(x, axis=(axis,)), axis=axis, keepdims=keep)
-    (size,) = fixed(n, n.shape()[axis : axis + 1])
+    (size,) = known_sizes(n, n.shape()[axis : axis + 1])
     return n.b.elementwise_sub(n.const(np.full((1,) * len(found.shape), size - 1), np.int64), found)
 
 
@@ -35,7 +35,7 @@ def hardmax(n: Node) -> object:
 
 def _along(n: Node, size: int, axis: int, ndim: int, dtype: str = "int64") -> Variable:
     """0, 1, 2, ... along one of `ndim` axes."""
-    return n.const(np.arange(*fixed(n, (size,))).reshape([size if k == axis else 1 for k in range(ndim)]), dtype)
+    return n.const(np.arange(*known_sizes(n, (size,))).reshape([size if k == axis else 1 for k in range(ndim)]), dtype)
 
 
 @imports("TopK")

@@ -32,7 +32,7 @@ def reshaped(n: Node, x: Variable, shape: Sequence[int]) -> Variable:
     return n.b.fill_constant(shape=tuple(shape), dtype=x.dtype, value=0.0) if 0 in shape else n.b.reshape(x, shape=tuple(shape))
 
 
-def fixed(n: Node, sizes: Sequence[int]) -> tuple[int, ...]:
+def known_sizes(n: Node, sizes: Sequence[int]) -> tuple[int, ...]:
     """Sizes that must be known. Raises OnnxError if one is open."""
     if ANY in sizes:
         raise n.wrong(f"fluidx must know these sizes, but some are open: {list(sizes)}; give the inputs of the model fixed sizes")

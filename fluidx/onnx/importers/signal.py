@@ -22,9 +22,9 @@ def dft(n: Node) -> object:
     checked_shape([length])
     x = n.x()
     if inverse and onesided:
-        return _of_half(n, x, axis, length)
-    y = n.b.fft(_of_length(n, x, axis, length), axis=axis, inverse=inverse)
-    return _of_length(n, y, axis, length // 2 + 1) if onesided else y
+        return _real_signal(n, x, axis, length)
+    y = n.b.fft(_resized(n, x, axis, length), axis=axis, inverse=inverse)
+    return _resized(n, y, axis, length // 2 + 1) if onesided else y
 
 
 @imports("STFT")
@@ -41,10 +41,10 @@ def stft(n: Node) -> object:
     if n.has(2):
         x = b.elementwise_mul(x, b.reshape(n.x(2), shape=(length, 1)))
     y = b.fft(x, axis=2)
-    return _of_length(n, y, 2, length // 2 + 1) if n.attr("onesided", 1) else y
+    return _resized(n, y, 2, length // 2 + 1) if n.attr("onesided", 1) else y
 
 
-def _of_length(n: Node, x: Variable, axis: int, length: int) -> Variable:
+def _resized(n: Node, x: Variable, axis: int, length: int) -> Variable:
     """The first `length` elements along an axis, padded with zeros."""
     has = x.shape[axis]
     if has >= length:
@@ -54,13 +54,13 @@ def _of_length(n: Node, x: Variable, axis: int, length: int) -> Variable:
     return n.b.pad(x, paddings=tuple(paddings))
 
 
-def _of_half(n: Node, x: Variable, axis: int, length: int) -> Variable:
+def _real_signal(n: Node, x: Variable, axis: int, length: int) -> Variable:
     """The real signal whose spectrum begins with x. All elements except the first, and the middle one of an even length, count twice."""
     weight = np.full(length // 2 + 1, 2.0)
     weight[0] = 1
     if length % 2 == 0:
         weight[-1] = 1
-    half = _of_length(n, x, axis, len(weight))
+    half = _resized(n, x, axis, len(weight))
     half = n.b.elementwise_mul(half, n.const(weight.reshape(-1, *[1] * (n.rank() - 1 - axis)), x.dtype))
-    y = n.b.fft(_of_length(n, half, axis, length), axis=axis, inverse=True)
+    y = n.b.fft(_resized(n, half, axis, length), axis=axis, inverse=True)
     return n.b.slice(y, axes=(n.rank() - 1,), starts=(0,), ends=(1,))

@@ -40,16 +40,16 @@ def string_normalizer(n: Node) -> object:
     x = n.value(0)
     if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
         raise n.wrong(f"it takes strings of shape [C] or [1, C], found {list(x.shape)}")
-    return normalized(x, *_normal(n))
+    return normalized(x, *_normalizer_options(n))
 
 
 @dynamic("StringNormalizer", 0)
 def computed_normalizer(n: Node) -> object:
-    case, sensitive, stopwords = _normal(n)
+    case, sensitive, stopwords = _normalizer_options(n)
     return n.b.string_normalizer(n.x(), case=case, case_sensitive=sensitive, stopwords=tuple(stopwords))
 
 
-def _normal(n: Node) -> tuple[str, bool, list[str]]:
+def _normalizer_options(n: Node) -> tuple[str, bool, list[str]]:
     """The case to convert to, whether case matters for stop words, and the stop words."""
     return n.attr("case_change_action", "NONE"), bool(n.attr("is_case_sensitive", 0)), n.attr("stopwords", [])
 
@@ -69,7 +69,7 @@ def tf_idf_vectorizer(n: Node) -> object:
     """Counts n-grams whose items are 1, 2, ... max_skip_count + 1 positions apart; single items are counted once."""
     x = n.value(0)
     rows = x.reshape(1, -1) if x.ndim < 2 else x
-    grams, places = _pool(n), n.attr("ngram_indexes")
+    grams, places = _ngrams(n), n.attr("ngram_indexes")
     smallest, largest, skips = n.attr("min_gram_length"), n.attr("max_gram_length"), n.attr("max_skip_count")
     if smallest < 1:
         raise n.wrong(f"min_gram_length is {smallest}, but an n-gram has at least one item")
@@ -88,7 +88,7 @@ def tf_idf_vectorizer(n: Node) -> object:
     return counts[0] if x.ndim < 2 else counts
 
 
-def _pool(n: Node) -> dict[tuple[Any, ...], int]:
+def _ngrams(n: Node) -> dict[tuple[Any, ...], int]:
     """N-grams that are counted -> their numbers."""
     pool = n.attr("pool_strings") or n.attr("pool_int64s") or []
     starts = [*n.attr("ngram_counts"), len(pool)]
