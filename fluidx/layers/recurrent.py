@@ -307,16 +307,16 @@ def rnn(
             raise wrong(f"{helper.label}: a cell's outputs must be one Variable, got {type(outs[t]).__name__}")
         if lengths is not None:
             at = helper.op("assign_value", shape=(1,), dtype="int64", values=elements(np.array([t])))
-            new = _chosen(helper, helper.op("greater_than", lengths, at), new, states)
+            new = _where_active(helper, helper.op("greater_than", lengths, at), new, states)
         states = new
     return helper.op("stack", outs, axis=axis), states
 
 
-def _chosen(helper: LayerWriter, active: Variable, new: Any, old: Any) -> Any:
+def _where_active(helper: LayerWriter, active: Variable, new: Any, old: Any) -> Any:
     """`new` where a sequence continues, `old` where it has ended."""
     if isinstance(new, Variable):
         return helper.op("where", active, new, old)
-    return [_chosen(helper, active, a, b) for a, b in zip(new, old, strict=True)]
+    return [_where_active(helper, active, a, b) for a, b in zip(new, old, strict=True)]
 
 
 def lstm(

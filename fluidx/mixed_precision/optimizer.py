@@ -170,7 +170,7 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         """Whether any gradient, on any rank, has an element that is no finite number; and the scale's next value, which follows from it."""
         program = b.block.program
         total = b.emit("sum", counts) if len(counts) > 1 else counts[0]
-        if self.meets:  # what one rank sends goes into the updates of all: they skip together
+        if self.communicates:  # what one rank sends goes into the updates of all: they skip together
             total = b.replica_mean(total)
         none = b.fill_constant(shape=(1,), dtype="float32", value=0.0)
         overflow = b.greater_than(total, none, name=unused_name(b.block, program, "overflow"))

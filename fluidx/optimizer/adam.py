@@ -11,7 +11,7 @@ from ..regularizer import Regularizer
 from .base import Optimizer, UpdateStep, fraction
 
 
-class _Betas(Optimizer):
+class _AdamFamily(Optimizer):
     """Base of the Adam family: options, moments and powers of beta."""
 
     def __init__(
@@ -39,7 +39,7 @@ class _Betas(Optimizer):
         return step.power(p, "beta1_pow_acc", self.beta1), step.power(p, "beta2_pow_acc", self.beta2)
 
 
-class Adam(_Betas):
+class Adam(_AdamFamily):
     """The step is the bias-corrected mean gradient divided by the root of its mean square (Kingma & Ba, 2015, algorithm 1).
 
     `lazy_mode` is accepted for fluid programs. It has no effect, because gradients are dense.
@@ -66,7 +66,7 @@ class Adam(_Betas):
         step.b.adam(p, g, m, v, lr, *self._powers(step, p), **self._options(), out={"ParamOut": p, "Moment1Out": m, "Moment2Out": v})
 
 
-class AdamW(_Betas):
+class AdamW(_AdamFamily):
     """Adam with decoupled weight decay (Loshchilov & Hutter, 2019): p * (1 - lr * weight_decay), then Adam's step.
 
     `apply_decay_param_fun(name)` selects the parameters that decay; without it all do.
@@ -101,7 +101,7 @@ class AdamW(_Betas):
         )  # fmt: skip
 
 
-class Adamax(_Betas):
+class Adamax(_AdamFamily):
     """Adam with the largest recent gradient in place of the mean square (Kingma & Ba, 2015, algorithm 2)."""
 
     kind = "adamax"
@@ -112,7 +112,7 @@ class Adamax(_Betas):
         step.b.adamax(p, g, lr, m, n, power, **self._options(), out={"ParamOut": p, "MomentOut": m, "InfNormOut": n})
 
 
-class Lamb(_Betas):
+class Lamb(_AdamFamily):
     """Adam's direction with a step scaled to the norm of the parameter, for very large batches (You et al., LAMB, 2020).
 
     `exclude_from_weight_decay_fn(param)` selects the parameters that do not decay. As in fluid 1.8 the moments are not bias-corrected;

@@ -19,7 +19,7 @@ class AdasumOptimizer(RewritingOptimizer):
     AdasumOptimizer(Momentum(learning_rate=0.1))
     """
 
-    meets = True
+    communicates = True
 
     def rewrite(self, step: Rewriting, pairs: ParamsGrads) -> None:
         b = step.b

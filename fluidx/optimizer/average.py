@@ -35,10 +35,10 @@ class AppliedAverage:
         a, r = Builder(self.apply_program.global_block()), Builder(self.restore_program.global_block())
         for p, saved in parameters:
             for b in (a, r):
-                same(b, p)
+                declare_same(b, p)
                 b.block.create_var(saved, p.shape, p.dtype, persistable=True, stop_gradient=True)
             a.assign(p, out={"Out": saved})
-            wide = wide_dtype(p)
+            wide = average_dtype(p)
             average = mean(a, p, p if p.dtype == wide else a.cast(p, dtype=wide))
             if p.dtype == wide:
                 a.assign(average, out={"Out": p.name})
@@ -102,17 +102,17 @@ class ExponentialMovingAverage(AppliedAverage):
         averages: dict[str, Variable] = {}
         for p in parameters:
             name = unused_name(block, startup, f"{p.name}_{self.name}ema")
-            e = averages[p.name] = persistable(block, startup, name, p.shape, wide_dtype(p), 0.0, state_of=p.name)
+            e = averages[p.name] = persistable(block, startup, name, p.shape, average_dtype(p), 0.0, state_of=p.name)
             b.ema_update(p, e, decay, out={"EmaOut": e})
         a = Builder(self.apply_program.global_block())
-        same(a, left)
+        declare_same(a, left)
         none_yet = a.cast(a.greater_equal(left, a.fill_constant(shape=(1,), dtype="float32", value=1.0)), dtype="float32")
         # before the first update the weight is 0: divide by 1 instead, and keep the parameters
         weight = a.elementwise_add(a.scale(left, scale=-1.0, bias=1.0), none_yet)
 
         def mean(a: Builder, p: Parameter, value: Variable) -> Variable:
             e = averages[p.name]
-            same(a, e)
+            declare_same(a, e)
             narrow, keep = (v if e.dtype == "float32" else a.cast(v, dtype=e.dtype) for v in (weight, none_yet))
             return a.elementwise_add(a.elementwise_div(e, narrow), a.elementwise_mul(value, keep))
 
@@ -167,7 +167,7 @@ class ModelAverage(AppliedAverage):
         def mean(a: Builder, p: Parameter, value: Variable) -> Variable:
             both = [*sums[p.name], count, before]
             for v in both:
-                same(a, v)
+                declare_same(a, v)
             now, old, *counts = both
             total = a.elementwise_add(*counts)
             return a.elementwise_div(a.elementwise_add(now, old), total if now.dtype == "float32" else a.cast(total, dtype=now.dtype))
@@ -178,14 +178,14 @@ class ModelAverage(AppliedAverage):
     def _sum(p: Parameter, prefix: str, key: str, startup: Program) -> Variable:
         block = p.block.program.global_block()
         name = unused_name(block, startup, f"{p.name}_{prefix}_{key}")
-        return persistable(block, startup, name, p.shape, wide_dtype(p), 0.0, state_of=p.name)
+        return persistable(block, startup, name, p.shape, average_dtype(p), 0.0, state_of=p.name)
 
 
-def wide_dtype(p: Variable) -> str:
+def average_dtype(p: Variable) -> str:
     """The dtype of an average."""
     return "float64" if p.dtype == "float64" else "float32"
 
 
-def same(b: Builder, v: Variable) -> None:
+def declare_same(b: Builder, v: Variable) -> None:
     """Declare `v` in another program as the same state variable."""
     b.block.create_var(v.name, v.shape, v.dtype, persistable=True, stop_gradient=True)

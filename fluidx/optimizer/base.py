@@ -53,7 +53,7 @@ class Minimizer:
 
     label = ""
     rescales = False  # does `backward` return gradients of a loss times a scale that changes from step to step?
-    meets = False  # do updates communicate between ranks that train separately?
+    communicates = False  # do updates communicate between ranks that train separately?
 
     def minimize(
         self,

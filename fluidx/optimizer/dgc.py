@@ -30,7 +30,7 @@ class DGCMomentum(Momentum):
     (2018), algorithm 1 with momentum correction, factor masking and warm-up; fluid 1.8.
     """
 
-    meets = True
+    communicates = True
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class LookaheadOptimizer(RewritingOptimizer):
             raise wrong(f"{self.label}: alpha must be from 0 to 1, got {self.alpha}")
 
     def rewrite(self, step: Rewriting, pairs: ParamsGrads) -> None:
-        slow = [step.copied(p, "slow") for p, _ in pairs]
+        slow = [step.copied_state(p, "slow") for p, _ in pairs]
         step.update(pairs)
         with when(step.every(self.k, "lookahead_runs"), step.block, Role.OPTIMIZE) as block:
             b = step.builder(block)

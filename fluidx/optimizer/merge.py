@@ -29,7 +29,7 @@ class GradientMergeOptimizer(RewritingOptimizer):
         self.avg = bool(avg)
 
     def rewrite(self, step: Rewriting, pairs: ParamsGrads) -> None:
-        step.unfinish(pairs)
+        step.unmark_finished(pairs)
         totals = [step.state(p, "merged") for p, _ in pairs]
         for (_, g), total in zip(pairs, totals, strict=True):
             step.b.elementwise_add(total, g if g.dtype == total.dtype else step.b.cast(g, dtype=total.dtype), out={"Out": total})
@@ -37,7 +37,7 @@ class GradientMergeOptimizer(RewritingOptimizer):
             merged: ParamsGrads = []
             for (p, g), total in zip(pairs, totals, strict=True):
                 name, weight = f"{g.name}.merged", 1.0 / self.k_steps if self.avg else 1.0
-                last = step.finishing(block, p, name)
+                last = step.finisher(block, p, name)
                 if g.dtype == total.dtype:
                     merged.append((p, last.scale(total, scale=weight, name=name)))
                 else:

@@ -9,7 +9,7 @@ from .._checks import whole, wrong
 from ..ir import Parameter, Variable
 from ..ir.source_location import warn
 from .base import ParamsGrads
-from .rewritten import Rewriting, RewritingOptimizer, wide
+from .rewritten import Rewriting, RewritingOptimizer, state_dtype
 
 
 class PowerSGDOptimizer(RewritingOptimizer):
@@ -47,13 +47,13 @@ class PowerSGDOptimizer(RewritingOptimizer):
         chosen = [(p, g) for p, g in pairs if self.compresses(p)]
         if not chosen:
             warn(f"{self.label}: no gradient is larger than its factors of rank {self.rank}, so none is approximated; leave it out")
-        step.unfinish(chosen)
+        step.unmark_finished(chosen)
         made = {p.name: self._approximated(step, p, g) for p, g in chosen}
         step.update([(p, made.get(p.name, g)) for p, g in pairs])
 
     def _approximated(self, step: Rewriting, p: Parameter, g: Variable) -> Variable:
-        b, shape, dtype = step.b, _matrix(p), wide(p)
-        error, kept = step.state(p, "powersgd_error", shape), step.drawn(p, "powersgd_q", (shape[1], self.rank))
+        b, shape, dtype = step.b, _matrix(p), state_dtype(p)
+        error, kept = step.state(p, "powersgd_error", shape), step.random_state(p, "powersgd_q", (shape[1], self.rank))
         wider = g if g.dtype == dtype else b.cast(g, dtype=dtype)
         m = b.elementwise_add(error, wider if wider.shape == shape else b.reshape(wider, shape=shape))
         left = b.orthonormalize(b.matmul(m, kept, name=f"{g.name}.p"))
@@ -63,7 +63,7 @@ class PowerSGDOptimizer(RewritingOptimizer):
         b.elementwise_sub(m, b.matmul(left, right, transpose_y=True), out={"Out": error})
         b.assign(right, out={"Out": kept})
         name = f"{g.name}.approximated"
-        last = step.finishing(step.block, p, name)
+        last = step.finisher(step.block, p, name)
         if wider.shape == shape and g.dtype == dtype:
             made = last.matmul(left, kept, transpose_y=True, name=name)
         else:

@@ -49,27 +49,27 @@ class Rewriting:
     def state(self, p: Parameter, key: str, shape: Sequence[int] | None = None) -> Variable:
         """A state variable `<p>_<key>_0` with the shape of the parameter, initialized to 0; float32 for 16-bit parameters."""
         name = unused_name(self.first, self.startup, f"{p.name}_{key}")
-        return persistable(self.first, self.startup, name, p.shape if shape is None else shape, wide(p), 0.0, state_of=p.name)
+        return persistable(self.first, self.startup, name, p.shape if shape is None else shape, state_dtype(p), 0.0, state_of=p.name)
 
-    def copied(self, p: Parameter, key: str) -> Variable:
+    def copied_state(self, p: Parameter, key: str) -> Variable:
         """A state variable that the startup program initializes with the parameter's value."""
         name = unused_name(self.first, self.startup, f"{p.name}_{key}")
         begin = self.startup.global_block()
         for block in (self.first, begin):
-            block.create_var(name, p.shape, wide(p), persistable=True, stop_gradient=True, state_of=p.name)
+            block.create_var(name, p.shape, state_dtype(p), persistable=True, stop_gradient=True, state_of=p.name)
         b = Builder(begin)
-        if wide(p) == p.dtype:
+        if state_dtype(p) == p.dtype:
             b.assign(begin.var(p.name), out={"Out": name})
         else:
-            b.cast(begin.var(p.name), dtype=wide(p), out={"Out": name})
+            b.cast(begin.var(p.name), dtype=state_dtype(p), out={"Out": name})
         return self.first.var(name)
 
-    def drawn(self, p: Parameter, key: str, shape: Sequence[int]) -> Variable:
+    def random_state(self, p: Parameter, key: str, shape: Sequence[int]) -> Variable:
         """A state variable of the given shape, initialized from the standard normal distribution."""
         begin = self.startup.global_block()
         name = unused_name(self.first, self.startup, f"{p.name}_{key}")
         for block in (self.first, begin):
-            block.create_var(name, shape, wide(p), persistable=True, stop_gradient=True, state_of=p.name)
+            block.create_var(name, shape, state_dtype(p), persistable=True, stop_gradient=True, state_of=p.name)
         Normal()(self.first.var(name), begin)
         return self.first.var(name)
 
@@ -80,7 +80,7 @@ class Rewriting:
         each, none = (self.b.fill_constant(shape=(1,), dtype="int64", value=float(v)) for v in (k, 0))
         return self.b.equal(self.b.elementwise_mod(runs, each), none)
 
-    def unfinish(self, pairs: ParamsGrads) -> None:
+    def unmark_finished(self, pairs: ParamsGrads) -> None:
         """Remove the marks of the operators that finished these gradients: parameters are updated with other gradients."""
         taken = {(p.name, g.name) for p, g in pairs}
         self.block.program._touch()
@@ -91,7 +91,7 @@ class Rewriting:
                 self.block.oplist[k] = op.replace(role_var=tuple(n for mark in kept for n in mark))
                 self._devices.update({p: op.device for p, _ in marks if op.device})
 
-    def finishing(self, block: Block, p: Parameter, name: str) -> Builder:
+    def finisher(self, block: Block, p: Parameter, name: str) -> Builder:
         """A builder whose operator writes `name`, the finished gradient of parameter p."""
         b = self.builder(block, p.name, name)
         b.device = self._devices.get(p.name)
@@ -102,6 +102,6 @@ class Rewriting:
         self.optimizer._optimizer._apply(pairs, self.startup)
 
 
-def wide(p: Variable) -> str:
+def state_dtype(p: Variable) -> str:
     """The dtype of a parameter's state."""
     return "float64" if p.dtype == "float64" else "float32"

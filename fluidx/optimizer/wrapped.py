@@ -20,7 +20,7 @@ class WrappedOptimizer(Minimizer):
         if not isinstance(optimizer, Minimizer):
             raise wrong(f"{self.label}: optimizer must be an optimizer, got {type(optimizer).__name__}: {optimizer!r}")
         self._optimizer = optimizer
-        self.rescales, self.meets = self.rescales or optimizer.rescales, self.meets or optimizer.meets
+        self.rescales, self.communicates = self.rescales or optimizer.rescales, self.communicates or optimizer.communicates
 
     def _backward(self, options: GradientOptions) -> ParamsGrads:
         return self._optimizer._backward(options)
