@@ -1,6 +1,6 @@
-"""The page of ONNX operators, made while the documentation is built (see hooks.py): which are taken, and which fluidx writes.
+"""The documentation page of ONNX operators, made when the documentation is built (see hooks.py): which fluidx imports and which it exports.
 
-What fluidx writes is found by writing: the samples of each operator are saved, and the nodes looked at.
+The exported operators are found by saving the samples of each operator of fluidx.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from fluidx.testing.alone import in_onnx
 HEAD = """\
 # Operators of ONNX
 
-{count} operators of ONNX, by domain. `fluidx onnx ops` prints them for the version of onnx that is installed; this page is of opsets
-up to {newest}. How an operator is done:
+{count} operators of ONNX, by domain. `fluidx onnx ops` prints them for the installed version of onnx; this page is for opsets up to
+{newest}. The column *how* has one of three words:
 
-- *operators*: it is one or several operators of a program, which are trained where they have a gradient (see [Operators](ops.md));
-- *body*: the function that its schema defines is written out, which is trained where what it consists of is;
-- *host*: NumPy computes it, in a session (`fx.onnx.session`), or while a program is written where its operands are known. It has no
-  gradient.
+- *operators*: the operator becomes one or several operators of a program, and is trained if they have gradients (see [Operators](ops.md));
+- *body*: the function that its schema defines is inlined, and is trained if its operators are;
+- *host*: NumPy computes it, in a session (`fx.onnx.session`), or at import if its operands are known. It has no gradient.
 
-Models of the standard's own domain are brought to the newest opset first, so that all versions are taken; operators of other domains are
-taken as they are. *Written by* names the operators of fluidx that `fx.onnx.save` writes with it. An operator of your own joins them by
+Models of the standard's own domain are converted to the newest opset first, so all versions are supported; operators of other domains are
+imported as they are. *Written by* names the operators of fluidx that `fx.onnx.save` exports with it. Register operators of your own with
 `@fx.onnx.face("MyOp", domain="com.example")` (see [ONNX](onnx.md#operators-of-your-own)).
 
 """
 
 
 def writers() -> dict[str, list[str]]:
-    """By operator of ONNX: the operators of fluidx that are written with it."""
+    """ONNX operator -> the operators of fluidx that are exported with it."""
     found: dict[str, list[str]] = defaultdict(list)
     for d in all_ops():
         if d.__module__.startswith("fluidx.ops."):
@@ -43,7 +42,7 @@ def writers() -> dict[str, list[str]]:
 
 
 def _is_fluidx(k: OnnxOperator) -> bool:
-    """Is it no operator that somebody has added?"""
+    """Is it an operator of fluidx, not one that a user registered?"""
     key = domain_of(k.domain), k.name
     found = IMPORTERS.get(key) or NUMPY_IMPORTERS.get(key)
     return found is None or found.__module__.startswith(import_tables.FUNCTIONS)

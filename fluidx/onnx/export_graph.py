@@ -256,6 +256,10 @@ class Op:
         self.graph.nodes.append(_node(op_type, list(inputs), outs, attrs))
         return outs
 
+    def cast(self, slot: str, dtype: str) -> str:
+        """The value of a slot in a dtype: the value itself if it has that dtype."""
+        return self[slot] if self.dtype(slot) == dtype else self.emit("Cast", self[slot], to=self.code(dtype))
+
     def lacks(self, op_type: str) -> bool:
         """Whether the target opset is older than an operator."""
         return _first_opsets()[op_type] > self.opset

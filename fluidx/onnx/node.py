@@ -74,6 +74,10 @@ class Node:
         """A constant of the program."""
         return self.importer.variable(np.asarray(value, dtype))
 
+    def cast(self, x: Variable, dtype: str) -> Variable:
+        """x in a dtype: x itself if it has that dtype."""
+        return x if x.desc.type.dtype == dtype else self.b.cast(x, dtype=dtype)
+
     def filler(self, value: np.ndarray) -> float:
         """The number of a fill operator: the first element of an array."""
         number = value.flat[0]

@@ -43,7 +43,7 @@ def roi_align(op: Op) -> str:
     a = op.attrs
     attrs = {"output_height": a["pooled_height"], "output_width": a["pooled_width"], "spatial_scale": a["spatial_scale"], "mode": a["mode"]}
     seen = "half_pixel" if a["aligned"] else "output_half_pixel"
-    images = op["BatchIndices"] if op.dtype("BatchIndices") == "int64" else op.emit("Cast", op["BatchIndices"], to=op.code("int64"))
+    images = op.cast("BatchIndices", "int64")
     ratio = max(a["sampling_ratio"], 0)
     return op.emit("RoiAlign", op["X"], op["Rois"], images, coordinate_transformation_mode=seen, sampling_ratio=ratio, **attrs)
 

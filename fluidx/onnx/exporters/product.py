@@ -103,7 +103,7 @@ def mean(op: Op) -> str:
 @exports("squared_l2_norm")
 def squared_l2_norm(op: Op) -> str:
     wide = op.out_type("Out").dtype
-    x = op["X"] if op.dtype("X") == wide else op.emit("Cast", op["X"], to=op.code(wide))
+    x = op.cast("X", wide)
     return single(op, "ReduceSumSquare", x)
 
 

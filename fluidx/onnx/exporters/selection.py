@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def _sizes(op: Op, slot: str) -> str:
     """A vector of sizes as int64, which is the only dtype that ONNX has for them."""
-    return op[slot] if op.dtype(slot) == "int64" else op.emit("Cast", op[slot], to=op.code("int64"))
+    return op.cast(slot, "int64")
 
 
 # -- selection by values ----------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def non_max_suppression(op: Op) -> str:
 
 def single(op: Op, slot: str, dtype: str) -> str:
     """A single number in a dtype, without axes."""
-    found = op[slot] if op.dtype(slot) == dtype else op.emit("Cast", op[slot], to=op.code(dtype))
+    found = op.cast(slot, dtype)
     return op.emit("Reshape", found, op.ints([])) if op.type_of(slot).ndim else found
 
 

@@ -56,7 +56,7 @@ def computed_scaler(n: Node) -> object:
 
 
 def _floats(n: Node) -> Variable:
-    return n.x() if n.dtype() == "float32" else n.b.cast(n.x(), dtype="float32")
+    return n.cast(n.x(), "float32")
 
 
 @on_numpy("Imputer", domain=_ML, pure=True)

@@ -50,7 +50,7 @@ def linear_classifier(n: Node) -> object:
 
 def _rows_in_program(n: Node) -> Variable:
     x = n.x() if n.rank() > 1 else n.b.reshape(n.x(), shape=(1, -1))
-    return x if x.dtype == "float32" else n.b.cast(x, dtype="float32")
+    return n.cast(x, "float32")
 
 
 def _scores_in_program(n: Node) -> Variable:

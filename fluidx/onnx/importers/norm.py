@@ -24,7 +24,7 @@ def batch_norm(n: Node) -> object:
     weights = [_in_dtype(n, k) for k in range(1, 5)]
     y, mean, variance, *_ = n.b.batch_norm(n.x(), *weights, epsilon=n.attr("epsilon", 1e-5), momentum=n.attr("momentum", 0.9),
                                            is_test=not training)  # fmt: skip
-    return (y, _cast(n, mean, n.dtype(3)), _cast(n, variance, n.dtype(4))) if training else y
+    return (y, n.cast(mean, n.dtype(3)), n.cast(variance, n.dtype(4))) if training else y
 
 
 @imports("InstanceNormalization")
@@ -73,11 +73,7 @@ def _in_one_dtype(n: Node) -> bool:
 def _in_dtype(n: Node, k: int) -> Any:
     """Weight k in the dtype of X, or in float32 if X has 16 bits. Other weights are cast."""
     fits = (n.dtype(0), "float32" if n.dtype(0) in HALVES else n.dtype(0))
-    return n.x(k) if n.dtype(k) in fits else _cast(n, n.x(k), fits[-1])
-
-
-def _cast(n: Node, x: Any, dtype: str) -> Any:
-    return x if x.desc.type.dtype == dtype else n.b.cast(x, dtype=dtype)
+    return n.x(k) if n.dtype(k) in fits else n.cast(n.x(k), fits[-1])
 
 
 @imports("LRN")

@@ -30,7 +30,7 @@ def quantize_linear(n: Node) -> object:
     to, work = _target(n), _precision(n)
     if to.name in TINY:
         return quantize_on_host(n)
-    real = n.b.elementwise_div(_cast(n, n.x(0), work), _aligned_operand(n, 1, work))
+    real = n.b.elementwise_div(n.cast(n.x(0), work), _aligned_operand(n, 1, work))
     return _saturated(n, real, _aligned_operand(n, 2, "float32") if n.has(2) else None, to)
 
 
@@ -49,7 +49,7 @@ def dequantize_linear(n: Node) -> object:
     to = _output(n)
     x = n.b.cast(n.x(0), dtype="float32")
     x = n.b.elementwise_sub(x, _aligned_operand(n, 2, "float32")) if n.has(2) else x
-    return n.b.elementwise_mul(_cast(n, x, to), _aligned_operand(n, 1, to))
+    return n.b.elementwise_mul(n.cast(x, to), _aligned_operand(n, 1, to))
 
 
 @on_numpy("DequantizeLinear")
@@ -82,7 +82,7 @@ def _output(n: Node) -> str:
 
 def _saturated(n: Node, real: Variable, zero: Variable | None, to: np.dtype) -> Variable:
     """The nearest integers, ties to even, plus the zero point, clipped to the range of a dtype."""
-    whole = _cast(n, n.b.round(real, ties_to_even=True), "float32")
+    whole = n.cast(n.b.round(real, ties_to_even=True), "float32")
     whole = whole if zero is None else n.b.elementwise_add(whole, zero)
     info = np.iinfo(to)
     return n.b.cast(n.b.clip(whole, min=float(info.min), max=float(info.max)), dtype=to.name)
@@ -108,12 +108,12 @@ def _aligned_operand(n: Node, k: int, dtype: str) -> Variable:
         return n.const(_aligned_array(n, n.value(k)), np_dtype(dtype))
     sizes = _broadcast_shape(n, v.shape)
     if sizes is not None:
-        return _cast(n, n.b.reshape(v, shape=sizes), dtype)
+        return n.cast(n.b.reshape(v, shape=sizes), dtype)
     axis, block = _axis(n), n.attr("block_size", 0)
     times = tuple(block if a == axis + 1 else 1 for a in range(v.ndim + 1))
     repeated = n.b.expand(n.b.unsqueeze(v, axes=(axis + 1,)), expand_times=times)
     flat = n.b.reshape(repeated, shape=(*v.shape[:axis], v.shape[axis] * block, *v.shape[axis + 1 :]))
-    return _cast(n, n.b.slice(flat, axes=(axis,), starts=(0,), ends=(n.shape(0)[axis],)), dtype)
+    return n.cast(n.b.slice(flat, axes=(axis,), starts=(0,), ends=(n.shape(0)[axis],)), dtype)
 
 
 def _aligned_array(n: Node, v: np.ndarray) -> np.ndarray:
@@ -142,10 +142,6 @@ def _is_known(n: Node, at: Sequence[int]) -> bool:
     return not any(isinstance(n.operands[k], Variable) for k in at if n.has(k))
 
 
-def _cast(n: Node, x: Variable, dtype: str) -> Variable:
-    return x if x.desc.type.dtype == dtype else n.b.cast(x, dtype=dtype)
-
-
 # -- products ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -156,7 +152,7 @@ def matmul_integer(n: Node) -> object:
 
 @imports("QLinearMatMul")
 def q_linear_matmul(n: Node) -> object:
-    product = _cast(n, _product(n, (0, 2), (3, 5)), "float32")
+    product = n.cast(_product(n, (0, 2), (3, 5)), "float32")
     rows, columns = _aligned(n, 1, _by_row(n, 1), "float32"), _aligned(n, 4, _by_column(n, 4), "float32")
     return _requantized(n, product, n.b.elementwise_mul(rows, columns))
 
@@ -180,7 +176,7 @@ def conv_integer(n: Node) -> object:
 
 @imports("QLinearConv")
 def q_linear_conv(n: Node) -> object:
-    y = _cast(n, _convolution(n, (0, 2), (3, 5)), "float32")
+    y = n.cast(_convolution(n, (0, 2), (3, 5)), "float32")
     along = (-1, *[1] * (n.rank() - 2))
     if n.has(8):
         y = n.b.elementwise_add(y, _aligned(n, 8, along, "float32"))
@@ -242,7 +238,7 @@ def _aligned(n: Node, k: int, shape: Sequence[int], dtype: str) -> Variable:
     """Operand k, a scale or zero point, in another shape and dtype."""
     if not isinstance(n.operands[k], Variable):
         return n.const(n.value(k).reshape(tuple(shape)), np_dtype(dtype))
-    return _cast(n, n.b.reshape(n.x(k), shape=tuple(shape)), dtype)
+    return n.cast(n.b.reshape(n.x(k), shape=tuple(shape)), dtype)
 
 
 def _by_row(n: Node, k: int) -> tuple[int, ...]:

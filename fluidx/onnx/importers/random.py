@@ -35,7 +35,7 @@ def _draw(n: Node, op: str, shape: tuple[int, ...], dtype: str) -> Variable:
 
 @on_numpy("Bernoulli")
 def bernoulli(n: Node) -> object:
-    return _cast(n, n.b.bernoulli(n.x(0), seed=_seed(n), per_run=True), _dtype(n, n.dtype(0)))
+    return n.cast(n.b.bernoulli(n.x(0), seed=_seed(n), per_run=True), _dtype(n, n.dtype(0)))
 
 
 @on_numpy("Multinomial")
@@ -45,7 +45,7 @@ def multinomial(n: Node) -> object:
     x = n.b.reshape(n.b.softmax(n.x(0)), shape=(rows, 1, classes))
     x = n.b.reshape(n.b.expand(x, expand_times=(1, count, 1)), shape=(rows * count, classes))
     drawn = n.b.reshape(n.b.sampling_id(x, seed=_seed(n), per_run=True), shape=(rows, count))
-    return _cast(n, drawn, _dtype(n, "int32"))
+    return n.cast(drawn, _dtype(n, "int32"))
 
 
 @on_numpy("Dropout")
@@ -88,7 +88,3 @@ def _dtype(n: Node, default: str) -> str:
     if not fits_program(np.zeros(0, found)):
         raise n.wrong(f"fluidx cannot draw random {found}")
     return as_dtype(found)
-
-
-def _cast(n: Node, x: Variable, dtype: str) -> Variable:
-    return x if x.desc.type.dtype == dtype else n.b.cast(x, dtype=dtype)

@@ -34,7 +34,7 @@ def around_a_sum(n: Node) -> object:
     x = n.x() if n.dtype() in FLOATS else n.b.cast(n.x(), dtype="float64")
     total = _reduced(n, n.b.emit(before, x) if before else x)
     total = n.b.emit(after, total) if after else total
-    return total if total.dtype == n.dtype() else n.b.cast(total, dtype=n.dtype())
+    return n.cast(total, n.dtype())
 
 
 def _reduced(n: Node, x: Variable) -> Variable:

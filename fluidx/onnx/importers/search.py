@@ -56,7 +56,7 @@ def _one_hot_axis(n: Node) -> tuple[int, int]:
 @imports("OneHot")
 def one_hot(n: Node) -> object:
     axis, depth = _one_hot_axis(n)
-    ids = n.b.unsqueeze(n.x() if n.dtype() == "int64" else n.b.cast(n.x(), dtype="int64"), axes=(axis,))
+    ids = n.b.unsqueeze(n.cast(n.x(), "int64"), axes=(axis,))
     checked_shape([depth])
     at = _along(n, depth, axis, n.rank() + 1)
     # matches ids that count from the end
