@@ -124,6 +124,7 @@ def sequence_mask(x: Variable, maxlen: Any = None, dtype: Any = "int64", name: s
     `maxlen` is a number, a Variable with one number, or None for the longest length in x. Ranks need a number, because they need known
     sizes.
 
+    >>> import numpy as np
     >>> import fluidx as fx
     >>> main = fx.Program()
     >>> with fx.program_guard(main, fx.Program()):
@@ -190,6 +191,7 @@ def gaussian_random(
 def range(start: Any, end: Any, step: Any, dtype: Any) -> Variable:
     """start, start + step, ... up to but not including end. The three are numbers, or Variables with one number.
 
+    >>> import numpy as np
     >>> import fluidx as fx
     >>> main = fx.Program()
     >>> with fx.program_guard(main, fx.Program()):

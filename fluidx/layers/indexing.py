@@ -43,6 +43,7 @@ def scatter(input: Variable, index: Variable, updates: Variable, name: str | Non
 def where(condition: Variable, x: Variable | None = None, y: Variable | None = None, name: str | None = None) -> Variable:
     """x where `condition` (bool) is true, y elsewhere. With only the condition, the int64 positions of true elements, one row for each.
 
+    >>> import numpy as np
     >>> import fluidx as fx
     >>> main = fx.Program()
     >>> with fx.program_guard(main, fx.Program()):

@@ -17,6 +17,7 @@ from .helper import LayerWriter, Sizes
 def assign(input: Any, output: Variable | None = None) -> Variable:
     """A copy of a Variable, or the values of an array; `output`, when given, receives it.
 
+    >>> import numpy as np
     >>> import fluidx as fx
     >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
     ...     fx.layers.assign(np.arange(3, dtype="int32"))

@@ -1,4 +1,4 @@
-"""Passes that make a program for training of one that was written for inference."""
+"""Passes that turn a program for inference into one for training."""
 
 from __future__ import annotations
 
