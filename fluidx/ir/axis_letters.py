@@ -1,4 +1,4 @@
-"""Words for patterns that depend on shapes: axes of one value against axes of another with the same elements, and axes by number."""
+"""Words for access patterns that depend on shapes: matching axes of two shapes with the same elements, and axes by number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .types import ANY
 def match_axes(x: Sequence[int], y: Sequence[int], letter: str = "r") -> tuple[str, str, dict[str, int], str]:
     """The axes of two shapes with the same elements, written in common factors: for reshapes and flattened axes.
 
-    Returns the words for both shapes, the sizes of the factors, and an exception for what has no common factor.
+    Returns the words for both shapes, the sizes of the factors, and an exception for axes without a common factor.
 
     >>> match_axes((4, 6), (24,))
     ('r1 r0', '(r1 r0)', {'r0': 6, 'r1': 4}, '')
@@ -36,7 +36,7 @@ def match_axes(x: Sequence[int], y: Sequence[int], letter: str = "r") -> tuple[s
         if i < 0 or j < 0:
             break
         size = _common(p, q, x[:i], y[:j])
-        if size is None:  # no common factor: what is left of both stays whole
+        if size is None:  # no common factor: the rest of both stays whole
             whole = []
             for axes, rest in ((a[i], p), (b[j], q)):
                 whole.append(f"{letter}{len(sizes)}")
@@ -54,7 +54,7 @@ def match_axes(x: Sequence[int], y: Sequence[int], letter: str = "r") -> tuple[s
 
 
 def _common(p: int, q: int, before_p: Sequence[int], before_q: Sequence[int]) -> int | None:
-    """The inner factor that two axes share, or None. What stands before them decides what an open axis can be."""
+    """The inner factor that two axes share, or None. The axes before them decide what an open axis can be."""
     if p == ANY == q:
         alike = tuple(before_p) == tuple(before_q) or ANY not in (*before_p, *before_q) and prod(before_p) == prod(before_q)
         return p if alike else None
@@ -63,7 +63,7 @@ def _common(p: int, q: int, before_p: Sequence[int], before_q: Sequence[int]) ->
     if p <= 0 or q <= 0:
         if 0 in (p, q):
             return None
-        # an open axis that meets q is a multiple of it when what stands before it divides what stands before q
+        # an open axis that is matched with q is a multiple of it if the size before it divides the size before q
         given, open_, known = (q, before_p, before_q) if p == ANY else (p, before_q, before_p)
         whole = ANY not in open_ and 0 not in open_ and prod(d for d in known if d != ANY) % prod(open_) == 0
         return given if whole else None
@@ -85,7 +85,7 @@ def letters(count: int, letter: str) -> str:
 
 
 def fold(words: str, shape: Sequence[int]) -> str:
-    """One axis made of the axes that `words` names, whose sizes are `shape`; those of size 1 take no part in it.
+    """One axis made of the axes `words` with the sizes `shape`; axes of size 1 are left out.
 
     >>> fold("a b c", (5, 1, -1))
     '(a c)'
@@ -95,7 +95,7 @@ def fold(words: str, shape: Sequence[int]) -> str:
 
 
 def but(axes: Sequence[int], ndim: int, word: str = ".", letter: str = "e") -> str:
-    """Words for `ndim` axes of which all those in `axes` are `word`: by default, not to be cut.
+    """Words for `ndim` axes with `word` for all those in `axes`: by default, must not be sharded.
 
     >>> but((0, -1), 4)
     '. e1 e2 .'
@@ -105,7 +105,7 @@ def but(axes: Sequence[int], ndim: int, word: str = ".", letter: str = "e") -> s
 
 
 def along(axis: int, ndim: int, word: str, letter: str = "e") -> str:
-    """Words for `ndim` axes of which `axis` is `word`.
+    """Words for `ndim` axes with `word` for `axis`.
 
     >>> along(-1, 3, "c")
     'e0 e1 c'

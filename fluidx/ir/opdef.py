@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 OPS: dict[str, type[OpDef]] = {}
-_MOST = 1024  # sets of attributes that an op remembers
+_MOST = 1024  # number of sets of attributes that an op caches
 _NO_NUMBERS = frozenset({*TINY, "string"})
 
 
@@ -31,7 +31,7 @@ class OpDef(OpFields):
     in_slots: ClassVar[tuple[Slot, ...]] = ()
     out_slots: ClassVar[tuple[Slot, ...]] = ()
     slot_of: ClassVar[Mapping[str, Slot]] = {}  # by name, inputs before outputs
-    defaults: ClassVar[Frozen] = Frozen()  # of the attributes, in their order; None for a required one
+    defaults: ClassVar[Frozen] = Frozen()  # of the attributes, in order; None for a required one
     required: ClassVar[tuple[str, ...]] = ()
     attr_types: ClassVar[Mapping[str, Any]] = {}
     many_ins: ClassVar[bool] = False  # does a slot take a list?
@@ -43,7 +43,7 @@ class OpDef(OpFields):
     bind_takes_part: ClassVar[bool] = False
     native_takes_part: ClassVar[bool] = False
     native_takes_ctx: ClassVar[bool] = False
-    _completed: ClassVar[dict[tuple[Any, ...], Frozen]] = {}  # attributes with their defaults, by what was given
+    _completed: ClassVar[dict[tuple[Any, ...], Frozen]] = {}  # attributes with their defaults, by the given attributes
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -87,7 +87,7 @@ class OpDef(OpFields):
 
     @classmethod
     def typed(cls, *types: Any, **attrs: Any) -> Any:
-        """What `infer` says of types that the op takes at all; ProgramError for others."""
+        """The output types that `infer` returns; ProgramError for types that the op does not take."""
         unranked = []
         for k, t in enumerate(types):
             for one in t if t.__class__ is list else (t,):
@@ -118,7 +118,7 @@ class OpDef(OpFields):
     def arrange(
         cls, slots: Mapping[str, Sequence[Any]], which: Sequence[Slot] | None = None, value: Callable[[Any], Any] = lambda found: found
     ) -> list[Any]:
-        """What `value` makes of the entries of a slot mapping, as positional arguments: one value, None, or a list per slot."""
+        """The entries of a slot mapping, converted by `value`, as positional arguments: one value, None, or a list per slot."""
         out: list[Any] = []
         for name, _, many in cls.in_slots if which is None else which:
             found = slots.get(name, ())
@@ -130,12 +130,12 @@ class OpDef(OpFields):
 
     @classmethod
     def operands(cls, op: Operator, read: Callable[[str], Any], written: Callable[[str], Any]) -> tuple[list[Any], list[Any]]:
-        """What `read` gives for the names that an operator reads, arranged as arguments, and what `written` gives for its results."""
+        """`read` of the names that an operator reads, arranged as arguments, and `written` of the names of its results."""
         return cls.arrange(op.inputs, cls.in_slots, read), cls.arrange(op.outputs, cls.out_slots, written)
 
     @classmethod
     def check_slots(cls, op: Operator) -> None:
-        """Raise ProgramError unless the operator's slots are the declared ones, with a fitting number of names."""
+        """Raise ProgramError unless the operator has the declared slots, with the right number of names."""
         for given, declared, kind in ((op.inputs, cls.in_slots, "input"), (op.outputs, cls.out_slots, "output")):
             absent = len(declared) - len(given)
             for name, optional, many in declared:
@@ -163,7 +163,7 @@ class OpDef(OpFields):
     @classmethod
     def complete_attrs(cls, given: Mapping[str, Any]) -> Frozen:
         """Attributes with defaults filled in and checked against the declared types, in a record that operators share."""
-        # an op without inputs is mostly given a seed or values of its own, which nothing asks for again
+        # an op without inputs mostly has a seed or values of its own: a shared record would not be used again
         types, values, exact = cls.attr_types, [], bool(cls.in_slots)
         for name, value in given.items():
             want = types.get(name)
@@ -173,7 +173,7 @@ class OpDef(OpFields):
                 value = coerce(cls.name, name, stored(value, want), want)
                 exact = exact and is_exact(value)
             values.append(value)
-        # one record for the same attributes: Program.infer knows it again
+        # one record for equal attributes: Program.infer uses it as a key
         key = (*given, *map(type, values), *values)
         full = cls._completed.get(key) if exact else None
         if full is None:
@@ -196,7 +196,7 @@ class OpDef(OpFields):
 
     @classmethod
     def pattern_of(cls, ins: Types, outs: Types, attrs: Mapping[str, Any]) -> Pattern:
-        """The access pattern for flat lists of operand and output types (`flat_slots` gives them), None for an absent one."""
+        """The access pattern for flat lists of operand and output types (from `flat_slots`), None for an absent one."""
         said = cls.pattern
         if callable(said):
             said = said(ins, outs, attrs)
@@ -211,7 +211,9 @@ class OpDef(OpFields):
 
     @classmethod
     def control_operands(cls, op: Operator) -> list[str]:
-        """What an operator takes by itself, not in lists: of one that runs sub-blocks, what says which of them run, and as which round."""
+        """The operands in single slots, not in lists. For an operator with sub-blocks they select the sub-block and give the number of the
+        iteration.
+        """
         return [n for slot in cls.in_slots if not slot.many for n in op.inputs.get(slot.name, ())]
 
     @classmethod
@@ -225,7 +227,7 @@ class OpDef(OpFields):
 
     @classmethod
     def widens(cls, device: str, outs: Sequence[TensorType | None]) -> bool:
-        """Do the bodies for a device see float32 in the place of 16-bit floats?"""
+        """Do the kernels for a device get float32 instead of 16-bit floats?"""
         said = cls.takes_16_bit
         if said is None:
             return not (cls.moves() or cls.bodies) and cls.effect in (Effect.PURE, Effect.RANDOM)
@@ -238,12 +240,12 @@ class OpDef(OpFields):
 
     @classmethod
     def in_mixed_precision(cls) -> str:
-        """What the op works in where both are at hand: "half", "float32" or "any"."""
+        """The dtype in mixed precision: "half", "float32" or "any"."""
         return cls.precision or ("any" if cls.moves() else "float32")
 
     @classmethod
     def view_of(cls, x: Any, ctx: Any, attrs: Mapping[str, Any]) -> Any:
-        """The output as a view of the first input on the rank of `ctx`; None where it cannot be one."""
+        """The output as a view of the first input on the rank of `ctx`; None if there is no such view."""
         if cls.view_ctx is not None:
             return cls.view_ctx(x, ctx, **attrs)
         return None if cls.view is None else cls.view(x, **attrs)
@@ -261,7 +263,7 @@ class OpDef(OpFields):
 
 
 def instead_of(name: str) -> str:
-    """What to write instead of an op that there is not: of fluid's names what its table says, else the nearest."""
+    """A hint for an unknown op name: for a name of fluid the entry of the table of its names, otherwise the nearest name."""
     return (errors.fluid_op and errors.fluid_op(name)) or nearest(name, OPS, "there are")
 
 

@@ -1,4 +1,4 @@
-"""What placements mean: which part of a value each rank holds, and how the parts make the value again."""
+"""The meaning of placements: the part of a value that each rank holds, and how the parts make up the value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Groups = Mapping[str, Sequence[Sequence[int]]]
 
 
 def bounds(size: int, n: int, unit: int = 1) -> list[int]:
-    """Where an axis is cut among n ranks: between blocks of `unit`; the last block may be short.
+    """The bounds of the shards of an axis for n ranks, between blocks of `unit`; the last block may be short.
 
     >>> bounds(10, 4), bounds(12, 2, 4)
     ([0, 2, 5, 7, 10], [0, 4, 12])
@@ -32,7 +32,7 @@ def bounds(size: int, n: int, unit: int = 1) -> list[int]:
 
 
 def coords_of(groups: Groups, rank: int, turns: Mapping[str, int] | None = None) -> dict[str, tuple[int, int]]:
-    """{group: (index, size)} of a rank; groups that it does not belong to are left out. `turns` are axes of time, whose turns count too.
+    """{group: (index, size)} of a rank, without the groups that it does not belong to. `turns` are time axes, whose steps count too.
 
     >>> coords_of({"dp": [[0, 1], [2, 3]]}, 3)
     {'dp': (1, 2)}
@@ -46,7 +46,7 @@ def coords_of(groups: Groups, rank: int, turns: Mapping[str, int] | None = None)
 
 
 def intervals(shape: Sequence[int], placement: Placement, coords: Coords) -> list[tuple[int, int]]:
-    """The range of every axis that a rank with these coordinates holds, for a placement without flat ranges; (0, -1) of an open one."""
+    """The range of every axis that a rank with these coordinates holds, for a placement without flat ranges; (0, -1) for an open axis."""
     box = [(0, d) for d in shape]
     for e in placement:
         axis = e.axis
@@ -69,7 +69,8 @@ def flat_range(placement: Placement, coords: Coords) -> tuple[int, int] | None:
 
 
 def holds(placement: Placement, coords: Coords) -> bool:
-    """Does a rank with these coordinates hold anything of the value? One that is in no set of a group has nothing of what lies over it.
+    """Does a rank with these coordinates hold any element of the value? A rank in no set of a group holds nothing of a value placed over
+    it.
 
     >>> from fluidx.ir import At
     >>> holds((At(1, "dp"),), {"dp": (1, 2)}), holds((At(1, "dp"),), {"dp": (0, 2)}), holds((Shard(0, "dp"),), {"ps": (2, 3)})
@@ -79,7 +80,7 @@ def holds(placement: Placement, coords: Coords) -> bool:
 
 
 def local_shape(shape: Sequence[int], placement: Placement, coords: Coords) -> tuple[int, ...]:
-    """The shape of a rank's part. An open axis that is cut stays open.
+    """The shape of a rank's part. A sharded open axis stays open.
 
     >>> local_shape((10, 3), (Shard(0, "dp"),), {"dp": (1, 4)})
     (3, 3)
@@ -100,7 +101,7 @@ def local_type(t: TensorType, placement: Placement, coords: Coords) -> TensorTyp
 
 
 def cut(value: Any, placement: Placement, coords: Coords) -> Any:
-    """The part of a whole array that a rank holds: a view where it can be one. Terms of a sum are all of it at index 0 and 0 elsewhere."""
+    """The part of a whole array that a rank holds, as a view if possible. A partial sum is the whole value at index 0 and 0 elsewhere."""
     flat = flat_range(placement, coords)
     if flat is not None:
         return value.reshape(-1)[flat[0] : flat[1]]
@@ -110,13 +111,13 @@ def cut(value: Any, placement: Placement, coords: Coords) -> Any:
     return part
 
 
-def dealt(placement: Placement) -> Placement:
-    """How a feed is cut: what each rank has of its own are rows of it."""
+def feed_placement(placement: Placement) -> Placement:
+    """The placement by which a feed is split: replica-local values are shards of its rows."""
     return tuple([Shard(0, e.group) if e.is_own else e for e in placement])
 
 
 def _replicas(parts: Sequence[Any], placement: Placement, groups: Groups, shape: Sequence[int]) -> list[Any]:
-    """The values that ranks have of their own, each joined from the ranks that have a part of it."""
+    """The replica-local values, each joined from the ranks that hold a part of it."""
     own = [e.group for e in placement if e.is_own]
     rest = tuple([e for e in placement if not e.is_own])
     sets: dict[tuple[int, ...], list[Any]] = {}
@@ -137,11 +138,11 @@ def _has_rows(shape: Sequence[int]) -> bool:
 
 
 class NoMean(ProgramError):
-    """Ranks have different values of their own, of a dtype without a mean."""
+    """Ranks have different replica-local values of a dtype without a mean."""
 
 
 def _one_of(wholes: Sequence[Any], shape: Sequence[int]) -> Any:
-    """One value of those that ranks have of their own: rows one behind the other where axis 0 is open, else the mean."""
+    """One value from replica-local values: their rows, joined, if axis 0 is open, otherwise their mean."""
     if _has_rows(shape):
         return np.concatenate(wholes)
     first = wholes[0]
@@ -156,8 +157,8 @@ def _one_of(wholes: Sequence[Any], shape: Sequence[int]) -> Any:
 
 
 def join(parts: Sequence[Any], placement: Placement, groups: Groups, shape: Sequence[int]) -> Any:
-    """The whole array, from what all ranks hold (None where a rank holds nothing). Terms are reduced in rank order, and of values that
-    ranks have of their own it is the mean, or all rows where axis 0 is open.
+    """The whole array, from the parts of all ranks (None for a rank that holds nothing). Partial values are reduced in rank order.
+    Replica-local values give their mean, or all rows if axis 0 is open.
 
     >>> join([np.ones(2), np.zeros(2)], (Shard(0, "dp"),), {"dp": [[0, 1]]}, (4,)).tolist()
     [1.0, 1.0, 0.0, 0.0]
@@ -197,7 +198,7 @@ def join(parts: Sequence[Any], placement: Placement, groups: Groups, shape: Sequ
 
 
 def check_placement(t: TensorType, placement: Placement, groups: Groups, world: int) -> str:
-    """What is wrong with a placement for a value of this type; "" when nothing is."""
+    """The error in a placement for a value of this type; "" if there is none."""
     taken: set[str] = set()
     for e in placement:
         if e.is_local:
@@ -232,16 +233,16 @@ def entry_of(placement: Placement, group: str) -> Entry | None:
     return None
 
 
-# -- what a kernel is told -----------------------------------------------------------------------------------------------------
+# -- the argument `part` of kernels -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a kernel is told of the whole that its operands are parts of, where its pattern asks for it.
+    """The part of the whole value that a kernel computes, for kernels whose pattern needs it.
 
-    count: the product of the global sizes of the factors marked `#`. start, size: where this part of the located factor (`@`) begins, and
-    its global size; of runs (`n/4@`), the first one here, and their number. box, shape: for `K`, the range of every axis of the first
-    output that is computed here, and its global shape; for a flat range, those of the output laid out flat.
+    count: the product of the global sizes of the factors marked `#`. start, size: the start of this part of the located factor (`@`), and
+    its global size; for runs (`n/4@`), the first run of this part, and the number of runs. box, shape: for `K`, the range of every axis of
+    the first output that is computed here, and its global shape; for a flat range, those of the flat output.
     """
 
     count: int = 1
@@ -272,8 +273,10 @@ def part_of(
     p: Pattern, ins: Sequence[TensorType | None], in_places: Sequence[Placement], outs: Sequence[TensorType | None],
     out_places: Sequence[Placement], coords: Coords,
 ) -> Part | None:  # fmt: skip
-    """What the kernel is told on the rank with these coordinates; None when its pattern asks nothing. Types are global, sizes known."""
-    if not p.told:
+    """The `part` argument of the kernel on the rank with these coordinates; None if its pattern does not need it. Types are global, sizes
+    known.
+    """
+    if not p.needs_part:
         return None
     types, places = [*ins, *outs], [*in_places, *out_places]
     sizes = actual_sizes(p, types)

@@ -1,25 +1,25 @@
-"""Access patterns: one line says which elements an op reads and writes; where its operands may lie follows from it.
+"""Access patterns: one line says which elements an op reads and writes; the possible placements of its operands follow from it.
 
     "* i k, * k j -> * i j | k:+ L(0) L(1)"
 
 One word per axis, one entry per operand (slots in order, the variables of a list slot one by one). A letter is a *factor*, a loop of the
-op; `(a b)` is an axis that two factors make, `a` the outer one; `*` stands for any further axes, aligned from the right; `.` is an axis
-without a factor (of size 1, or not to be cut); `~X` an operand of which only the shape is read; `n/4` an axis with one entry for each
-of 4 runs of n: of N elements, run k has k*N//4 to (k+1)*N//4, perhaps none. After `|` stand the exceptions:
+op; `(a b)` is an axis of two factors, `a` the outer one; `*` stands for any further axes, aligned from the right; `.` is an axis without a
+factor (of size 1, or one that must not be sharded); `~X` is an operand of which only the shape is read; `n/4` is an axis with one entry
+for each of 4 runs of n: of N elements, run k has k*N//4 to (k+1)*N//4, perhaps none. The exceptions follow after `|`:
 
-    k:+  k:max  k:min   outputs that lack k are reduced over it        k:=    outputs that lack k do not depend on it
-    c!                  c must be whole                                v@     the kernel is told where its part of v begins
-    #n                  the kernel is told the global size of n        K      the kernel is told its part of every axis (random numbers)
-    n/4                 n is cut between 4 runs, as an axis n/4 says too: the ranks of a group cut it if their number divides 4. Their
-                        parts then begin where runs do, whatever the size of n; a second group does not cut n again
-    n/4@                the kernel is told which run its part begins with
-    R                   of values that ranks have of their own it makes one: they have to talk
+    k:+  k:max  k:min   outputs without k are reduced over it          k:=    outputs without k do not depend on it
+    c!                  c must be whole                                v@     the kernel gets the start of its part of v
+    #n                  the kernel gets the global size of n           K      the kernel gets its part of every axis (random numbers)
+    n/4                 n is cut between 4 runs, also without an axis n/4: the ranks of a group cut it if their number divides 4. Their
+                        parts start where runs start, for any size of n; a second group does not cut n again
+    n/4@                the kernel gets the number of the first run of its part
+    R                   it computes one value from replica-local values: the ranks must communicate
     L(0,2)  L(0>1)      linear in operands 0 and 2 together; only into output 1
-    L()                 zero, whatever the operands: every rank's zeros are terms of it
+    L()                 zero for any operands: the zeros of every rank are a partial sum of it
     U(0)  D(0)  U(0>max)  rising or falling in every element of operand 0; a maximum over elements of it
-    F                   the results laid out flat, one behind the other, are the operands so: flat ranges of all of it go through
+    F                   the flat results, joined, are the flat operands, joined: flat ranges of all elements are allowed
 
-`*:+` speaks of all starred factors, `k?:+` of k0, k1, ... Operands and outputs are counted from 0.
+`*:+` applies to all starred factors, `k?:+` to k0, k1, ... Operands and outputs are counted from 0.
 Source: the notation of nnScaler's dimops and of Shardy's factors, with reductions, linear groups and offsets added.
 """
 
@@ -44,7 +44,7 @@ _NAME = re.compile(r"[^\s,()~]+")
 
 @dataclass
 class Pattern:
-    """A line read for operands of known types."""
+    """An access pattern, parsed for operands of known types."""
 
     ins: list[list[tuple[str, ...]] | None]  # per operand, per axis, its factors, the outer one first
     outs: list[list[tuple[str, ...]] | None]
@@ -55,13 +55,13 @@ class Pattern:
     located: set[str] = field(default_factory=set)  # `@`
     counted: set[str] = field(default_factory=set)  # `#`
     keyed: bool = False
-    meets: bool = False  # `R`
+    from_replicas: bool = False  # `R`
     linear: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = field(default_factory=list)
     monotone: list[tuple[int, tuple[tuple[str, str], ...]]] = field(default_factory=list)
     runs: dict[str, int] = field(default_factory=dict)  # factor -> the number of its runs, `/`
     shape_only: frozenset[int] = frozenset()
-    no_axes: bool = False  # the line names no axis, so that flat ranges may be worked on
-    laid: bool = False  # `F`
+    no_axes: bool = False  # the line names no axis, so flat ranges are allowed
+    flat_ranges: bool = False  # `F`
 
     @property
     def count(self) -> int:
@@ -69,13 +69,13 @@ class Pattern:
         return prod(self.sizes[f] for f in self.counted)
 
     @property
-    def told(self) -> bool:
-        """Must the kernel know more than its part?"""
+    def needs_part(self) -> bool:
+        """Does the kernel need more information than its part?"""
         return bool(self.counted or self.located or self.keyed)
 
 
 def parse_pattern(text: str, ins: Types, outs: Types, sizes: Mapping[str, int] | None = None) -> Pattern:
-    """The pattern that a line says for operands and outputs of these types (None: absent). `sizes` gives those of compound axes' factors.
+    """The pattern of a line for operands and outputs of these types (None: absent). `sizes` holds the factor sizes of compound axes.
 
     >>> p = parse_pattern("i k, k j -> i j | k:+ L(0) L(1)", [TensorType("float32", (-1, 4)), TensorType("float32", (4, 3))],
     ...                   [TensorType("float32", (-1, 3))])
@@ -92,7 +92,7 @@ def parse_pattern(text: str, ins: Types, outs: Types, sizes: Mapping[str, int] |
     types = [*ins, *outs]
     if len(entries) != len(types) or len(sides[0]) != len(ins):
         said = f"{len(sides[0])} operands and {len(sides[1])} outputs"
-        raise ProgramError(f"pattern {text!r} speaks of {said}, not of {len(ins)} and {len(outs)}")
+        raise ProgramError(f"pattern {text!r} has {said}, not {len(ins)} and {len(outs)}")
     words = [_WORD.findall(e.lstrip("~")) for e in entries]
     stars = [len(t.shape) - len(w) + 1 if t is not None and "*" in w else 0 for w, t in zip(words, types, strict=True)]
     most = max(stars, default=0)
@@ -111,7 +111,7 @@ def parse_pattern(text: str, ins: Types, outs: Types, sizes: Mapping[str, int] |
             raise ProgramError(f"pattern {text!r}: {len(w)} axes are named for a value of shape {list(t.shape)}")
         words_of: list[tuple[str, ...]] = []
         for f, d in zip(w, t.shape, strict=True):
-            if d == 1:  # a size of 1 is never cut: it broadcasts, or there is nothing to cut
+            if d == 1:  # an axis of size 1 is never sharded: it broadcasts, or there is nothing to shard
                 words_of.append(())
                 continue
             if f == ".":
@@ -143,7 +143,7 @@ _RUNS = re.compile(r"(\w+)/(\d+)")
 
 
 def _runs(p: Pattern, text: str) -> None:
-    """Enter the factors that are cut between runs."""
+    """Enter the factors that are divided into runs."""
     for f, k in _RUNS.findall(text):
         count, axis = p.runs.setdefault(f, int(k)), f"{f}/{k}"
         if count != int(k) or not count:
@@ -152,7 +152,7 @@ def _runs(p: Pattern, text: str) -> None:
             raise ProgramError(f"pattern {text!r}: an axis {axis} has size {p.sizes[axis]}")
         if axis in p.sizes:
             p.sizes[axis] = count
-        if f not in p.sizes:  # of size 1, which is never cut
+        if f not in p.sizes:  # an axis of size 1 is never sharded
             p.whole.add(f)
             p.sizes[f] = 1
 
@@ -162,7 +162,7 @@ _SWAPPED = {"max": "min", "min": "max"}
 
 
 def _about(word: str) -> tuple[str, str]:
-    """What an exception says of a factor, and of which one: ("#", "n"), ("!", "c"), ("@", "v") or ("+", "k")."""
+    """The kind and the factor of an exception: ("#", "n"), ("!", "c"), ("@", "v") or ("+", "k")."""
     if word.startswith("#"):
         return "#", word[1:]
     if word.endswith("!"):
@@ -175,7 +175,7 @@ def _about(word: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=4096)
 def check_exceptions(text: str, sized: tuple[str, ...] = ()) -> None:
-    """Raise ProgramError for an exception of no kind, or one that speaks of a factor which neither the line nor `sized` names.
+    """Raise ProgramError for an unknown exception, or for one with a factor that neither the line nor `sized` names.
 
     >>> check_exceptions("i k, k j -> i j | n:+")
     Traceback (most recent call last):
@@ -189,12 +189,12 @@ def check_exceptions(text: str, sized: tuple[str, ...] = ()) -> None:
         said, name = _about(word)
         if not name or said not in ("#", "!", "@", "=", *MONOIDS):
             raise ProgramError(f"pattern {text!r}: {word!r} refers to no factor or operand")
-        if name not in known and not name.endswith("?"):  # of k0, k1, ... there may be none
+        if name not in known and not name.endswith("?"):  # there may be no k0, k1, ...
             raise ProgramError(f"pattern {text!r}: {word!r} refers to factor {name!r}; {nearest(name, sorted(known), 'the line names')}")
 
 
 def _exception(p: Pattern, word: str, text: str) -> None:
-    """Enter one word from behind the `|`."""
+    """Enter one word after the `|`."""
     if word == "L()":
         p.linear.append(((), None))
         return
@@ -212,10 +212,10 @@ def _exception(p: Pattern, word: str, text: str) -> None:
     if _RUNS.fullmatch(word):
         return
     if word in ("K", "R"):
-        p.keyed, p.meets = p.keyed or word == "K", p.meets or word == "R"
+        p.keyed, p.from_replicas = p.keyed or word == "K", p.from_replicas or word == "R"
         return
     if word == "F":
-        p.laid = True
+        p.flat_ranges = True
         return
     said, name = _about(word)
     factors = _named(p, name)
@@ -230,4 +230,4 @@ def _named(p: Pattern, name: str) -> list[str]:
         return [f for f in p.sizes if f[0] == "*"]
     if name.endswith("?"):
         return [f for f in p.sizes if f.startswith(name[:-1]) and f[len(name) - 1 :].isdigit()]
-    return [name] if name in p.sizes else []  # an axis of size 1, or of an operand that is absent, has no factor
+    return [name] if name in p.sizes else []  # an axis of size 1, or of an absent operand, has no factor

@@ -91,7 +91,7 @@ def rows(p: Pattern) -> list[PlacementRow]:
     last = [*_linear_rows(p), *_monotone_rows(p), _own_row(p)]
     if flat is not None:
         (owing if flat.owes else settled).append(flat)
-    if p.laid:
+    if p.flat_ranges:
         settled.append(PlacementRow("laid", "flat ranges, one behind the other", _all(FLAT, p.ins), _all(FLAT, p.outs)))
     return [*settled, root, whole, *owing, *last]
 
@@ -131,7 +131,7 @@ def _linear_rows(p: Pattern) -> Iterator[PlacementRow]:
 
 def _own_row(p: Pattern) -> PlacementRow:
     """Each rank computes of its own values what one device computes of one."""
-    if p.meets:
+    if p.from_replicas:
         return PlacementRow("meet", "of all ranks' own values", _all(OWN, p.ins), (None,) * len(p.outs))
     return PlacementRow("own", "each rank its own", _all(OWN, p.ins), _all(OWN, p.outs))
 

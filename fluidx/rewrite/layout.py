@@ -174,7 +174,7 @@ class _Segments:
         p = definition.pattern_of([types[n] if n else None for n in ins], [types[n] if n else None for n in outs], op.attrs)
         axes = {tuple(found) for n, found in zip((*ins, *outs), (*p.ins, *p.outs), strict=True) if n in images and found is not None}
         factors = [f for order in axes for axis in order for f in axis]
-        if p.whole or p.told or p.runs or len(axes) != 1 or len(set(factors)) < len(factors):
+        if p.whole or p.needs_part or p.runs or len(axes) != 1 or len(set(factors)) < len(factors):
             return None
         (order,) = axes
         left = set(factors).difference(p.reduced)

@@ -149,7 +149,7 @@ def test_a_value_that_grows_has_no_gradient():
     x.stop_gradient = False
     _, h = counted(n, lambda i, h: [L.concat([h, x * h[0:1]], 0)], [x])
     (grad,) = fx.gradients([L.reduce_sum(h)], [x])
-    with pytest.raises(fx.ExecutionError, match=r"one size in all iterations, found \[2\] in the first round and \[4\] in round 1"):
+    with pytest.raises(fx.ExecutionError, match=r"one size in all iterations, found \[2\] in the first iteration and \[4\] in iteration 1"):
         run({"x": np.array([1.0, 2.0]), "n": np.int64([2])}, grad)
 
 

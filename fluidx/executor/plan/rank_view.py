@@ -16,7 +16,7 @@ from ...ir.entries import is_local
 from ...ir.errors import ProgramError
 from ...ir.opdef import Effect, OpDef
 from ...ir.operator import Operator, attrs_key
-from ...ir.parts import Coords, Part, dealt, holds, local_type, part_of
+from ...ir.parts import Coords, Part, feed_placement, holds, local_type, part_of
 from ...ir.pattern import Pattern
 from ...ir.program import Program
 from ...ir.types import ANY, Placement, TensorType
@@ -80,7 +80,7 @@ class RankView:
     def fed(self, name: str, whole: TensorType) -> TensorType:
         """The global type of a feed on this rank. For a replica-local value it has this rank's rows."""
         own = tuple([e for e in self.places.get(name, ()) if e.is_own])
-        return local_type(whole, dealt(own), self.coords) if own else whole
+        return local_type(whole, feed_placement(own), self.coords) if own else whole
 
     def is_empty(self, name: str) -> bool:
         """Does this rank hold no element of a value, whatever its open sizes? A state variable exists even if it is empty."""
@@ -126,7 +126,7 @@ class RankView:
         for k, t in ghosts.items():
             in_types[k] = t
         part = None
-        if p.told:
+        if p.needs_part:
             wholes_in, wholes_out = self._wholes(ins, types), self._wholes(outs, types)
             part = part_of(p, wholes_in, self._places(ins), wholes_out, self._places(outs), self.coords)
         attrs = op.attrs

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...ir.entries import is_local
 from ...ir.errors import FeedError, ProgramError
-from ...ir.parts import REDUCE, NoMean, coords_of, cut, dealt, holds, intervals, join
+from ...ir.parts import REDUCE, NoMean, coords_of, cut, feed_placement, holds, intervals, join
 from ...ir.program import Program
 from ...ir.types import ANY, Own, Placement, show_placement
 from ...ir.var import Var
@@ -70,7 +70,7 @@ class FeedSplitter:
             cuts = recipe.cuts[name]
             if cuts is None:
                 for part, coords in zip(parts, self.coords, strict=True):
-                    part[name] = cut(value, dealt(descs[name].placement), coords)
+                    part[name] = cut(value, feed_placement(descs[name].placement), coords)
                 continue
             for part, index in zip(parts, cuts, strict=True):
                 if index is not None:
@@ -89,7 +89,7 @@ class FeedSplitter:
         rows = self._changed_sizes(descs, feed, uneven)
         cuts: dict[str, list[Any] | None] = {}
         for name, value in feed.items():
-            placement, shape = dealt(descs[name].placement), list(value.shape)
+            placement, shape = feed_placement(descs[name].placement), list(value.shape)
             if is_local(placement):
                 raise FeedError(f"variable {name!r} is local: each rank has its own, so it cannot be fed")
             for axis, (want, _) in rows.get(name, {}).items():
@@ -110,7 +110,7 @@ class FeedSplitter:
         sizes: dict[tuple[str, ...], dict[str, tuple[int, int]]] = {}  # by the groups of the shards: rows and blocks of each feed
         for name, value in feed.items():
             d = descs[name]
-            placement = dealt(d.placement)
+            placement = feed_placement(d.placement)
             for axis in dict.fromkeys(e.axis for e in placement if e.axis is not None):
                 groups = self.cutters(placement, axis)
                 if not groups or d.type.shape[axis] != ANY:

@@ -114,7 +114,7 @@ class MulticlassNms(OpDef):
         scores = np.array(
             [[[0.1] * 4, [0.9, 0.8, 0.2, 0.7], [0.3, 0.2, 0.6, 0.5]], [[0.2] * 4, [0.1, 0.1, 0.3, 0.1], [0.8, 0.9, 0.1, 0.2]]], "float32"
         )
-        why = "which boxes there are has no gradient"
+        why = "the selection has no gradient"
         yield Sample.of(boxes, scores, score_threshold=0.15, grad=(), why=why)
         yield Sample.of(boxes, scores, keep_top_k=2, nms_top_k=3, nms_threshold=0.7, nms_eta=0.9, normalized=False, grad=(), why=why)
 

@@ -54,7 +54,7 @@ class RangeBetween(OpDef):
 
     @staticmethod
     def samples():
-        why = "how many there are has no gradient"
+        why = "the number of elements has no gradient"
         yield Sample.of(i64(3), i64(9), i64(2))
         yield Sample.of(np.array(1, "float32"), np.array(-2, "float32"), np.array(-0.5, "float32"), grad=(), why=why)
 

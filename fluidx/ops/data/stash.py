@@ -37,7 +37,7 @@ class Rows:
         k = int(at.item())
         if x.shape != self.array.shape[1:]:
             if k or not self.grows:
-                sizes = f"{list(self.array.shape[1:])} in the first round and {list(x.shape)} in round {k}"
+                sizes = f"{list(self.array.shape[1:])} in the first iteration and {list(x.shape)} in iteration {k}"
                 raise ExecutionError(f"op stash_write: a value kept for the gradient must have one size in all iterations, found {sizes}")
             self.array = self.xp.empty((0, *x.shape), x.dtype)
         if self.grows and k >= len(self.array):

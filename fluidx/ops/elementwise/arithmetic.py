@@ -31,7 +31,7 @@ def _pairs(low=-3.0, high=3.0, ints=True, int_low=-9):
             yield Sample.of(points(a, low, high, seed=k), points(b, low, high, seed=50 + k), axis=axis, tolerance=1e-2)
         yield Sample.of(points((2, 3), low, high, dtype="float64"), points((2, 3), low, high, seed=1, dtype="float64"))
         half = points((2, 3), low, high, dtype="float16"), points((3,), low, high, seed=1, dtype="float16")
-        yield Sample.of(*half, grad=(), why="float16 is too coarse for differences")
+        yield Sample.of(*half, grad=(), why="float16 is not accurate enough for differences")
         if ints:
             rng = np.random.default_rng(3)
             y = rng.integers(1, 5, (3, 4))
@@ -299,9 +299,9 @@ class Cast(OpDef):
         yield Sample.of(x, dtype="float64", tolerance=1e-2)
         yield Sample.of(x.astype("float64"), dtype="float32")
         for dtype in ("int32", "int64", "bool", "float16", "bfloat16"):
-            yield Sample.of(x, dtype=dtype, grad=(), why="too coarse for differences")
+            yield Sample.of(x, dtype=dtype, grad=(), why="not accurate enough for differences")
         yield Sample.of(np.arange(7), dtype="float32")
-        yield Sample.of(x.astype(np_dtype("bfloat16")), dtype="float32", grad=(), why="too coarse for differences")
+        yield Sample.of(x.astype(np_dtype("bfloat16")), dtype="float32", grad=(), why="not accurate enough for differences")
         yield Sample.of(x[:1] > 0, dtype="int8")
 
 

@@ -285,4 +285,4 @@ def _draw(count: int, dtypes: str, domain: tuple[float, float], kinks: Sequence[
     if dtypes != "bool":
         yield Sample((*(draw((2, 3), 20 + k).astype("float64") for k in range(count)),), dict(variants[0]) if variants else {})
         half = tuple(draw((2, 3), 30 + k).astype("float16") for k in range(count))
-        yield Sample(half, dict(variants[0]) if variants else {}, grad=(), why="float16 is too coarse for differences")
+        yield Sample(half, dict(variants[0]) if variants else {}, grad=(), why="float16 is not accurate enough for differences")

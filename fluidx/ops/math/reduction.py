@@ -174,7 +174,7 @@ def _samples(dtype="float32", low=-3.0, high=3.0):
     yield Sample.of(x((1,)))
     if dtype == "float32":
         yield Sample.of(x((3, 4)).astype("float64"), dim=(0,))
-        yield Sample.of(x((3, 4)).astype("float16"), dim=(0,), grad=(), why="float16 is too coarse for differences")
+        yield Sample.of(x((3, 4)).astype("float16"), dim=(0,), grad=(), why="float16 is not accurate enough for differences")
         yield Sample.of(np.arange(1, 13).reshape(3, 4), dim=(1,))
         yield Sample.of(np.arange(1, 13, dtype="int32").reshape(3, 4), dim=(0,))
 
@@ -431,4 +431,4 @@ class SquaredL2Norm(OpDef):
         yield Sample.of(points((3, 5)), tolerance=1e-2)
         yield Sample.of(points((1,)))
         yield Sample.of(points((7,)).astype("float64"))
-        yield Sample.of(points((2, 3)).astype("float16"), grad=(), why="float16 is too coarse for differences")
+        yield Sample.of(points((2, 3)).astype("float16"), grad=(), why="float16 is not accurate enough for differences")

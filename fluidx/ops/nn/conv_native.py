@@ -128,7 +128,7 @@ def calls(
             return None
         size = scratch_size(product, n, w, x.itemsize, win, how)
         room = [w] if dry else scratch or empty_arrays([TensorType(dtype, (size,))] if size else [])
-        assert dry or not size or room[0].size >= size, "a plan put other scratch aside than this convolution takes"
+        assert dry or not size or room[0].size >= size, "the plan has allocated other scratch memory than this convolution needs"
         sizes = (*win.image, *win.kernel, *win.stride, *win.dilation, win.pad[0], win.pad[2], *win.out, int(fmt == "NHWC"), how)
         words = (*map(native.address, arrays), n, c, o, groups, *sizes, native.address(room[0]) if size else 0)
         tail = product != FILTER

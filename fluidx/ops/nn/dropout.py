@@ -129,7 +129,7 @@ class Dropout(Drawing):
 
     @staticmethod
     def samples():
-        why = "drawn anew in every run; the gradient is tested with a fixed mask"
+        why = "newly drawn in every run; the gradient is tested with a fixed mask"
         yield Sample.of(f32(3, 5), dropout_prob=0.5, seed=3, grad=(), why=why)
         yield Sample.of(f32(3, 5, 7), dropout_prob=0.3, seed=4, grad=(), why=why)
         yield Sample.of(f32(7), dropout_prob=0.25, seed=3, dropout_implementation="upscale_in_train", grad=(), why=why)

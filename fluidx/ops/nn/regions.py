@@ -236,7 +236,7 @@ class RoiPool(OpDef):
     @staticmethod
     def samples():
         rois, ids = np.array([[0, 1, 6, 7], [2, 1, 4, 3], [5, 6, 30, 40]], "float32"), i64(1, 0, 1)
-        why = "regions take no gradient"
+        why = "regions have no gradient"
         yield Sample.of(apart(2, 4, 6, 7), rois, ids, pooled_height=3, pooled_width=2, grad=("X",), why=why)
         yield Sample.of(apart(2, 4, 6, 7), rois, ids.astype("int32"), pooled_width=5, spatial_scale=0.5, grad=("X",), why=why)
 

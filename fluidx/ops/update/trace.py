@@ -36,7 +36,7 @@ class Traced:
 
     @property
     def e(self) -> Expr:
-        assert self.value is not None, "an update reads what it has not written"
+        assert self.value is not None, "an update reads an array that it has not written"
         return self.value
 
     def __setitem__(self, key: Any, value: Any) -> None:

@@ -167,7 +167,7 @@ class _Judged(Case):
     def check_pattern(self) -> None:
         """One factor has one size, and who is told something takes it."""
         p, d = self.pattern, self.definition
-        if p.told and not d.takes_part and not self.bind_told:
+        if p.needs_part and not d.takes_part and not self.bind_told:
             raise Wrong("the pattern says what the kernel is told, and the kernel takes no `part`")
         if len(p.located) > 1:
             raise Wrong(f"the kernel is told where one factor begins, not {sorted(p.located)}")
@@ -183,7 +183,7 @@ class _Judged(Case):
     def ways(self, row: PlacementRow) -> list[tuple[int, str]]:
         """How a row is executed: ranks and style."""
         if row.kind == "whole":
-            return [(1, "whole"), (1, "told")] if self.pattern.told else [(1, "whole")]
+            return [(1, "whole"), (1, "told")] if self.pattern.needs_part else [(1, "whole")]
         if row.kind in ("cut", "flat", "laid"):
             every = [(3, "uneven"), (2, "uneven"), (2, "first empty"), (3, "last empty"), (3, "any")]
         elif row.kind == "linear":
@@ -257,7 +257,7 @@ class _Judged(Case):
 
     def part(self, row: PlacementRow, p: Pattern, bounds: tuple[int, ...], r: int) -> Part | None:
         """What the kernel is told on rank r."""
-        if not p.told:
+        if not p.needs_part:
             return None
         start = size = 0
         for f in p.located:

@@ -193,7 +193,7 @@ class _Search(Case):
 
     def told(self, ins: Sequence[Entry | None], outs: Sequence[Entry | None], bounds: tuple[int, ...], r: int) -> Part | None:
         p = self.pattern
-        if not p.told:
+        if not p.needs_part:
             return None
         start = size = 0
         for f in p.located:

@@ -83,7 +83,7 @@ def _moved_for_updates(program: Program, resting: Container[str]) -> set[int]:
         definition, reads, writes = opdef(op.type), flow.reads(program, op), op.output_arg_names
         here = op.role in _UPDATES and definition.effect not in _TALKS
         if op.role is Role.DIST and writes and all(n in resting or n in used and n not in by_device for n in writes):
-            here = not definition.bodies and pattern_in(op, block).laid
+            here = not definition.bodies and pattern_in(op, block).flat_ranges
             found.update([id(op)] if here else ())
         used.update(reads)
         by_device.update(() if here else reads)

@@ -270,7 +270,7 @@ class Propagation:
         have = tuple([self.at[n].places for n in ins])
         stays = tuple([k for k, n in enumerate(ins) if self.at[n].stays])
         said, pin = self._said(op, definition, ins), self.pins.get(op.device)
-        if said or pin is not None or kind.pattern.laid:
+        if said or pin is not None or kind.pattern.flat_ranges:
             one = self._decided(definition, kind, have, stays, said, pin)
         else:
             general, entries = with_stand_ins(have)
