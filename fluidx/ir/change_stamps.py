@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from .operator import Operator
@@ -109,19 +110,17 @@ class Stamp:
             found.setdefault(id(self._held[id(p)][2]), (p, []))[1].append(k)
         return [*found.values()]
 
-    def add_copy(self, copy: Program, of: Program) -> None:
-        """Remember a copy of one of the programs, unless it, or the program, says something else than that said then.
+    def add(self, program: Program) -> None:
+        """Remember one more program, as it is now.
 
-        >>> p = Program("p")
-        >>> stamp, copy = Stamp([p]), p.copy()
-        >>> stamp.add_copy(copy, p)
-        >>> stamp.changed(copy)
+        >>> stamp, p = Stamp([]), Program("p")
+        >>> stamp.add(p)
+        >>> stamp.changed(p)
         ''
         """
-        if id(of) in self._held:
-            blocks = self._held[id(of)][2]
-            if blocks == _blocks(copy):
-                self._held[id(copy)] = copy, _head(copy), blocks
+        now = _blocks(program)
+        known = next((blocks for _, _, blocks in islice(self._held.values(), _FEW) if blocks == now), None)
+        self._held[id(program)] = program, _head(program), known or [b._replace(ops=[*b.ops]) for b in now]
 
     def changed(self, program: Program) -> str:
         """What is different about one of the programs; "" when nothing is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from ..ir.program import Block, Program
 from ..ir.sizes import StandInShapes
 from ..ir.sub_blocks import runs_bodies
 from ..ir.types import Local, Placement
+from ..verify.rank_program import RankRecipe
 from .cluster import SERVERS
 from .lowering.server_exchange import SERVED, ServerExchange
 from .lowering.transfers import TRANSFER, Transfers
@@ -114,11 +116,39 @@ class Specializer:
         return out
 
     @property
-    def alike(self) -> bool:
-        """Do all ranks run the operators of the program for all ranks?"""
-        if self.updates or not all(isinstance(s, tuple) for segments in self.segments for s in segments):
+    def is_common(self) -> bool:
+        """Do rank programs follow from the program for all ranks: its operators, those at roots there alone, and collectives carried out by
+        rounds that are proved among all ranks?"""
+        groups = self.program.groups
+        if SERVERS in groups or any(sum(map(len, sets)) != self.program.world_size for sets in groups.values()):
             return False
-        return all(sum(map(len, sets)) == self.program.world_size for sets in self.program.groups.values())
+        first, *inner = self.segments
+        if any(not isinstance(s, tuple) for segments in inner for s in segments):
+            return False
+        return all(isinstance(s, tuple) or (s.holds_for_all() if isinstance(s, MessageRounds) else self._follows(s)) for s in first)
+
+    @property
+    def exchanges(self) -> tuple[int, int]:
+        """How many collectives of block 0 the ranks carry out by messages, and by how many messages."""
+        found = [s.count() for s in self.segments[0] if isinstance(s, MessageRounds)]
+        return sum(c for c, _ in found), sum(m for _, m in found)
+
+    @staticmethod
+    def _follows(segment: Rooted | ServerExchange | Transfers) -> bool:
+        """Are these operators at roots that run there by themselves?"""
+        if not isinstance(segment, Rooted):
+            return False
+        return not any(runs_bodies(op) for _, ops in segment.at.values() for _, op in ops)
+
+    def recipe(self, op: Operator, rank: int) -> RankRecipe | None:
+        """The rank's part of the rounds that carry a collective of block 0 out; None for an operator that is not written out so."""
+        found = self._rounds.get(id(op))
+        return None if found is None else found[0].recipe(found[1], rank)
+
+    @cached_property
+    def _rounds(self) -> dict[int, tuple[MessageRounds, int]]:
+        """Where an operator that is written out stands, by its id."""
+        return {id(op): (s, k) for s in self.segments[0] if isinstance(s, MessageRounds) for k, op in enumerate(s.ops)}
 
     def rank_program(self, rank: int) -> Program:
         """The program of one rank. Ranks that run alike share their operators, and the records of variables."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from functools import cached_property, partial
 from html import escape
+from itertools import chain
 from typing import Any
 
 from .._collector import collections_paused
@@ -20,8 +21,10 @@ from ..ir.pass_base import ONE_DEVICE, Job, Pass, run_passes
 from ..ir.program import Program, ProgramPair
 from ..ir.source_location import warn
 from ..ir.types import TensorType
-from ..verify import Report, check_program, verify_ranks
+from ..verify import Report, check_program, verify_common, verify_ranks
 from ..verify.conversions import check_conversions
+from ..verify.rank_program import check_rank_program
+from ..verify.refusal import Refusal
 from ..view import diff, in_notebook
 from .cluster import Cluster, Mesh, Served, endpoints
 from .config import DistributeTranspilerConfig
@@ -32,6 +35,8 @@ from .specialize import Specializer
 from .strategies import Strategy, data_parallel, get, parameter_server
 from .traffic import Traffic, traffic
 from .unused import unused
+
+_FEW_RANKS = 64  # of so many, the programs are proved together if one does not follow from the program for all ranks
 
 
 class Fingerprint:
@@ -124,6 +129,7 @@ class DistributeTranspiler:
         self._ranks: dict[int, tuple[Program, Program]] = {}
         self._origin = Fingerprint(self.pair)
         self._report: Report | None = None
+        self._common = False  # is the report a proof of the programs for all ranks?
         for k in range(self.strategy.servers):  # what a server cannot do is said here
             self._rank(self._server(k))
         self._dump()
@@ -276,16 +282,26 @@ class DistributeTranspiler:
                 self._ranks[rank] = made = main.rank_program(rank), startup.rank_program(rank)
             for p in made:
                 p.origin = self._origin
-            if self._report is not None and self._report.stamp is not None:
-                self._report.stamp.add_copy(made[0], self.main)
-                self._report.stamp.add_copy(made[1], self.startup)
+            if self._common:
+                self._check_rank(rank)
         return self._ranks[rank]
 
-    def _in_proof(self, k: int, rank: int, every_rank: bool) -> Program:
-        """A rank's main (k = 0) or startup program (k = 1); the one for all ranks if that is the same and the rank's is not made yet."""
-        if rank in self._ranks or every_rank or not self._special[k].alike:
-            return self._rank(rank)[k]
-        return (self.main, self.startup)[k]
+    def _check_rank(self, rank: int) -> None:
+        """Hold a rank's programs against those for all ranks, where these are proved. Raises VerifyError if they do not follow."""
+        report = self._report
+        if report is None or report.stamp is None or report.stamp.changed(self.main) or report.stamp.changed(self.startup):
+            return
+        for special, mine in zip(self._special, self._ranks[rank], strict=True):
+            try:
+                check_rank_program(special.program, mine, rank, special.recipe)
+            except Refusal as e:
+                self._common = False
+                if self.world_size > _FEW_RANKS:
+                    raise VerifyError(f"{mine.label()}, rank {rank}, does not follow from the program for all ranks: {e}") from None
+                self._report = None
+                self._report = self._prove_each()
+                return
+            report.stamp.add(mine)
 
     def get_trainer_program(self, rank: int | None = None, wait_port: bool = True) -> Program:
         """The main program of a rank (this process's trainer_id by default)."""
@@ -316,9 +332,9 @@ class DistributeTranspiler:
     def verify(self, every_rank: bool = False) -> Report:
         """Prove the rank programs right, or raise VerifyError. The report says what was proved; see docs/verifier.md.
 
-        The proof is made once, and anew when a rank program was changed since. Where all ranks run the same operators, the program for all
-        ranks stands in the proof for rank programs that are not made yet; one that is made later is compared with it. `every_rank`: make
-        all rank programs and prove these.
+        The proof is made once, and anew when a rank program was changed since. The programs for all ranks are proved, where rank programs
+        follow from them; a rank program that is made later is compared with them, and VerifyError is raised if it does not follow.
+        `every_rank`: make all rank programs and prove these.
 
         >>> import fluidx as fx
         >>> main, startup = fx.Program("line"), fx.Program("line_startup")
@@ -329,12 +345,43 @@ class DistributeTranspiler:
         >>> print(str(t.verify()).splitlines()[0])
         proved for data_parallel() on 1000 ranks:
         """
-        mains, startups = ([self._in_proof(k, r, every_rank) for r in range(self.world_size)] for k in (0, 1))
         report, self._report = self._report, None
-        if report is None or report.stamp is None or any(report.stamp.changed(p) for p in (*mains, *startups)):
-            report = verify_ranks(self.source, mains, startups, repr(self.strategy))
+        common = self._common and not every_rank
+        if every_rank:
+            made = [self._rank(r) for r in range(self.world_size)]
+        else:
+            made = [*self._ranks.values(), *([(self.main, self.startup)] if common else ())]
+        again = report is None or report.stamp is None or every_rank and self._common
+        if report is not None and not again and not any(map(report.stamp.changed, chain(*made))):  # type: ignore[union-attr]
+            self._report = report
+            return report
+        report = (self._proved_for_all() if not every_rank else None) or self._prove_each()
         self._report = report
         return report
+
+    def _proved_for_all(self) -> Report | None:
+        """The proof of the programs for all ranks, if it holds, and holds for the rank programs that are made."""
+        if not all(special.is_common for special in self._special):
+            return None
+        try:
+            self._report = report = verify_common(self.source, self.pair, self.world_size, repr(self.strategy))
+            self._common = True
+            for special in self._special:
+                written_out, messages = special.exchanges
+                report.collectives, report.messages = report.collectives - written_out, report.messages + messages
+            for rank in [*self._ranks]:
+                if self._common:
+                    self._check_rank(rank)
+        except VerifyError:  # what is wrong is said of rank programs
+            self._common, self._report = False, None
+            return None
+        return self._report
+
+    def _prove_each(self) -> Report:
+        """The proof of the programs of all ranks."""
+        self._common = False
+        mains, startups = zip(*[self._rank(r) for r in range(self.world_size)], strict=True)
+        return verify_ranks(self.source, mains, startups, repr(self.strategy))
 
     def diff(self, rank: int | None = None) -> Any:
         """What transpiling changed: the given program against the program for all ranks, or against one rank's."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..ir.operator import Operator
 from ..ir.parts import entry_of
+from ..ir.types import Placement
 from .operator_check import OperatorClass
-from .rank_values import AllRanks, PerRank
+from .rank_values import AllRanks, PerRank, RootRanks
 from .refusal import NotHere, Refusal
 from .values import UNDEFINED
 
@@ -50,14 +51,32 @@ class Meetings:
             value = self.world.moving(kind, ins[0], scope, None)
             if not self._all_along(kind):
                 return False
+            if isinstance(scope, RootRanks):
+                kind, value = self._at_roots(kind, op, value, scope.roots)
             made = self.operators.moved(kind, op, (value,))
         except Refusal:
             if isinstance(scope, AllRanks):
                 return False
             raise
-        self.count += len(self.mesh.groups[group])
+        sets = self.mesh.groups[group]
+        self.count += sum(self.mesh.holds(scope.roots, s[0]) for s in sets) if isinstance(scope, RootRanks) else len(sets)
         scope.write(outs[0], made)
         return True
+
+    def _at_roots(self, kind: OperatorClass, op: Operator, value: int, roots: Placement) -> tuple[OperatorClass, int]:
+        """The operator and its operand among the ranks at some roots: what all ranks have is at these roots too."""
+        given, made = kind.ins[0], kind.outs[0]
+        assert given is not None and made is not None
+        t, place = given
+        missing = [e for e in roots if e not in place]
+        if not missing:
+            return kind, value
+        order = {e.group: k for k, e in enumerate(made[1])}
+        there = tuple(sorted([*place, *missing], key=lambda e: order.get(e.group, len(order))))
+        kind = self.operators.kinds.of(op, (self.table.signature(t, there),), (made,), kind.counts)
+        if kind.wrong:
+            raise Refusal(kind.wrong)
+        return kind, self.operators.values.moved(value, self.mesh.canonical(there, t), ("at roots", there))
 
     def of_alike(self, op: Operator, scope: Any, rank: int, running: Collection[int]) -> bool:
         """A collective in a block, on one of the ranks that run it with the same values: what it gets; False where others belong to it."""

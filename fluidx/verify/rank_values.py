@@ -7,7 +7,7 @@ from typing import Any
 
 from ..ir.entries import is_local
 from ..ir.offsets import Offsets
-from ..ir.types import show_placement
+from ..ir.types import Placement, show_placement
 from .declarations import Declarations
 from .mesh import partial
 from .operator_check import Signature
@@ -86,12 +86,20 @@ class Holdings:
             if len(placement) == 1 and placement[0].bounds is not None and not some and 0 not in t.shape:
                 found = self._owners_of_pieces(placement[0].group, placement[0].bounds)
             elif some or any(e.is_cut or e.root is not None for e in placement):
-                holders = [r for r in found if all(r in members for members in some) and self.mesh.holds(placement, r)]
+                near = self._at_first_root(placement)
+                holders = [r for r in near if all(r in members for members in some) and self.mesh.holds(placement, r)]
                 # of a value that has no elements at all, none of them lacks any
                 owners = holders if 0 in t.shape else [r for r in holders if 0 not in self.mesh.local_shape(placement, t.shape, r)]
                 found = dict.fromkeys(owners).keys() if len(owners) < self.n else found
             self._owners[id(signature)] = found
         return found
+
+    def _at_first_root(self, placement: Placement) -> Collection[int]:
+        """The ranks at the first root of a placement, in order; all ranks where it has none."""
+        for e in placement:
+            if e.root is not None and e.group not in self.mesh.turns and e.group not in self.mesh.axes:
+                return sorted([members[e.root] for members in self.mesh.groups[e.group] if e.root < len(members)])
+        return range(self.n)
 
     def _owners_of_pieces(self, group: str, bounds: Offsets) -> Collection[int]:
         """The ranks whose range has elements, where every rank is in the group."""
@@ -247,6 +255,30 @@ class AllRanks:
         self.held.shared[name] = value
         self.held.by_all.add(name)
         self.held.own.pop(name, None)
+
+
+class RootRanks(AllRanks):
+    """Block 0, for all ranks that have what is at these roots: the entries of roots in its placement."""
+
+    def __init__(self, held: Holdings, roots: Placement):
+        super().__init__(held)
+        self.roots = roots
+
+    def read(self, name: str) -> int:
+        held = self.held
+        signature = self.signature(name)
+        if not held.rooted(signature):
+            return super().read(name)
+        if any(e.root is not None and e not in self.roots for e in signature[1]):
+            raise NotHere(f"%{name} is {show_placement(signature[1])}, and an operator at {show_placement(self.roots)} reads it")
+        value = held.shared.get(name)
+        if value is None:
+            value = held.initial(name, 0)
+        if value < 0:
+            raise NotHere(f"%{name} is not always defined")
+        if name not in held.by_all:
+            held.made_by_all(name, signature)
+        return value
 
 
 class PerRank:

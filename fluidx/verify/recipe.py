@@ -42,6 +42,32 @@ def prove_rounds(collective: str, world_size: int, rounds: Rounds, filled: Colle
     return None
 
 
+def shifted_rounds_hold(collective: str, n: int, firsts: Iterable[Sequence]) -> bool:
+    """Do rounds of n transfers carry out a collective, of which the k-th transfer is the first with k added to its ranks and its block,
+    modulo n? Then a rank has what rank 0 has, shifted: rank 0 alone is followed, and the cost is that of one rank.
+
+    >>> shifted_rounds_hold("reduce", 3, [(1, 2, 0, 1, True), (2, 0, 0, 1, True)])
+    True
+    """
+    full = (1 << n) - 1
+    spread = collective == "spread"
+    if not spread and collective not in ("reduce", "all_reduce"):
+        return False
+    have = [1, *[0] * (n - 1)] if spread else [1] * n  # of each block, the ranks whose terms are in what rank 0 has, as bits
+    for source, target, block, stop, add in firsts:
+        if stop != block + 1 or not all(0 <= v < n for v in (source, target, block)) or source == target:
+            return False
+        away, b = (source - target) % n, (block - target) % n  # who sends to rank 0, and which block
+        bits = have[(b - away) % n]
+        sent = (bits << away | bits >> n - away) & full
+        if not sent or add and (not have[b] or have[b] & sent):
+            return False
+        have[b] = have[b] | sent if add else sent
+    if collective == "reduce":
+        return have[0] == full
+    return all(bits == (1 << b if spread else full) for b, bits in enumerate(have))
+
+
 def _checked(transfer: Sequence, number: int, n: int, blocks: int) -> Sequence:
     try:
         source, target, start, stop, add = transfer

@@ -16,7 +16,7 @@ from ..ir.parts import entry_of
 from ..ir.program import Block, Program
 from ..ir.sub_blocks import bodies
 from ..ir.text import ALWAYS_SHOWN
-from ..ir.types import show_placement
+from ..ir.types import Entry, Placement, show_placement
 from .branches import Branches
 from .collectives import Meetings
 from .declarations import Declarations
@@ -24,7 +24,8 @@ from .mesh import RankGroups
 from .operator_check import OperatorClass, OperatorClasses
 from .operator_meaning import NameScope, Operators
 from .rank_classes import Programs, collectives, touched
-from .rank_values import AllRanks, Holdings, PerRank, rank_of
+from .rank_program import RunsAt
+from .rank_values import AllRanks, Holdings, PerRank, RootRanks, rank_of
 from .refusal import NotHere, NotYet, Refusal, fail
 from .send_recv import Messages, handed_on
 from .started import Started
@@ -33,7 +34,8 @@ from .values import EMPTY, UNDEFINED, ProgramValues
 
 
 class SimultaneousRun:
-    """One program of every rank, run on what the ranks' variables mean. `twins` are those that say the same."""
+    """One program of every rank, run on what the ranks' variables mean. `twins` are those that say the same. `by_roots`: it is one program
+    for all ranks, and an operator whose results are at roots runs there alone."""
 
     def __init__(
         self,
@@ -46,10 +48,14 @@ class SimultaneousRun:
         loose: set[tuple] | None = None,
         outside: SimultaneousRun | None = None,
         kept: Collection[str] | None = None,
+        by_roots: bool = False,
     ):
+        self.runs_at = RunsAt(programs[0].groups, programs[0].global_block().descs) if by_roots else None
         self.mesh, self.table, self.programs, self.n, self.twins = mesh, values.table, programs, len(programs), twins
         self.declared = Declarations(mesh, values.table, programs, twins, single)
         self.said = Programs(programs, twins, values.table, kept)
+        self._at: dict[Placement, int] = {}  # how many ranks are at some roots
+        self._whole_sets: set[tuple[Placement, str]] = set()  # roots at which all ranks of a set of a group are, or none
         self.held: Holdings = Holdings(values, self.declared, started, 0 if outside is None else outside.held.depth + 1)
         self.kinds: OperatorClasses = OperatorClasses(mesh, values.table, loose, single) if outside is None else outside.kinds
         self.operators: Operators = Operators(values, self.kinds) if outside is None else outside.operators
@@ -57,6 +63,7 @@ class SimultaneousRun:
         self.branches, self.within = Branches(self), outside is not None
         self.meetings = Meetings(self)
         self.messages = Messages(self)
+        self.operators_at_roots = 0  # that ranks at other roots do not run, counted for each such rank
         self.running: frozenset[int] = frozenset()  # ranks that run a block which communicates, and hold the same values
         self._kinds: dict[int, tuple[OperatorClass, Sequence[str | None], Sequence[str | None]]] = {}
 
@@ -97,6 +104,8 @@ class SimultaneousRun:
             if k in self.said.unlike:
                 self.branches.of_all(op, scope)
                 return
+            if self.runs_at is not None:
+                scope = self._at_roots(op, self.runs_at.of(op), scope)
             if self._shareable(op, program):
                 definition = OPS.get(op.type)
                 if definition is not None and definition.effect is Effect.COLLECTIVE:
@@ -108,7 +117,7 @@ class SimultaneousRun:
                         return
                     except NotHere:
                         pass  # some rank may have it, or no rank may need the result
-            self._everyone(k, code, op, program)
+            self._everyone(k, code, op, program, scope)
         except Refusal as e:
             raise fail(first.program, first.common[k], str(e)) from None
         except VerifyError:
@@ -116,18 +125,54 @@ class SimultaneousRun:
         except Exception as e:
             raise fail(first.program, first.common[k], f"op {op.type} cannot be looked through: {type(e).__name__}: {e}") from None
 
-    def _everyone(self, k: int, code: int, op: Operator, program: Program) -> None:
-        """An operator that all ranks have, on each rank's own values."""
+    def _at_roots(self, op: Operator, roots: Placement, scope: AllRanks) -> AllRanks:
+        """The ranks that run an operator of the program for all ranks. Raises Refusal where its results are said to be on others too, or
+        a collective would have some ranks of a set alone."""
+        communicates = op.type in OPS and OPS[op.type].move is not None
+        group = op.attrs.get("group", "") if communicates else ""
+        for n in op.output_arg_names:
+            found = [e for e in self.declared.signatures[n][1] if e.root is not None]
+            if found != [*roots] and not (communicates and self._only_at(roots, found)):
+                raise Refusal(f"op {op.type} runs at {show_placement(roots)}, and its result %{n} is {show_placement(tuple(found))}")
+        if not roots:
+            return scope
+        if group and (roots, group) not in self._whole_sets:
+            for members in self.mesh.groups.get(group, ()):
+                if len({self.mesh.holds(roots, r) for r in members}) > 1:
+                    raise Refusal(f"op {op.type} runs at {show_placement(roots)}, where some ranks of {list(members)} are and some are not")
+            self._whole_sets.add((roots, group))
+        scope = RootRanks(self.held, roots)
+        self.operators_at_roots += self.n - self._ranks_at(roots)
+        return scope
+
+    def _ranks_at(self, roots: Placement) -> int:
+        found = self._at.get(roots)
+        if found is None:
+            found = self._at[roots] = sum(self.mesh.holds(roots, r) for r in range(self.n))
+        return found
+
+    def _only_at(self, roots: Placement, found: Sequence[Entry]) -> bool:
+        """Is what is at the roots `found` on no other ranks than those at `roots`?"""
+        if all(e in found for e in roots):
+            return True
+        there = tuple(found)
+        return bool(found) and all(self.mesh.holds(roots, r) for r in range(self.n) if self.mesh.holds(there, r))
+
+    def _everyone(self, k: int, code: int, op: Operator, program: Program, scope: AllRanks) -> None:
+        """An operator that all ranks have, or all at some roots, on each rank's own values."""
         definition = OPS.get(op.type)
+        ranks: Sequence[int] = range(self.n)
+        if isinstance(scope, RootRanks):
+            ranks = [r for r in ranks if self.mesh.holds(scope.roots, r)]
         if definition is not None and definition.effect is Effect.COLLECTIVE:
             done: set[int] = set()
-            for r in range(self.n):
+            for r in ranks:
                 if r not in done:
                     members = self.meetings.members(op, r)
                     done.update(members)
                     self.meetings.of_members(members, [op] * len(members))
             return
-        for r in range(self.n):
+        for r in ranks:
             try:
                 self._by_itself(r, self.said.of[r].common[k], op, program, code)
             except Refusal as e:
@@ -239,7 +284,9 @@ class SimultaneousRun:
         if entry is None or entry.root is None or not isinstance(scope, (AllRanks, PerRank)):
             return self.held.read(name, scope.rank) if isinstance(scope, PerRank) else scope.read(name)
         others = tuple(e for e in signature[1] if e is not entry and e.root is not None)
-        if any(not self.mesh.holds(others, r) for r in (range(self.n) if rank is None else (rank,))):
+        if isinstance(scope, RootRanks):
+            others = tuple(e for e in others if e not in scope.roots)
+        if others and any(not self.mesh.holds(others, r) for r in (range(self.n) if rank is None else (rank,))):
             raise Refusal(f"%{name} is {show_placement(signature[1])}, and not every rank that reads it holds it")
         try:
             return self.held.read(name, rank or 0, anywhere=True)

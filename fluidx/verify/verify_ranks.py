@@ -35,9 +35,21 @@ def verify_ranks(source: ProgramPair, mains: Sequence[Program], startups: Sequen
     source is declared on every rank that keeps any and ends as this rank's part of one device's value; and the same of every value that can
     be fetched.
     """
+    return _checked(source, list(mains), list(startups), label)
+
+
+def verify_common(source: ProgramPair, common: ProgramPair, ranks: int, label: str = "") -> Report:
+    """Prove one program for all ranks: the ranks run its operators together, and those whose results are at roots run there alone.
+
+    Collectives are taken for what they give, whatever their algorithms. `check_rank_program` says whether a rank's program follows from it.
+    """
+    return _checked(source, [common.main] * ranks, [common.startup] * ranks, label, by_roots=True)
+
+
+def _checked(source: ProgramPair, mains: list[Program], startups: list[Program], label: str, by_roots: bool = False) -> Report:
     try:
         with collections_paused():  # many small tuples are made and kept, and none in circles
-            return _verify(source, list(mains), list(startups), label)
+            return _verify(source, mains, startups, label, by_roots)
     except VerifyError:
         raise
     except FluidxError as e:
@@ -46,7 +58,7 @@ def verify_ranks(source: ProgramPair, mains: Sequence[Program], startups: Sequen
         raise VerifyError(f"the programs cannot be looked through: {type(e).__name__}: {e}") from e
 
 
-def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], label: str) -> Report:
+def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], label: str, by_roots: bool) -> Report:
     if not isinstance(source, ProgramPair):
         raise VerifyError(f"the source is a ProgramPair(main, startup), got {type(source).__name__}")
     if not mains or len(mains) != len(startups):
@@ -68,7 +80,8 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
         one.run()
         mesh = _mesh(programs)
         # the expressions of one device know nothing of ranks, so both share the table
-        ranks = SimultaneousRun(ProgramValues(table, mesh), mesh, programs, stamp.twins(programs), started[1], loose=loose)
+        twins = stamp.twins(programs)
+        ranks = SimultaneousRun(ProgramValues(table, mesh), mesh, programs, twins, started[1], loose=loose, by_roots=by_roots)
         worlds += one, ranks
         _check_declared(one, ranks, is_main)
         ranks.run()
@@ -76,6 +89,7 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
         if not is_main:
             report.loaded = _to_load(source.main, one, ranks)
             started = Started(), Started(ranks.held, report.loaded)
+        report.operators -= ranks.operators_at_roots
         report.collectives += ranks.meetings.count
         report.messages += ranks.messages.count
         proved = _compare(one, ranks, is_main)

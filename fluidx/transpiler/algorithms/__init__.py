@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ...ir.errors import TranspileError, nearest
+from ...verify.recipe import prove_rounds, shifted_rounds_hold
+from ...verify.refusal import Refusal
 from .double_binary_tree import DoubleBinaryTree
 from .hierarchical import Hierarchical
 from .rails import Rails
@@ -128,6 +130,30 @@ def _parts(of: Algorithm, carries: str, n: int, filled: tuple[int, ...], rank: i
         mine = found.setdefault(k, RankRound(k, [], []))
         (mine.gives if rank == t.source else mine.takes).append(t)
     return tuple(found.values())
+
+
+def check_rounds_of(name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...]) -> Refusal | None:
+    """Why the rounds of an algorithm among n ranks do not carry a collective out, on the blocks `filled`; None where they do."""
+    return _proof(algorithm(name, hosts), carries, n, filled)
+
+
+@lru_cache(maxsize=1024)
+def _proof(of: Algorithm, carries: str, n: int, filled: tuple[int, ...]) -> Refusal | None:
+    rounds = _schedule(of, carries, n)
+    if all(isinstance(r, Shifted) for r in rounds) and shifted_rounds_hold(carries, n, [r.first for r in rounds]):  # type: ignore[attr-defined]
+        return None
+    return prove_rounds(carries, n, rounds, filled)
+
+
+def count_messages(
+    name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...], messages: Callable[[Transfer], Sequence[Any]]
+) -> int:
+    """How many messages all ranks send for a collective: those of each transfer that has one of the blocks `filled`."""
+    rounds, blocks = _schedule(algorithm(name, hosts), carries, n), {*filled}
+    if rounds and all(isinstance(r, Shifted) for r in rounds):  # each round has each block once
+        return len(rounds) * sum(len(messages(Transfer(0, 1, b, b + 1, False))) for b in filled)
+    found = [t for r in rounds for t in r if not blocks.isdisjoint(range(t.start, t.stop))]
+    return sum(len(messages(t)) for t in found)
 
 
 class PlacedTransfer(NamedTuple):

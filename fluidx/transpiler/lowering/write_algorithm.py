@@ -17,10 +17,11 @@ from ...ir.make_op import filled, make_op
 from ...ir.offsets import Offsets
 from ...ir.opdef import OPS, opdef
 from ...ir.operator import Operator
-from ...ir.parts import Coords, holds, local_type
+from ...ir.parts import Coords, coords_of, holds, local_type
 from ...ir.program import Block, Program
 from ...ir.types import ANY, Placement, TensorType
-from ..algorithms import RankRound, Refused, algorithm, parts, schedule
+from ...verify.rank_program import RankRecipe
+from ..algorithms import RankRound, Refused, algorithm, check_rounds_of, count_messages, parts, schedule
 from .adasum import AdasumOnRank
 from .rank_buffers import CollectiveOnRank, CollectivePlan
 from .strided_collectives import Boxed
@@ -113,6 +114,52 @@ class MessageRounds:
             self._round(now, members, block)
         for v in values:
             v.finish()
+
+    def recipe(self, k: int, rank: int) -> RankRecipe | None:
+        """The rank's part of the rounds of collective k, as a check of its program takes them; None where it is not written out in flat
+        ranges."""
+        if self.group not in (coords := coords_of(self.program.groups, rank, self.program.turns)):
+            return None
+        members = self.program.group_ranks(self.group, rank)
+        plan = self._plan(k, coords, len(members))
+        if not self._is_flat(k, plan):
+            return None
+        transfers = [(part.round, t) for part in plan.parts(members.index(rank)) for t in (*part.gives, *part.takes)]
+        return RankRecipe(plan.type, plan.marks, transfers, plan.messages)
+
+    def _is_flat(self, k: int, plan: CollectivePlan) -> bool:
+        return bool(plan.type.numel and plan.ranks > 1 and not plan.boxes) and opdef(self.ops[k].type).algorithm_method != "adaptive"
+
+    def holds_for_all(self) -> bool:
+        """Do the rounds carry each collective out, on all ranks, in flat ranges?"""
+        sets, hosts = self.program.groups[self.group], len(self.program.groups.get("node", ())) or 1
+        known: set[tuple] = set()
+        for k, op in enumerate(self.ops):
+            method = opdef(op.type).algorithm_method
+            for members in sets if any(e.is_cut for e in self._others[k]) else {len(s): s for s in sets}.values():
+                plan = self._plan(k, coords_of(self.program.groups, members[0], self.program.turns), len(members))
+                if not self._is_flat(k, plan):
+                    return False
+                key = method, len(members), plan.marks.filled
+                if key not in known and check_rounds_of(op.attrs["algorithm"], method, len(members), hosts, plan.marks.filled) is not None:
+                    return False
+                known.add(key)
+        return True
+
+    def count(self) -> tuple[int, int]:
+        """How many collectives the ranks carry out by messages, and by how many messages."""
+        collectives = messages = 0
+        groups, hosts = self.program.groups, len(self.program.groups.get("node", ())) or 1
+        for k, op in enumerate(self.ops):
+            for members in groups[self.group]:
+                coords = coords_of(groups, members[0], self.program.turns)
+                if not holds(self._others[k], coords):
+                    continue
+                plan = self._plan(k, coords, len(members))
+                collectives += 1
+                method = opdef(op.type).algorithm_method
+                messages += count_messages(op.attrs["algorithm"], method, len(members), hosts, plan.marks.filled, plan.messages)
+        return collectives, messages
 
     def _plan(self, k: int, coords: Coords, n: int) -> CollectivePlan:
         found = self._plans.get(k)
