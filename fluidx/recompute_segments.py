@@ -1,13 +1,17 @@
-"""Recompute segments: where the forward pass is cut for recomputation, at given variables or at the cheapest places."""
+"""Recomputation for the backward pass: where the forward pass is cut into segments, and the operators that compute values again."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from math import sqrt
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .ir import ANY, OPS, Block, Operator, Role, flow
+from .ir import ANY, OPS, Block, Effect, Operator, Role, Variable, flow
+from .ir.unique_name import unused
+
+_NEVER_TWICE = (Effect.HOST, Effect.COLLECTIVE, Effect.P2P)  # operators with these effects must not run twice
 
 _ROWS = 1024  # the size assumed for an open axis; cuts do not depend on it as long as the batch is the largest axis
 
@@ -71,3 +75,60 @@ def _alive(block: Block, ops: Sequence[Operator], forward: Sequence[int]) -> lis
 def _bytes(block: Block, name: str) -> int:
     t = block.desc(name).type
     return t.nbytes * _ROWS ** sum(d == ANY for d in t.shape)
+
+
+class RecomputedValues:
+    """Forward values that the backward pass reads: the first one, or a second one that is computed again in the value's segment."""
+
+    def __init__(self, block: Block, ops: Sequence[Operator], last_write: Mapping[str, int], segments: Segments):
+        self.block, self.ops, self.last_write = block, ops, last_write
+        self.keep, self.cuts = segments
+        self._second: dict[str, str] = {}  # forward name -> name of its second value
+        self.originals: dict[str, str] = {}  # name of a second value -> forward name
+
+    def value(self, name: str, reader: int) -> Variable:
+        """The variable that a gradient of operator `reader` reads: the forward one, or its second value, computed here if needed."""
+        if not self.cuts:
+            return self.block.var(name)
+        segment = bisect_left(self.cuts, reader)
+        if segment == len(self.cuts) or not self._recomputable(name, segment):
+            return self.block.var(name)
+        waiting = [name]
+        while waiting:
+            n = waiting[-1]
+            op = self.ops[self.last_write[n]]
+            missing = [m for m in op.input_arg_names if m not in self._second and self._recomputable(m, segment) and m not in waiting]
+            if n in self._second or not missing:
+                waiting.pop()
+                if n not in self._second:
+                    self._emit_again(op)
+            else:
+                waiting += missing
+        return self.block.var(self._second[name])
+
+    def forget(self, name: str) -> None:
+        """A second value was removed from the program."""
+        original = self.originals.pop(name, None)
+        if original is not None:
+            self._second.pop(original, None)
+
+    def _recomputable(self, name: str, segment: int) -> bool:
+        at = self.last_write.get(name, -1)
+        if at < 0 or name in self.keep or bisect_left(self.cuts, at) != segment:
+            return False
+        op = self.ops[at]
+        return OPS[op.type].effect not in _NEVER_TWICE and not op.sub_blocks() and not self.block.desc(name).persistable
+
+    def _emit_again(self, op: Operator) -> None:
+        block = self.block
+        out = {n: unused(f"{n}@RECOMPUTE", block.descs, lambda k: f"_{k - 1}") for n in op.output_arg_names}
+        ins = {s: tuple(self._second.get(n, n) for n in names) for s, names in op.inputs.items()}
+        outs = {s: tuple(out[n] for n in names) for s, names in op.outputs.items()}
+        for n, copy in out.items():
+            desc = block.desc(n)
+            attrs: dict[str, Any] = {}
+            if not desc.persistable:  # running statistics advance once: their second values are not used
+                self._second[n], self.originals[copy] = copy, n
+                attrs["copy_of"] = n
+            block.declare(desc.changed(name=copy, persistable=False, is_parameter=False, attrs=attrs))
+        block.oplist.append(op.replace(inputs=ins, outputs=outs, role=Role.BACKWARD))

@@ -424,7 +424,7 @@ def test_a_loss_without_trainable_parameters_says_why(net):
         append_backward(net.b.square(x))
     h = net.b.square(w, name="h")
     h.stop_gradient = True
-    with pytest.raises(ProgramError, match="the way is cut at 'h', where stop_gradient is set"):
+    with pytest.raises(ProgramError, match="the path is cut at 'h', where stop_gradient is set"):
         append_backward(net.b.square(h))
 
 

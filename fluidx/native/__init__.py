@@ -1,11 +1,11 @@
-"""The optional kernels in C: loading them, their threads, and blocks of calls that run without the GIL.
+"""The optional C kernels: loading, threads, and blocks of calls that run without the GIL.
 
-A `Call` is one kernel with its arguments, 64-bit words: addresses, sizes, strides, numbers. `compile` packs any number of calls, in order,
-into one block and gives a function without arguments that executes them all at one crossing into C, some 100 ns.
+A `NativeCall` is one kernel with its arguments, 64-bit words: addresses, sizes, strides, numbers. `compile` packs any number of calls, in
+order, into one block, and returns a function without arguments that executes all of them in one call into C, which costs about 100 ns.
 
-Nothing is loaded before it is asked for. `enabled()` says whether native kernels are to be used, `why_not()` what is in the way. Where the
-processor has fused multiply-add (levels v3 and v4), products are the extension's own. At level base they are those of the BLAS that NumPy
-brought, at one thread, in pieces that are split over the pool.
+The extension is loaded when it is first needed. `enabled()`: are native kernels used? `why_not()`: the reason if they are not. If the
+processor has fused multiply-add (levels v3 and v4), matrix products are the extension's own. At level base they are those of NumPy's BLAS,
+with one thread, in pieces that are split over the thread pool.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ..ir.dtypes import dtype_name
 
 
 class NativeError(RuntimeError):
-    """Native kernels were asked for and are not there, or a call does not fit its kernel."""
+    """Native kernels were requested and are missing, or a call does not fit its kernel."""
 
 
 class NativeCall(NamedTuple):
-    """One kernel and its arguments. `keeps` holds the arrays whose addresses stand in `args`. `tail`: it may have one (`then`)."""
+    """One kernel and its arguments. `keeps` are the arrays whose addresses are in `args`. `tail`: may a tail be added (`then`)?"""
 
     fn: str
     args: tuple[int | float, ...]
@@ -46,9 +46,9 @@ class NativeCall(NamedTuple):
 
 class _State(NamedTuple):
     module: ModuleType | None
-    reason: str  # why there is no module
+    reason: str  # the reason why there is no module
     blas: str  # the library's name for sgemm, or ""
-    no_blas: str  # why there is none
+    no_blas: str  # the reason why there is none
 
 
 _BASE = "base"  # the level whose products are those of a BLAS
@@ -69,7 +69,7 @@ def _start() -> _State:
     try:
         _native = import_module("fluidx._native")
     except ModuleNotFoundError:
-        # another Python's: one without a GIL takes no extension of the stable ABI, and others none of one without
+        # built for another Python: a free-threaded Python cannot load an extension of the stable ABI, and vice versa
         others = sorted(glob.glob("_native.*", root_dir=os.path.dirname(os.path.dirname(__file__))))
         here = f" for this Python (there is {', '.join(others)})" if others else ""
         return _State(None, f"the extension is not built{here}; install fluidx with a C compiler at hand", "", "")
@@ -85,7 +85,7 @@ def _start() -> _State:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(which_cores())
 
 
@@ -95,16 +95,16 @@ def which_cores() -> list[int]:
 
 
 def why_not() -> str:
-    """Why native kernels are not used, or an empty text when they are."""
+    """The reason why native kernels are not used; "" if they are."""
     if config.kernels() == "numpy":
         return "FLUIDX_KERNELS=numpy"
     return _load().reason
 
 
 def enabled() -> bool:
-    """Whether native kernels are to be used: they are built, and FLUIDX_KERNELS does not forbid it.
+    """Are native kernels used? Yes if they are built and FLUIDX_KERNELS does not forbid it.
 
-    FLUIDX_KERNELS=native makes their absence an error.
+    With FLUIDX_KERNELS=native it is an error if they are missing.
     """
     reason = why_not()
     if reason and config.kernels() == "native":
@@ -113,17 +113,17 @@ def enabled() -> bool:
 
 
 def has_products() -> bool:
-    """Whether there are kernels that multiply matrices, and can be called: they need a BLAS at level base alone."""
+    """Can matrix product kernels be called? At level base they need a BLAS."""
     return _load().module is not None and (level() != _BASE or bool(_load().blas))
 
 
 def holds_blas() -> bool:
-    """Whether NumPy's BLAS was found, and is held at one thread."""
+    """Was NumPy's BLAS found and limited to one thread?"""
     return bool(_load().blas)
 
 
 def describe() -> str:
-    """One line on what computes: the level, the BLAS and the threads, or why native kernels are off."""
+    """One line: the level, the BLAS and the threads of native kernels, or the reason why they are off."""
     if reason := why_not():
         return f"native kernels off: {reason}"
     state = _load()
@@ -141,12 +141,12 @@ def _module() -> Any:
 
 # -- the BLAS of NumPy --------------------------------------------------------------------------------------------------------------
 
-# How builds of OpenBLAS, MKL and Accelerate decorate the names of their functions.
+# prefixes and suffixes of function names in builds of OpenBLAS, MKL and Accelerate
 _DECORATIONS = [(pre, post) for pre in ("scipy_", "") for post in ("64_", "", "_64", "$NEWLAPACK$ILP64", "$NEWLAPACK")]
 
 
 def _libraries() -> Iterator[ctypes.CDLL]:
-    """NumPy's own extension module, through which the loader finds the libraries it needs; on Windows those libraries themselves."""
+    """NumPy's extension module, through which the loader finds its libraries; on Windows, the libraries themselves."""
     names = [str(import_module("numpy._core._multiarray_umath").__file__)]
     if os.name == "nt":
         names += sorted(glob.glob(os.path.join(os.path.dirname(np.__file__), os.pardir, "numpy.libs", "*openblas*.dll")))
@@ -158,7 +158,7 @@ def _libraries() -> Iterator[ctypes.CDLL]:
 
 
 def _find_blas(module: Any) -> tuple[str, str]:
-    """Hand sgemm and dgemm to the extension. (Name, "") when they are right, ("", reason) when there is none."""
+    """Give sgemm and dgemm to the extension. Returns (name, "") if they are right, ("", reason) if there are none."""
     before = module.level()
     module.set_level(_BASE)
     try:
@@ -187,9 +187,10 @@ def _try_blas(module: Any) -> tuple[str, str]:
 
 
 def _products_are_right(module: Any) -> bool:
-    """One odd-shaped product of small whole numbers in each dtype, exact in any order of summation.
+    """Test one product of odd shape with small integers in each dtype, which is exact in any order of summation.
 
-    It also proves that integers of 64 bits suit a library built with 32: the calling conventions pass them in registers or slots of 64.
+    It also proves that 64-bit integers work with a library built for 32-bit ones: calling conventions pass both in 64-bit registers or
+    slots.
     """
     m, n, k = 5, 7, 3
     for dtype in (np.float32, np.float64):
@@ -203,7 +204,7 @@ def _products_are_right(module: Any) -> bool:
 
 
 def _pieces_are_even(module: Any) -> bool:
-    """Whether products cut into large pieces have the bits of whole ones, tried on a few shapes with odd edges."""
+    """Have products in large pieces the same bits as whole products? Tested on a few odd shapes."""
     rng = np.random.default_rng(0)
     module.use_threads(1)
     for m, n, k in ((131, 270, 310), (301, 140, 260), (150, 700, 190)):
@@ -221,7 +222,7 @@ def _pieces_are_even(module: Any) -> bool:
 
 
 def _one_thread(library: ctypes.CDLL) -> None:
-    """Keep the library from starting threads of its own: two pools that spin on the same cores slow each other tenfold and more."""
+    """Limit the library to one thread: two thread pools that spin on the same cores slow each other by a factor of ten and more."""
     for pre, post in _DECORATIONS:
         for name in ("openblas_set_num_threads", "MKL_Set_Num_Threads"):
             if setter := getattr(library, f"{pre}{name}{post}", None):
@@ -234,7 +235,7 @@ def _one_thread(library: ctypes.CDLL) -> None:
 
 @lru_cache(maxsize=1)
 def functions() -> dict[str, int]:
-    """The kernels by name, and how many words each takes; -1 is any number."""
+    """The kernels by name, with the number of words that each takes; -1: any number."""
     return dict(_module().functions())
 
 
@@ -244,10 +245,10 @@ def opcodes() -> list[str]:
 
 
 def compile(calls: Sequence[NativeCall]) -> Callable[[], None]:
-    """A function that executes the calls in order, all at once and without the GIL.
+    """A function that executes the calls in order, without the GIL.
 
-    The arrays must stay where they are; the function keeps them alive. It may be called from several threads at a time if what the calls
-    write allows that.
+    The arrays must not move; the function keeps them alive. Several threads may call it at the same time if the calls do not write the same
+    memory.
     """
     return _block(_module(), calls)
 
@@ -260,9 +261,9 @@ def then(call: NativeCall, tail: NativeCall) -> NativeCall:
 
 
 def taken_by_threads(calls: Sequence[NativeCall]) -> int:
-    """The bytes that each thread that takes part in these calls keeps for itself; the arrays of the calls need not exist.
+    """The bytes that each thread keeps for itself in these calls. The arrays of the calls need not exist.
 
-    Only for kernels that say so, which touch their operands in the loops that threads share alone.
+    Only for kernels that declare it: they access their operands only in the loops that threads share.
     """
     return max((_module().ask(_packed(_module(), call)) for call in calls), default=0)
 
@@ -283,7 +284,7 @@ def _packed(module: Any, call: NativeCall) -> bytes:
 
 @lru_cache(maxsize=1)
 def _numbers(module: Any) -> dict[str, tuple[int, int]]:
-    """The number of each kernel, and how many words it takes."""
+    """For each kernel: its number, and the number of its words."""
     return {name: (number, words) for number, (name, words) in enumerate(module.functions())}
 
 
@@ -293,7 +294,7 @@ def _words(args: Sequence[int | float]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _packer(kinds: tuple[type, ...]) -> Callable[..., bytes]:
-    """What packs words of these types."""
+    """A packer for words of these types."""
     return struct.Struct(f"={''.join('d' if issubclass(kind, float) else 'q' for kind in kinds)}").pack
 
 
@@ -301,15 +302,15 @@ def _packer(kinds: tuple[type, ...]) -> Callable[..., bytes]:
 
 
 def num_threads() -> int:
-    """The number of threads of the pool that all native kernels share, the calling one included."""
+    """The number of threads of the pool that all native kernels share, including the calling thread."""
     return _module().num_threads()
 
 
 def set_num_threads(n: int) -> None:
-    """Let C kernels run on `n` threads, the calling one included; they begin with one for each core. Results do not depend on it.
+    """Set the number of threads of C kernels, including the calling thread; the default is one for each core. Results do not depend on it.
 
-    Ranks that are threads of one process share them. Does nothing where there are no C kernels: everything but the products of NumPy's
-    BLAS is on one thread then. Raises ValueError for a number that is not from 1 to 256.
+    Ranks that are threads of one process share them. Without C kernels it does nothing: everything except the products of NumPy's BLAS then
+    runs on one thread. Raises ValueError for a number that is not from 1 to 256.
 
     >>> import fluidx as fx
     >>> fx.set_num_threads(2)
@@ -321,12 +322,12 @@ def set_num_threads(n: int) -> None:
 
 
 def use_threads(n: int) -> None:
-    """Let runs of the calling thread use at most `n` threads; 0 lifts the limit. Ranks that are threads take 1 each."""
+    """Limit runs of the calling thread to `n` threads; 0: no limit. Ranks that are threads use 1 each."""
     _module().use_threads(n)
 
 
 def share_cores(ranks: int) -> None:
-    """Let the calling thread, one of `ranks` that run at once, use its share of the threads. Does nothing without native kernels."""
+    """Limit the calling thread, one of `ranks` that run at once, to its share of the threads. It does nothing without native kernels."""
     if not why_not():
         use_threads(max(1, num_threads() // ranks))
 
@@ -342,7 +343,7 @@ def level() -> str:
 
 
 def chosen() -> tuple[int | str, ...]:
-    """What it hangs on besides the operands which kernels there are calls of, and how much scratch they take."""
+    """The settings on which the available kernel calls and their scratch depend, besides the operands."""
     return level(), num_threads(), config.winograd()
 
 
@@ -361,10 +362,10 @@ def at_level(name: str) -> Iterator[None]:
 
 
 def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, alpha: float = 1.0, beta: float = 0.0) -> NativeCall | None:
-    """The call for out = alpha * a @ b + beta * out, or None where it does not fit.
+    """The call for out = alpha * a @ b + beta * out; None if the arrays do not fit.
 
-    The arrays have the same float32 or float64 dtype and two axes, behind up to two of a batch, which `a` or `b` may lack, or have with
-    length 1. A matrix may be transposed or part of a larger one, so long as one of its last two axes is contiguous.
+    The arrays have the same float32 or float64 dtype and two axes, after up to two batch axes. `a` or `b` may lack batch axes, or have them
+    with length 1. A matrix may be transposed or part of a larger one, if one of its last two axes is contiguous.
     """
     return _product(_module(), a, b, out, alpha, beta) if has_products() else None
 
@@ -390,14 +391,14 @@ def _product(module: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: 
 
 
 def address(a: np.ndarray) -> int:
-    """Where the first element of an array lies."""
-    # called for every operand of every call: not through _module() where there is one
+    """The address of an array's first element."""
+    # called for every operand of every call, so it does not go through _module() once the module is loaded
     return (_state.module if _state is not None and _state.module is not None else _module()).address(a)
 
 
 def _layout(x: np.ndarray, batch: tuple[int, ...]) -> tuple[int, int, int, int] | None:
-    """(transposed, distance of rows, distances of matrices in an outer and an inner batch), in elements; None when neither of the last
-    axes is contiguous, or the axes before them are not those of the batch, whole, of size 1 or left away."""
+    """(transposed, distance of rows, distances of matrices in an outer and an inner batch), in elements. None if neither of the last axes
+    is contiguous, or if the axes before them do not fit the batch (equal, of size 1, or missing)."""
     return _lies(x.itemsize, x.shape, x.strides, batch)
 
 
@@ -413,7 +414,7 @@ def _lies(size: int, shape: tuple[int, ...], steps_in_bytes: tuple[int, ...], ba
             return None
         steps.append(s if d == full > 1 else 0)
     outer, inner = steps
-    if 0 in shape:  # strides of nothing say nothing
+    if 0 in shape:  # the strides of an empty array mean nothing
         return 0, max(columns, 1), outer, inner
     if (right == 1 or columns < 2) and (down >= max(columns, 1) or rows < 2):
         return 0, max(columns, 1) if rows < 2 else down, outer, inner

@@ -1,8 +1,8 @@
-"""Memory that ranks which are processes share, and the worlds in it.
+"""Shared memory of ranks that are processes, with their world in it.
 
-All processes have it at one address, so an address in it means the same to each of them: a rank reads and writes what the others bring to
-a meeting where it lies. In front lies the world; behind it every rank has a part of its own, from which it takes its arrays. The memory has
-no name in any file system, and is gone when the last process that has it has ended, however it ended.
+All processes map it at the same address, so an address in it is valid in each of them: a rank accesses the other ranks' arrays in place.
+The world is at the front; behind it each rank has its own part, from which it allocates arrays. The memory has no name in a file system. It
+is freed when the last process that maps it has ended, in any way.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _MAP_FIXED_NOREPLACE, _MAP_NORESERVE = 0x100000, 0x4000
 
 
 def why_not() -> str:
-    """Why processes cannot share memory here, or an empty text."""
+    """The reason why processes cannot share memory here; "" if they can."""
     if sys.platform == "linux" and sys.maxsize > 1 << 32:
         return ""
     return f"processes share memory on Linux with addresses of 64 bits only, this is {sys.platform}"
 
 
 class Memory:
-    """Shared memory for a number of ranks, mapped into this process until nothing in it is used any more."""
+    """Shared memory for a number of ranks. It is mapped into this process as long as it is used."""
 
     def __init__(self, fd: int, start: int, ranks: int):
-        """Map what `fd` is open on at the address `start`. Raises OSError where there is no room."""
+        """Map the file `fd` at the address `start`. Raises OSError if the addresses are not free."""
         self.fd, self.start, self.ranks = fd, start, ranks
         self.size = _size(ranks)
         _map(fd, start, self.size)
@@ -51,7 +51,7 @@ class Memory:
 
     @staticmethod
     def make(ranks: int) -> Memory:
-        """New memory, all zero. Raises OSError, for more ranks than one world has too."""
+        """Allocate new memory, all zero. Raises OSError, also for more ranks than a world can have."""
         if ranks > _MOST_RANKS:
             raise OSError(f"at most {_MOST_RANKS} ranks share memory")
         fd = os.memfd_create("fluidx")
@@ -68,43 +68,43 @@ class Memory:
             raise
 
     def close(self) -> None:
-        """Let nobody else have it. What is mapped stays."""
+        """Close the file, so that no other process can map it. Existing mappings stay."""
         os.close(self.fd)
 
     def part(self, rank: int) -> tuple[int, int]:
-        """Address and size of what a rank takes its arrays from."""
+        """Address and size of the part from which a rank allocates its arrays."""
         return self.start + _WORLD_BYTES + rank * _part(self.ranks), _part(self.ranks)
 
     def holds(self, a: np.ndarray) -> bool:
-        """Does an array lie here?"""
+        """Is an array in this memory?"""
         return not a.size or self.start <= address(a) < self.start + self.size
 
     def array(self, at: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-        """The contiguous array that lies at an address."""
+        """The contiguous array at an address."""
         nbytes = prod(shape) * dtype.itemsize
         if not self.start <= at <= at + nbytes <= self.start + self.size:
-            raise ValueError(f"{nbytes} bytes at {at:#x} lie outside of the memory that ranks share")
+            raise ValueError(f"{nbytes} bytes at {at:#x} are outside of the memory that ranks share")
         raw: Any = (ctypes.c_char * nbytes).from_address(at)
         raw.memory = self  # mapped as long as there are views
         return np.frombuffer(raw, dtype, prod(shape)).reshape(tuple(shape))
 
     def world(self, timeout: float) -> NativeWorld:
-        """Make the world. By whoever made the memory, before any rank joins."""
+        """Make the world. The process that allocated the memory calls it before any rank joins."""
         return NativeWorld(_module().world(self.ranks, timeout, SPIN_US * 1000, self.start, _WORLD_BYTES))
 
     def look(self, rank: int) -> NativeWorld:
-        """The world as a process sees it that is not the rank, and only looks."""
+        """The world for a process that is not a rank and only reads."""
         return NativeWorld(_module().join(self.start, *self.part(rank)))
 
     def join(self, rank: int, stall: float) -> SharedWorld:
-        """The world, for a process that is a rank of it."""
+        """The world for the process of a rank."""
         capsule = _module().join(self.start, *self.part(rank))
         _module().watch(capsule, rank, stall, log.warning)
         return SharedWorld(capsule)
 
 
 class SharedWorld(NativeWorld):
-    """A world as a process that is one of its ranks sees it. What this rank brings to meetings is read by other processes."""
+    """The world in the process of a rank. Other processes read this rank's calls, so their words are in shared memory."""
 
     def __init__(self, capsule: Any):
         super().__init__(capsule)
@@ -122,11 +122,11 @@ class SharedWorld(NativeWorld):
         return there
 
     def brought(self, ranks: tuple[int, ...]) -> list[list[list[np.ndarray]]]:
-        """For each member of a group the arrays that it gave, and those that it takes, in the latest meeting, until the next."""
+        """For each member of a group, its input and output arrays in the latest collective call. Valid until the next one."""
         return [self._arrays_at(at) for at in self._module.brought(self.meeting(ranks))]
 
     def _arrays_at(self, at: int) -> list[list[np.ndarray]]:
-        """The same lists for words that say the same."""
+        """The arrays that the words of a call describe, cached by the words."""
         words = ctypes.string_at(at, 8 * ctypes.c_int64.from_address(at - 8).value)
         if words not in self._known:
             if len(self._known) >= _MOST_KNOWN:
@@ -136,7 +136,7 @@ class SharedWorld(NativeWorld):
 
 
 def take(nbytes: int) -> np.ndarray:
-    """So many zero bytes of this rank's part of the memory that its process shares. MemoryError when there are no more."""
+    """`nbytes` zero bytes from this rank's part of the shared memory. MemoryError if there are no more."""
     at = _module().take(max(nbytes, 1))
     raw: Any = (ctypes.c_char * max(nbytes, 1)).from_address(at)
     weakref.finalize(raw, _module().give, at).atexit = False
@@ -146,9 +146,10 @@ def take(nbytes: int) -> np.ndarray:
     return found
 
 
-_LARGE = 2 << 20  # bytes that are zero when they are taken: twice what heap.c calls large, for a block has up to half as much again
+# blocks of this size are zero when they are allocated: twice heap.c's limit, because a block may be up to 1.5 times as large as requested
+_LARGE = 2 << 20
 
-# as meet.h numbers them
+# the numbers in meet.h
 _GIVES, _TAKES, _ARRAYS = 12, 13, 14
 _AT, _TEXT, _AXES, _SIZES = range(4)
 
@@ -164,7 +165,7 @@ def _array(words: Any, k: int) -> np.ndarray:
     axes = words[k + _AXES]
     shape, strides = (tuple(words[k + _SIZES + j * axes : k + _SIZES + (j + 1) * axes]) for j in (0, 1))
     dtype = _dtype(ctypes.string_at(words[k + _TEXT]).decode().partition("[")[0])
-    # views are of stretches that begin at their first element: no stride of a communicator's operand is negative
+    # a view's memory begins at its first element: no operand of a communicator has a negative stride
     nbytes = dtype.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if prod(shape) else 0
     raw: Any = (ctypes.c_char * nbytes).from_address(words[k + _AT])
     return np.ndarray(shape, dtype, raw, 0, strides)
@@ -181,7 +182,8 @@ def _dtype(name: str) -> np.dtype:
 
 
 def _part(ranks: int) -> int:
-    """Four times the machine's memory, for blocks are larger than what is taken and freed ones wait for others of their size."""
+    """Address space for a rank: four times the machine's memory, because blocks are larger than requested and freed blocks wait for
+    reuse."""
     memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
     return min(4 * memory, _MOST // ranks) // (1 << 20) * (1 << 20)
 
@@ -206,7 +208,7 @@ def _map(fd: int, start: int, size: int) -> None:
         return
     if found in (None, ctypes.c_void_p(-1).value):
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))  # FileExistsError where something is there
+        raise OSError(number, os.strerror(number))  # FileExistsError if the addresses are in use
     _unmap(found, size)  # a kernel that does not know the flag
     raise FileExistsError(f"there is something at {start:#x}")
 

@@ -1,4 +1,4 @@
-"""Worlds: where ranks that share memory meet in C, and the calls by which they do, which may stand in any block."""
+"""NativeWorld: collective calls and messages in C, for ranks that share memory. The calls can be part of any block."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from . import NativeCall, _module, address
 
 log = logging.getLogger("fluidx.comm")
 
-SPIN_US = 100  # that a rank waits awake at most
+SPIN_US = 100  # the longest time that a rank waits without sleeping
 
 Ranks = tuple[int, ...]
 Sending = tuple[np.ndarray, int]  # an array and the peer
 Block = Callable[[], None]
 Launch = Callable[[tuple[np.ndarray, ...]], tuple[Exception | None, ...] | None]
 
-_WORK = {"broadcast": 1, "all_reduce": 2, "reduce": 2, "all_gather": 3, "all_to_all": 3, "reduce_scatter": 4}  # as combine.h numbers it
+_WORK = {"broadcast": 1, "all_reduce": 2, "reduce": 2, "all_gather": 3, "all_to_all": 3, "reduce_scatter": 4}  # the numbers in combine.h
 _HOW = {"": 0, "sum": 0, "avg": 1, "max": 2, "min": 3, "prod": 4}
 
 
 class MeetWords(NamedTuple):
-    """What one rank brings to a meeting: `text` shows it, and `call` is the part of the text that is alike on all ranks.
+    """One rank's contribution to a collective call in C. `text` describes it, and `call` is the part of the text that is equal on all
+    ranks.
 
-    `told` is what the flight recorder shows, and `kept` whether it remembers it as done. `gives` and `takes` are single arrays, contiguous
-    ones, or (`parts`) one for each rank. Of arrays that are none, ranks see what the others bring, and it is not compared. Members may come
-    so many seconds (`grace`) later than the timeout says.
+    `told` is the text for the flight recorder, and `kept`: does the recorder keep it as the last completed call? `gives` and `takes` are
+    single contiguous arrays, or (`parts`) one for each rank. Without `parts`, several arrays are only published to the other ranks and not
+    compared. Members may arrive `grace` seconds after the timeout.
     """
 
     what: str
@@ -49,7 +50,7 @@ class MeetWords(NamedTuple):
 
 
 class NativeWorld:
-    """Where the ranks of one world meet. Calls that it makes keep it alive."""
+    """The state that the ranks of one world share in C. Calls that it makes keep it alive."""
 
     def __init__(self, capsule: Any):
         self.capsule, self._module = capsule, _module()
@@ -57,15 +58,15 @@ class NativeWorld:
         self._guard = threading.Lock()
         self._meetings: dict[Ranks, int] = {}
         self._mailboxes: dict[tuple[int, int], int] = {}
-        self._texts: dict[str, np.ndarray] = {}  # for ever: others read what a rank was at when it is gone
+        self._texts: dict[str, np.ndarray] = {}  # never freed: others read a rank's last text after it has ended
 
     def meet(self, ranks: Ranks, rank: int, brought: MeetWords, working: bool = True) -> NativeCall:
-        """The call that meets the others and, if `working`, does this rank's share of the work."""
+        """The collective call: it waits for the other members and, if `working`, does this rank's share of the work."""
         b = brought
         texts, told = [self._text(b.text)], address(self._text(b.told))
         places: dict[int, int] = {}
         records: list[int] = []
-        first = 14 + len(b.gives) + len(b.takes)  # as meet.h lays out the words
+        first = 14 + len(b.gives) + len(b.takes)  # the layout of the words is in meet.h
         for a in (*b.gives, *b.takes):
             if id(a) not in places:
                 places[id(a)] = first + len(records)
@@ -90,11 +91,11 @@ class NativeWorld:
         return found
 
     def _lasting(self, data: np.ndarray) -> np.ndarray:
-        """Bytes where all ranks can read them."""
+        """Copy bytes to where all ranks can read them."""
         return data
 
     def exchange(self, rank: int, sends: Sequence[Sending], recvs: Sequence[Sending]) -> NativeCall:
-        """The call that sends and receives contiguous arrays, all at once."""
+        """The call that sends and receives contiguous arrays, all at the same time."""
         told = self._text(mails(sends, recvs))
         words, keeps = [self._place, rank, len(sends), len(recvs), address(told)], [self.capsule, told]
         for k, (a, peer) in enumerate((*sends, *recvs)):
@@ -104,37 +105,37 @@ class NativeWorld:
         return NativeCall("exchange", tuple(words), tuple(keeps))
 
     def reach(self, rank: int, beside: bool, at: int) -> NativeCall:
-        """The call by which a thread of a rank, the one that computes or the one `beside` it, says how far it has come."""
+        """The call by which a thread of a rank, the compute thread or the second one (`beside`), sets its progress."""
         return NativeCall("reach", (self._place, rank, int(beside), at), (self.capsule,))
 
     def follow(self, rank: int, beside: bool, at: int) -> NativeCall:
-        """The call by which it waits until the other thread has come so far."""
+        """The call by which a thread waits for the progress of the other thread."""
         return NativeCall("await", (self._place, rank, int(beside), at), (self.capsule,))
 
     def begin(self, rank: int = -1) -> None:
-        """A run begins in which the rank, or all have two threads: none has come anywhere."""
+        """Begin a run in which the rank, or every rank (-1), has two threads: set their progress to 0."""
         self._module.begin(self.capsule, rank)
 
     def launcher(self, blocks: Sequence[Block], buffers: Sequence[Sequence[np.ndarray]], beside: Sequence[Block | None]) -> Launch:
-        """A function that does a block on every rank at once: rank 0's on the calling thread, the others', and the blocks beside them
-        where there are any, on the threads that `serve`.
+        """A function that runs a block on every rank at once: rank 0's on the calling thread, the others', and the blocks of second threads
+        (`beside`), on the threads that `serve`.
 
-        Before, each rank copies its feeds into its buffers; the function takes all of them in one tuple, in the order of the buffers.
-        It returns None, or for each block its error or None, those beside behind the others. Python's handlers of signals run meanwhile,
-        and an exception of theirs stops all ranks where they meet next and is raised when they have stopped.
+        First each rank copies its feeds into its buffers; the function takes all feeds in one tuple, in the order of the buffers. It
+        returns None, or a list with the error or None of each block, those of second threads last. Python's signal handlers run meanwhile; an
+        exception of a handler stops all ranks at their next collective call and is raised when they have stopped.
         """
         return self._module.launcher(self.capsule, tuple(blocks), tuple(map(tuple, buffers)), tuple(beside))
 
     def serve(self, rank: int, beside: bool = False) -> None:
-        """Let the calling thread do what is launched on a rank, or beside it, until somebody knocks."""
+        """Run the blocks that are launched on a rank, or for its second thread, on the calling thread, until `knock`."""
         self._module.serve(self.capsule, rank, beside)
 
     def knock(self, rank: int, beside: bool = False) -> None:
-        """Let `serve` return, or the next one if there is none now."""
+        """Make `serve` return; the next call of it, if none runs now."""
         self._module.knock(self.capsule, rank, beside)
 
     def expect(self) -> None:
-        """Wake the threads that serve: a launch is near."""
+        """Wake the threads that serve, because a launch comes soon."""
         self._module.expect(self.capsule)
 
     def abort(self, why: str) -> None:
@@ -142,36 +143,36 @@ class NativeWorld:
         self._module.abort(self.capsule, why.replace("\0", " ").encode("utf-8", "replace").decode())
 
     def failed(self) -> str:
-        """What ranks that come to a meeting are told since one has failed; an empty text before."""
+        """The error text for ranks that start a collective call after one has failed; "" before a failure."""
         return self._module.failed(self.capsule)
 
     def latest(self, rank: int, done: bool = False) -> str:
-        """The latest collective, or messages, that a rank came to, or got behind; an empty text where there is none."""
+        """The latest collective call, or messages, that a rank started, or completed (`done`); "" if there is none."""
         return self._module.latest(self.capsule, rank, done)
 
     @contextmanager
     def noted(self, rank: int, text: str, kept: bool = True) -> Iterator[None]:
-        """A rank comes to something that is not met here, and gets behind it: its latest then, if it is to be `kept`."""
+        """A context that records a collective call of a rank which does not run in this world; `kept`: record it as completed too."""
         at = self.at(text)
         self._module.note(self.capsule, rank, at, False)
         yield
         self._module.note(self.capsule, rank, at if kept else 0, True)
 
     def inside(self, rank: int) -> bool:
-        """Is a rank not behind what it came to?"""
+        """Is a rank inside a collective call?"""
         return self._module.inside(self.capsule, rank)
 
     def trail(self, rank: int) -> memoryview:
-        """Two words in which a rank says where it is: `at` of the text that shows its operator, or 0, and the number of its run."""
+        """The two words of a rank's progress record: the address of its operator's text (`at`), or 0, and the number of its run."""
         raw: Any = (ctypes.c_char * 16).from_address(self._module.trail(self.capsule, rank))
         return np.frombuffer(raw, np.int64).data
 
     def at(self, text: str) -> int:
-        """The address of a text that others can read."""
+        """The address of a text that other ranks can read."""
         return address(self._text(text))
 
     def whereabouts(self, rank: int) -> tuple[str, int]:
-        """What a rank says of where it is: the text, which is empty where it says nothing, and the number of its run."""
+        """A rank's progress record: the text of its operator, or "", and the number of its run."""
         at, step = self.trail(rank)
         return ctypes.string_at(at).decode(errors="replace") if at else "", step
 
@@ -179,7 +180,7 @@ class NativeWorld:
         self._module.reset(self.capsule)
 
     def meeting(self, ranks: Ranks) -> int:
-        """Where the members of a group meet."""
+        """The address of a group's barrier."""
         with self._guard:
             if ranks not in self._meetings:
                 self._meetings[ranks] = self._module.meeting(self.capsule, ranks)
@@ -193,8 +194,8 @@ class NativeWorld:
 
 
 def make_world(ranks: int, timeout: float, stall: float) -> NativeWorld | None:
-    """A world for `ranks` threads, which says when one of them has waited `stall` seconds for another; None where the extension cannot
-    offer one: MSVC has no C11 atomics."""
+    """A world for `ranks` threads; it logs a warning when a rank has waited `stall` seconds. None if the extension has no worlds: MSVC has
+    no C11 atomics."""
     capsule = _module().world(ranks, timeout, SPIN_US * 1000)
     if capsule is None:
         return None
@@ -203,6 +204,6 @@ def make_world(ranks: int, timeout: float, stall: float) -> NativeWorld | None:
 
 
 def mails(sends: Sequence[Sending], recvs: Sequence[Sending]) -> str:
-    """Messages in words."""
+    """A text for messages."""
     there = [f"send of {a.dtype}{list(a.shape)} to rank {peer}" for a, peer in sends]
     return ", ".join(there + [f"recv of {a.dtype}{list(a.shape)} from rank {peer}" for a, peer in recvs])

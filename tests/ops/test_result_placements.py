@@ -147,4 +147,6 @@ def test_the_placement_of_a_result(name, operands, attrs, want):
     ],
 )
 def test_placements_that_would_give_a_wrong_value_match_no_row(name, operands, attrs):
+    replicated = [[(t, None) for t, _ in o] if isinstance(o, list) else (o[0], None) for o in operands]
+    assert lies(name, replicated, attrs) is not None  # so it is the placement that no row fits
     assert lies(name, operands, attrs) is None

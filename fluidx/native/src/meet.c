@@ -1,4 +1,4 @@
-/* Meetings and messages of ranks that share memory. */
+/* Collective calls and messages of ranks that share memory. */
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -15,12 +15,12 @@ void exchange_mail(const int64_t *a, Team *team) { (void)a, (void)team; }
 #else
 
 enum {
-    SMALL = 4096,       /* elements up to which the last to arrive does all the work, and nobody waits a second time */
-    EAGER = 64 * 1024,  /* bytes up to which a message is copied; above, its sender waits until the receiver has read */
-    ARRIVALS = 1 << 16, /* a meeting's counter: ARRIVALS for each time that all had come, and the number of those who have come since */
+    SMALL = 4096,       /* elements up to which the last member to arrive does all the work, and nobody waits a second time */
+    EAGER = 64 * 1024,  /* bytes up to which a message is copied; above, the sender waits until the receiver has read it */
+    ARRIVALS = 1 << 16, /* the unit of a meeting's counter: the counter is ARRIVALS * (completed calls) + (arrived members) */
 };
 
-enum { REFUSED, DONE, SHARED }; /* how a meeting went */
+enum { REFUSED, DONE, SHARED }; /* the outcome of a collective call: error; work done; each member does its share */
 
 /* The text in `team` is an error, which stops all others. */
 static void fail(World *w, Team *team, const char *kind, int rank) {
@@ -30,17 +30,17 @@ static void fail(World *w, Team *team, const char *kind, int rank) {
 
 #define SAY(team, ...) snprintf((team)->text, sizeof(team)->text, __VA_ARGS__)
 
-/* How long a rank waits for another before it says so, if it does at all, and not only when it gives up. */
+/* Does a rank warn before it gives up, and how long does it wait before the warning? */
 static int has_patience(const World *w, int rank) { return w->rank[rank].stalled && w->stall < w->timeout; }
 static int64_t before_stall(const World *w, int rank) { return has_patience(w, rank) ? w->stall : w->timeout; }
 static void tell(World *w, int rank, const char *text) { w->rank[rank].stalled(w->rank[rank].told, text); }
 
-/* -- meetings ---------------------------------------------------------------------------------------------------------------------- */
+/* -- collective calls -------------------------------------------------------------------------------------------------------------- */
 
 static const char *text_of(const int64_t *a) { return PTR(const char, a[MEET_TEXT]); }
 static const int64_t *array_of(const int64_t *a, int64_t k) { return a + a[MEET_ARRAYS + k]; }
 
-/* Whether all are in the same call with arrays that fit together; the error is in `team` otherwise. */
+/* Do all members make the same call with arrays that fit together? If not, the error is in `team`. */
 static int agree(Meeting *m, Team *team) {
     const int64_t *first = m->words[0];
     int64_t n = m->n;
@@ -76,12 +76,12 @@ static int agree(Meeting *m, Team *team) {
     return 1;
 }
 
-/* What the last to arrive does: compare, and work for everyone where that is little. */
+/* The last member to arrive compares all contributions and, if they are small, does all the work. */
 static int preside(Meeting *m, MeetWork work, Team *team) {
     int64_t most = 0;
     for (int k = 0; k < m->n; k++) {
         m->words[k] = m->members[k].words;
-        if (m->words[k][MEET_SIZE] > most) most = m->words[k][MEET_SIZE]; /* ranks may bring different sizes */
+        if (m->words[k][MEET_SIZE] > most) most = m->words[k][MEET_SIZE]; /* sizes may differ by rank */
     }
     if (!agree(m, team)) {
         fail(m->world, team, "CommError", team->rank);
@@ -92,17 +92,17 @@ static int preside(Meeting *m, MeetWork work, Team *team) {
     return DONE;
 }
 
-/* All have come: let them go. */
+/* All members have arrived: let them go on. */
 static void release(Meeting *m, int64_t me, uint64_t state) {
     atomic_store(&m->state, (state / ARRIVALS + 1) * ARRIVALS);
     for (int k = 0; k < m->n; k++)
         if (k != me) call(&m->world->rank[m->members[k].rank].seat);
 }
 
-/* Members of a meeting: who has come the `came`th time (`there`), or who has not. */
+/* The members that have arrived `came` times (`there`), or those that have not. */
 typedef struct {
     int first, count; /* the lowest rank, or -1 */
-    char names[200];  /* as far as there is room */
+    char names[200];  /* cut if there are too many */
 } Some;
 
 static Some some_members(Meeting *m, uint64_t came, int there) {
@@ -136,7 +136,7 @@ static void tell_missing(Meeting *m, const int64_t *a, uint64_t came) {
     tell(m->world, m->members[a[MEET_ME]].rank, text);
 }
 
-/* Do this member's share where each has one; it is through then. */
+/* Do this member's share of the work, if each has one, and complete the call. */
 static void finish(Meeting *m, const int64_t *a, MeetWork work) {
     World *w = m->world;
     int64_t me = a[MEET_ME];
@@ -151,11 +151,11 @@ static void finish(Meeting *m, const int64_t *a, MeetWork work) {
     if (m->verdict != REFUSED) note_done(w, m->members[me].rank, PTR(const char, a[MEET_KEPT]));
 }
 
-/* Whether this member, which will not wait any more, is out of the meeting; not if all have come meanwhile. */
+/* A member stops waiting: has it left the call? Not if all members have arrived meanwhile. */
 static int left(Meeting *m, uint64_t goal) {
     uint64_t s = atomic_load(&m->state);
     while (s < goal) {
-        if (s % ARRIVALS == (uint64_t)m->n) return 0; /* the last one is at work */
+        if (s % ARRIVALS == (uint64_t)m->n) return 0; /* the last member to arrive is comparing or working */
         if (atomic_compare_exchange_weak(&m->state, &s, s - 1)) return 1;
     }
     return 0;
@@ -204,7 +204,7 @@ void meet_others(const int64_t *a, MeetWork work, Team *team) {
 
 static const int64_t *mail(const int64_t *a, int64_t k) { return a + MAIL_FIRST + k * MAIL_WORDS; }
 
-/* Messages are a list of which the first is read already, so that sender and receiver never touch the same end. */
+/* Messages are a linked list whose first element was read already, so that sender and receiver never touch the same end. */
 static Message *message(const World *w, const char *text, const char *data, size_t bytes, size_t copied) {
     size_t length = strlen(text) + 1, size = sizeof(Message) + length + copied;
     Message *made = w->shared ? heap_take(size) : malloc(size);
@@ -220,7 +220,7 @@ static int post(const int64_t *a) {
     const World *w = box->world;
     size_t bytes = (size_t)a[MAIL_BYTES], copied = bytes <= EAGER ? bytes : 0;
     if (!box->last && !(box->read = box->oldest = box->last = message(w, "", "", 0, 0))) return -1;
-    for (uint64_t taken = atomic_load(&box->taken); box->gone < taken; box->gone++) { /* who made them frees them: it may be a process */
+    for (uint64_t taken = atomic_load(&box->taken); box->gone < taken; box->gone++) { /* the sender frees its messages, because it may be another process */
         Message *old = box->oldest;
         box->oldest = old->next;
         w->shared ? heap_give(old) : free(old);
@@ -259,7 +259,7 @@ static int receive(const int64_t *a, int rank, Team *team) {
     Mailbox *box = PTR(Mailbox, a[MAIL_BOX]);
     uint64_t taken = atomic_load(&box->taken);
     if (!met(a, rank, &box->posted, taken + 1, "recv from", team)) return 0;
-    atomic_store(&box->taking, 1); /* before the look at the failure: a sender that gives up looks here afterwards */
+    atomic_store(&box->taking, 1); /* set before the check for a failure: a sender that gives up checks it afterwards */
     if (has_failed(box->world)) {
         stopped(box->world, team);
     } else {
@@ -279,7 +279,7 @@ static int receive(const int64_t *a, int rank, Team *team) {
     return !team->error;
 }
 
-/* A rank that fails takes its arrays away once nobody is reading them; the failed world keeps others from beginning to. */
+/* A failing rank waits until nobody reads its arrays; in a failed world no rank starts to read. */
 static void give_up(const int64_t *a) {
     for (int64_t k = 0; k < a[MAIL_SENDS]; k++)
         while (atomic_load(&PTR(Mailbox, mail(a, k)[MAIL_BOX])->taking)) sched_yield();
