@@ -121,7 +121,7 @@ class NativeWorld:
         (`beside`), on the threads that `serve`.
 
         First each rank copies its feeds into its buffers; the function takes all feeds in one tuple, in the order of the buffers. It
-        returns None, or a list with the error or None of each block, those of second threads last. Python's signal handlers run meanwhile; an
+        returns None, or the error or None of each block, those of second threads last. Python's signal handlers run meanwhile; an
         exception of a handler stops all ranks at their next collective call and is raised when they have stopped.
         """
         return self._module.launcher(self.capsule, tuple(blocks), tuple(map(tuple, buffers)), tuple(beside))

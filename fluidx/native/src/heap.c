@@ -1,5 +1,5 @@
-/* Memory of a rank that is a process, in its own part of what all ranks share: only this process takes and frees there, so what it knows
- * of it is its own and no lock is shared. Blocks have sizes of two a doubling, and a freed one waits for the next of its size. */
+/* The heap of a rank that is a process, in its own part of the shared memory. Only this process allocates and frees there, so its state is
+ * private and no lock is shared. There are two block sizes for each power of two; a freed block is reused for the next one of its size. */
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -21,7 +21,7 @@ void heap_give(void *p) { (void)p; }
 
 enum { LINE = 64, SIZES = 96, PAGE = 1 << 16 };
 
-/* In front of a block. */
+/* The header of a block. */
 typedef union Head {
     struct {
         union Head *next;
@@ -36,7 +36,7 @@ static struct {
     Head *given[SIZES];
 } heap = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-/* 128, 192, 256, 384, ...: with the head */
+/* 128, 192, 256, 384, ..., including the header */
 static size_t size_of(int number) { return (size_t)(2 + number % 2) * LINE << number / 2; }
 
 void heap_begin(void *at, size_t bytes) {
@@ -61,7 +61,7 @@ void *heap_take(size_t bytes) {
     return head ? head + 1 : NULL;
 }
 
-/* The pages of a large block go back to the system, which makes them zero again. */
+/* The pages of a large block are returned to the system, which zeroes them. */
 static void let_go(Head *head) {
     char *end = (char *)head + size_of(head->size), *first = (char *)(((uintptr_t)(head + 1) + PAGE - 1) / PAGE * PAGE);
     char *last = (char *)((uintptr_t)end / PAGE * PAGE);
@@ -74,7 +74,7 @@ void heap_give(void *p) {
     Head *head = (Head *)p - 1;
     if (size_of(head->size) > HEAP_LARGE) let_go(head);
     pthread_mutex_lock(&heap.mutex);
-    if ((char *)head >= heap.first && (char *)head < heap.end) { /* not of a memory that this process took from before */
+    if ((char *)head >= heap.first && (char *)head < heap.end) { /* not a block of another memory that this process used before */
         head->next = heap.given[head->size];
         heap.given[head->size] = head;
     }

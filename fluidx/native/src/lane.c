@@ -1,4 +1,4 @@
-/* Steps of ranks without the interpreter: what a thread of a rank is to do reaches it through a lane, on which it waits in C. */
+/* Launches: steps of ranks without the interpreter. A thread of a rank waits in C for tasks in its lane. */
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -16,7 +16,7 @@ void await_pace(const int64_t *a, Team *team) { (void)a, (void)team; }
 
 #else
 
-/* Whatever goes wrong on a thread, the others must not wait for it. */
+/* After any error on a thread, the other ranks must not wait for it. */
 static void carry_out(World *w, Seat *s, Task *t) {
     note_core(s);
     for (const Fed *f = t->feeds; f < t->feeds + t->fed; f++) memcpy(f->to, f->from, f->bytes);
@@ -28,7 +28,7 @@ static void carry_out(World *w, Seat *s, Task *t) {
     if (t->team.error) world_abort(w, t->team.error);
 }
 
-/* Where a rank's computing thread waits in a run: for other ranks, or only for the thread beside it, which waits for them. */
+/* The seat of a rank's compute thread in a run: it waits for other ranks, or only for its second thread, which waits for them. */
 static Seat *own_seat(World *w, int rank, const Task *beside) {
     return beside->count ? &w->rank[rank].pace[COMPUTES].seat : &w->rank[rank].seat;
 }
@@ -39,7 +39,7 @@ void world_serve(World *w, int rank, int thread) {
         wait_for_work(w, &lane->seat, &lane->given, lane->taken + 1);
         if (atomic_load(&lane->number) != ++lane->taken) return;
         carry_out(w, lane->own, lane->task);
-        atomic_store(&lane->done, lane->taken); /* the task is gone from here on */
+        atomic_store(&lane->done, lane->taken); /* the task must not be used after this */
         call(w->launcher);
     }
 }
@@ -97,7 +97,7 @@ void reach_pace(const int64_t *a) {
     call(&r->pace[!a[PACE_THREAD]].seat);
 }
 
-/* The other thread may compute for long, and where it waits for other ranks that has a deadline. */
+/* No deadline: the other thread may compute for long, and its own waits for ranks have deadlines. */
 void await_pace(const int64_t *a, Team *team) {
     World *w = PTR(World, a[PACE_WORLD]);
     Rank *r = &w->rank[a[PACE_RANK]];

@@ -1,8 +1,8 @@
 /* Worlds, and how ranks wait.
  *
- * Every wait is for a counter that only grows. A rank looks at it awake for a while, then sleeps in a seat of its own, from which whoever
- * moves the counter calls it. A world that has failed ends all waits but those for ranks that are at work on this one's arrays: they
- * finish soon, and what they read and write must not go away under them. */
+ * Every wait is for a counter that only grows. A rank spins for a while, then sleeps in its own seat; the thread that increases the counter
+ * wakes it. A failed world ends all waits, except waits for ranks that work on this rank's arrays: these end soon, and the arrays must stay
+ * until then. */
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -14,7 +14,7 @@
 
 World *world_make(int ranks, double timeout, int64_t spin) {
     (void)ranks, (void)timeout, (void)spin;
-    return NULL; /* no C11 atomics: ranks meet in Python */
+    return NULL; /* no C11 atomics: collective calls are in Python */
 }
 World *world_in(void *memory, size_t bytes, int ranks, double timeout, int64_t spin) {
     (void)memory, (void)bytes;
@@ -70,10 +70,10 @@ enum { FUTEX_WAKE = 1, FUTEX_WAIT_BITSET = 9 }; /* <linux/futex.h> is not everyw
 #endif
 
 enum {
-    LOOKS = 64,           /* at a counter between two looks at the clock */
-    TRY_AGAIN = 32,       /* waits after which a rank has its full patience again */
-    MOST_STAYS = 4096,    /* waits between two moves to another core, at most */
-    ASK_NS = 50 * 1000000 /* between two questions whether the run was interrupted */
+    LOOKS = 64,           /* polls of a counter between two readings of the clock */
+    TRY_AGAIN = 32,       /* every so many waits a rank spins for the full time again */
+    MOST_STAYS = 4096,    /* the largest number of waits between two moves to another core */
+    ASK_NS = 50 * 1000000 /* between two checks whether the run was interrupted */
 };
 
 /* -- worlds ------------------------------------------------------------------------------------------------------------------------ */
@@ -86,7 +86,7 @@ static void *zeroed(size_t bytes) {
     return memset(p, 0, bytes);
 }
 
-/* Zeros that last as long as the world. Those of a shared one are taken without a lock, which a killed process could hold for ever. */
+/* Zeros that live as long as the world. In shared memory they are allocated without a lock, which a killed process could hold for ever. */
 static void *part_of(World *w, size_t bytes) {
     if (!w->shared) return zeroed(bytes);
     bytes = (bytes + 63) / 64 * 64;
@@ -209,7 +209,7 @@ Meeting *world_meeting(World *w, int n, const int *ranks) {
         for (Meeting *m = head; m; m = m->next) {
             int k = 0;
             while (m->n == n && k < n && m->members[k].rank == ranks[k]) k++;
-            if (k == n) return m; /* memory of `made`, if another was faster, stays in the world */
+            if (k == n) return m; /* if another thread was faster, the memory of `made` stays unused in the world */
         }
         if (!made && !(made = part_of(w, sizeof(Meeting) + (size_t)n * sizeof(Member)))) return NULL;
         made->world = w, made->n = n, made->next = head;
@@ -259,7 +259,7 @@ static int64_t now(void) {
 
 #if FUTEXES
 
-/* A call that comes between the look at `called` and the sleep ends it at once. */
+/* A wake-up between the check of `called` and the sleep ends the sleep at once. */
 static void doze(Seat *s, int64_t until) {
     struct timespec t = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
     syscall(SYS_futex, &s->called, FUTEX_WAIT_BITSET, 0, until == ENDLESS ? NULL : &t, NULL, UINT32_MAX);
@@ -314,9 +314,9 @@ void note_core(Seat *s) {
 #endif
 }
 
-/* Ranks that sleep by turns look like one busy thread, and the scheduler leaves them on one core for good though others are idle. Whoever
- * is about to sleep on the core of another rank that is awake moves away; its thread may run where it might before. Where the scheduler
- * takes it back, each move costs more than taking turns does: the next one is then twice as many waits away. */
+/* Ranks that sleep alternately look like one busy thread, so the scheduler leaves them on one core although others are idle. A rank that is
+ * about to sleep on the core of another awake rank moves to another core; its affinity is restored afterwards. If the scheduler moves it
+ * back, each move costs more than sharing the core: then the number of waits until the next move doubles. */
 static void make_room(World *w, Seat *s) {
 #if defined(__linux__)
     if (s->waits - s->moved < s->stays) return;
@@ -358,13 +358,13 @@ static int look(World *w, Counter *counter, uint64_t goal, int what) {
     return atomic_load(counter) >= goal ? REACHED : what != FOR_WORK && has_failed(w) ? FAILED : LATE;
 }
 
-/* Until the counter has reached the goal, somebody calls, or it is late. */
+/* Sleep until the counter has reached the goal, a wake-up comes, or the deadline has passed. */
 static int sleep_in(World *w, Seat *s, Counter *counter, uint64_t goal, int what, int64_t deadline) {
     int64_t until = s->interrupted && now() + ASK_NS < deadline ? now() + ASK_NS : deadline;
     int found;
     lie_down(s);
     atomic_store(&s->called, 0);
-    atomic_store(&s->asleep, 1); /* before the look at the counter: whoever moves it looks here afterwards */
+    atomic_store(&s->asleep, 1); /* set before the check of the counter: the thread that increases it checks this flag afterwards */
     while ((found = look(w, counter, goal, what)) == LATE && !atomic_load(&s->called) && now() < until) doze(s, until);
     if (found == LATE && atomic_load(&s->called)) found = CALLED;
     atomic_store(&s->asleep, 0);
@@ -372,15 +372,15 @@ static int sleep_in(World *w, Seat *s, Counter *counter, uint64_t goal, int what
     return found == LATE && now() < deadline ? PAUSED : found;
 }
 
-/* Being called from sleep takes some 30 us, so a rank first stays awake. Where others share its core that only keeps them from coming: a
- * rank that stayed awake in vain does so half as long the next time, and now and then tries again. */
+/* Waking from sleep takes about 30 us, so a rank first spins. If other ranks share its core, spinning only delays them: a rank that spun in
+ * vain spins half as long the next time, and tries the full time again now and then. */
 static int wait_in(World *w, Seat *s, Counter *counter, uint64_t goal, int what, int64_t longest) {
     int64_t start = 0, waited = 0, awake = ++s->waits % TRY_AGAIN ? s->patience : w->spin, deadline = ENDLESS;
     for (;;) {
         for (; waited <= awake; waited = now() - start) {
             for (int i = 0; i < LOOKS; i++) {
                 if (atomic_load_explicit(counter, memory_order_acquire) >= goal) {
-                    if (start) s->patience = now() - start <= awake ? w->spin : s->patience / 2; /* later: the other one took this core */
+                    if (start) s->patience = now() - start <= awake ? w->spin : s->patience / 2; /* longer: the other rank needed this core */
                     return REACHED;
                 }
                 if (what != FOR_WORK && has_failed(w)) return FAILED;
@@ -415,7 +415,7 @@ void world_abort(World *w, const char *why) {
 const char *world_failed(World *w) { return has_failed(w) ? w->why : NULL; }
 
 void stopped(World *w, Team *team) {
-    while (!has_failed(w)) sched_yield(); /* somebody is writing why */
+    while (!has_failed(w)) sched_yield(); /* another thread is writing the reason */
     team->error = w->why;
     team->kind = "CommAborted", team->rank = -1;
 }

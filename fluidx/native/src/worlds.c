@@ -1,4 +1,4 @@
-/* Worlds of ranks in the Python module: where they meet, and launches, in which every rank has a block of calls to execute. */
+/* Worlds in the Python module: collective calls of ranks, and launches, in which every rank executes a block of calls. */
 #include "module.h"
 
 static const char WORLD[] = "fluidx._native.world";
@@ -10,7 +10,7 @@ static void free_world(PyObject *capsule) {
     world_free(w);
 }
 
-/* The memory of a shared world is its owner's, and may be gone. */
+/* The memory of a shared world belongs to its owner and may be unmapped already. */
 static void forget_world(PyObject *capsule) { Py_XDECREF((PyObject *)PyCapsule_GetContext(capsule)); }
 
 static PyObject *make_world(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -32,7 +32,7 @@ static PyObject *join_world(PyObject *Py_UNUSED(module), PyObject *args) {
     return PyCapsule_New(PTR(void, world), WORLD, forget_world);
 }
 
-/* A thread that waits in C, without the interpreter's lock, has something to say. What goes wrong with that stops nothing. */
+/* Call the Python callback of a thread that waits in C without the interpreter's lock. An error of the callback is only reported. */
 static void tell(void *told, const char *text) {
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *done = PyObject_CallFunction(told, "s", text);
@@ -377,29 +377,29 @@ static PyObject *launcher(PyObject *Py_UNUSED(module), PyObject *args) {
 
 PyMethodDef world_methods[] = {
     {"world", make_world, METH_VARARGS,
-     "world(ranks, seconds to wait, ns to wait awake): where they meet in C, or None where they cannot. For processes, with the address and "
-     "the size of zeros that they share."},
-    {"join", join_world, METH_VARARGS, "join(address, address and size of this rank's own part): the world of processes that lies there."},
-    {"take", take, METH_VARARGS, "take(bytes): the address of so many in the part of shared memory that is this process's."},
-    {"give", give, METH_VARARGS, "give(address): have no more use for it."},
-    {"brought", brought, METH_VARARGS, "brought(meeting): the addresses of the words that its members brought to the latest one."},
-    {"latest", latest, METH_VARARGS, "latest(world, rank, done): the text of what a rank came to, or got behind it, last."},
+     "world(ranks, seconds to wait, ns to spin): a world for collective calls in C, or None without C11 atomics. For processes, with the "
+     "address and the size of zeroed shared memory."},
+    {"join", join_world, METH_VARARGS, "join(address, address and size of this rank's own part): the world of processes at that address."},
+    {"take", take, METH_VARARGS, "take(bytes): allocate in this process's part of the shared memory; the address."},
+    {"give", give, METH_VARARGS, "give(address): free what `take` allocated."},
+    {"brought", brought, METH_VARARGS, "brought(meeting): the addresses of its members' words in the latest collective call."},
+    {"latest", latest, METH_VARARGS, "latest(world, rank, done): the text of the latest call that a rank started, or completed."},
     {"note", note, METH_VARARGS,
-     "note(world, rank, address of a text or 0, done): the rank comes to something that is not met there, or gets behind it."},
-    {"inside", inside, METH_VARARGS, "inside(world, rank): is it not behind what it came to?"},
-    {"trail", trail, METH_VARARGS, "trail(world, rank): where two words lie, the address of a text of its operator and the number of its run."},
-    {"place", world_place, METH_O, "Where a world lies."},
-    {"meeting", meeting, METH_VARARGS, "meeting(world, ranks): where a meeting of a group lies, which lasts as long as the world."},
-    {"mailbox", mailbox, METH_VARARGS, "mailbox(world, from, to): where messages between two ranks lie, as long as the world."},
+     "note(world, rank, address of a text or 0, done): record that the rank starts, or has completed, a call outside of this world."},
+    {"inside", inside, METH_VARARGS, "inside(world, rank): is the rank in a call?"},
+    {"trail", trail, METH_VARARGS, "trail(world, rank): the address of its progress record: the address of the operator's text, the run's number."},
+    {"place", world_place, METH_O, "The address of a world."},
+    {"meeting", meeting, METH_VARARGS, "meeting(world, ranks): the address of a group's meeting, which lives as long as the world."},
+    {"mailbox", mailbox, METH_VARARGS, "mailbox(world, from, to): the address of a mailbox, which lives as long as the world."},
     {"abort", abort_world, METH_VARARGS, "abort(world, why): stop all ranks that wait."},
-    {"failed", failed, METH_O, "What ranks that come to a world are told since one has failed; an empty text before."},
-    {"watch", watch, METH_VARARGS, "watch(world, rank or -1, seconds, function of a text): have it told when a rank has waited so long."},
-    {"serve", serve, METH_VARARGS, "serve(world, rank, beside): let this thread carry out what is launched, until somebody knocks."},
-    {"knock", knock, METH_VARARGS, "knock(world, rank, beside): let `serve` return, now or when it is called next."},
-    {"begin", begin, METH_VARARGS, "begin(world, rank or -1): a run begins, in which no thread of the rank, or of any, has come anywhere."},
-    {"expect", expect, METH_O, "Let the threads that serve a world wake up."},
+    {"failed", failed, METH_O, "The error text for ranks that start a call after a failure; \"\" before one."},
+    {"watch", watch, METH_VARARGS, "watch(world, rank or -1, seconds, function of a text): call it when a rank has waited so long."},
+    {"serve", serve, METH_VARARGS, "serve(world, rank, beside): run launched blocks on this thread, until `knock`."},
+    {"knock", knock, METH_VARARGS, "knock(world, rank, beside): make `serve` return, now or at its next call."},
+    {"begin", begin, METH_VARARGS, "begin(world, rank or -1): begin a run: set the progress of the rank's threads, or of all, to 0."},
+    {"expect", expect, METH_O, "Wake the threads that serve a world."},
     {"launcher", launcher, METH_VARARGS,
-     "launcher(world, blocks, tuples of arrays, blocks beside them or None) -> a function of one tuple: the feeds of all ranks."},
-    {"reset", reset_world, METH_O, "Forget the failures and messages of a world, while no rank is in it."},
+     "launcher(world, blocks, tuples of arrays, blocks of second threads or None) -> a function of one tuple: the feeds of all ranks."},
+    {"reset", reset_world, METH_O, "Drop the failures and messages of a world, while no rank is in it."},
     {NULL, NULL, 0, NULL},
 };
