@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import fluidx as fx
-from fluidx import cli, demo, native
+from fluidx import cli_options, demo, native
 from fluidx.cli import main as fluidx
 from fluidx.native import shared
 from fluidx.testing.models import classifier
@@ -47,13 +47,13 @@ def test_help_lists_the_commands():
     for command in ("demo", "diff", "doctor", "env", "ops", "run", "show", "trace", "verify"):
         assert f"\n  {command} " in text
     assert call("--version").startswith("fluidx, version")
-    assert list(cli._STRATEGIES) == list(fx.strategies.CATALOGUE)  # the usual ones first
+    assert list(cli_options.STRATEGIES) == list(fx.strategies.CATALOGUE)  # the usual ones first
 
 
 # -- demo ---------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", cli._DEMO)
+@pytest.mark.parametrize("strategy", cli_options.SAME_AS_ONE_DEVICE)
 def test_the_demo_shows_every_step_and_the_same_losses(strategy):
     text = call("demo", "-n", 2, "--epochs", 1, "--strategy", strategy)
     headings = (
@@ -99,7 +99,7 @@ def test_the_demo_without_scikit_learn_says_what_to_install(monkeypatch):
 def test_numbers_that_make_no_sense_are_refused():
     assert "0 is not in the range 1<=x<=64" in call("demo", "-n", 0, code=2)
     assert "0 is not in the range x>=1" in call("demo", "--epochs", 0, code=2)
-    known = ", ".join(map(repr, cli._DEMO))
+    known = ", ".join(map(repr, cli_options.SAME_AS_ONE_DEVICE))
     assert f"'ring' is not one of {known}" in call("demo", "--strategy", "ring", code=2)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
-from fluidx import cli
+from fluidx import cli_options
 from fluidx.testing.models import TestModel, train_ranks, train_single
 from tests.sweep import some
 
@@ -31,7 +31,7 @@ def example(request):
     return model, batch, values, scope
 
 
-@pytest.mark.parametrize("strategy, ranks", some(2, list(cli._DEMO), [1, 3, 8]))
+@pytest.mark.parametrize("strategy, ranks", some(2, list(cli_options.SAME_AS_ONE_DEVICE), [1, 3, 8]))
 def test_one_step(example, strategy, ranks):
     model, batch, one, scope = example
     (many,), state = train_ranks(model, strategy, ranks, [batch], [model.loss])  # transpiles, verifies and runs
@@ -67,7 +67,7 @@ def test_an_example_trains_under_every_strategy_that_it_offers(monkeypatch, caps
     common.compare("small", build, epochs=1)
     rows = [line for line in capsys.readouterr().out.splitlines() if " rank" in line]
     assert len(rows) == 2 * len(common.STRATEGIES)
-    assert set(cli._DEMO) <= set(common.STRATEGIES)
+    assert set(cli_options.SAME_AS_ONE_DEVICE) <= set(common.STRATEGIES)
 
 
 @pytest.mark.parametrize("name", ["zero1", "mesh", "tensor_parallel"])

@@ -41,17 +41,9 @@ def run(
 ) -> int:  # fmt: skip
     """Run the script on ranks, and return the exit status. Raises OptionError for options that do not fit together."""
     open_closed()
-    if hosts is not None and backend not in ("mpi", "nccl"):
-        raise OptionError(f"--hosts needs --backend mpi or nccl: ranks that are {backend} run on this host")
     if backend == "threads" and (restarts or everything):
         raise OptionError("--restarts and --output all need --backend processes, mpi or nccl: threads are one process")
-    if backend == "nccl":
-        if hosts is None and (reason := gpu_devices.why_not(ranks)):  # ranks on other hosts check it themselves
-            raise OptionError(f"--backend nccl: {reason}; --backend processes needs no GPU")
-        os.environ["FLUIDX_DEVICE"] = "cuda"
-        backend = "processes" if hosts is None else "mpi"
-    if hosts is not None and not mpirun.hosts_of(hosts):
-        raise OptionError(f"--hosts: {hosts} names no host; write one on each line, and slots=2 after it for two ranks")
+    backend = _checked_backend(backend, hosts, ranks)
     if module and not _is_there(script):
         raise OptionError(f"-m: no module {script.partition('.')[0]!r} here or on Python's path; leave out -m to run a script")
     if least is not None:
@@ -76,6 +68,20 @@ def run(
         if ranks is not None and (why := launched_alone.unused_ranks(ranks)):
             say(f"fluidx run: {why}")
     return 0
+
+
+def _checked_backend(backend: str, hosts: Path | None, ranks: int) -> str:
+    """The backend that starts the ranks: nccl starts them as processes or by mpirun, and sets FLUIDX_DEVICE."""
+    if hosts is not None and backend not in ("mpi", "nccl"):
+        raise OptionError(f"--hosts needs --backend mpi or nccl: ranks that are {backend} run on this host")
+    if backend == "nccl":
+        if hosts is None and (reason := gpu_devices.why_not(ranks)):  # ranks on other hosts check it themselves
+            raise OptionError(f"--backend nccl: {reason}; --backend processes needs no GPU")
+        os.environ["FLUIDX_DEVICE"] = "cuda"
+        backend = "processes" if hosts is None else "mpi"
+    if hosts is not None and not mpirun.hosts_of(hosts):
+        raise OptionError(f"--hosts: {hosts} names no host; write one on each line, and slots=2 after it for two ranks")
+    return backend
 
 
 def _is_there(module: str) -> bool:

@@ -299,7 +299,7 @@ def test_train_holds_back_a_share_of_the_examples(digits):
     code, said = train(digits, "--val-split", 0.25)
     assert code == 0 and "18 examples, 6 for validation, 1 batches an epoch" in said
     assert "--val-split 0.01 of 24 examples leaves 24 to train on and 0 to validate" in train(digits, "--val-split", 0.01)[1]
-    assert "give one of them" in train(digits, "--val-split", 0.1, "--val", digits / "data.npz")[1]
+    assert "give only one of them" in train(digits, "--val-split", 0.1, "--val", digits / "data.npz")[1]
 
 
 def test_train_of_one_epoch_says_what_became_of_the_loss(digits):

@@ -277,13 +277,7 @@ class _StorageWalk:
             self.control(step, label)
             reads += [n for body in bodies(op) for n in body.results(op)]
         scratch = _scratch(step)
-        taken = [self.span(n) for n in (*reads, *writes)]
-        for k, span in enumerate(scratch):
-            if any(span.overlaps(other) for other in (*taken, *scratch[:k])):
-                self.refuse(f"{label} has scratch at {span.start}, over its operands, results or other scratch", op)
-        for span in (*taken, *scratch):
-            if span.space < 0 and not 0 <= span.start <= span.stop <= (size := self.plan.nbytes("arena", on_host=span.space == -2)):
-                self.refuse(f"{label} uses bytes {span.start} to {span.stop} of an arena of {size}", op)
+        self.check_spans(op, [self.span(n) for n in (*reads, *writes)], scratch, label)
         if not step.overlapped:
             if self.running and communicates(step):
                 self.refuse(f"{label} communicates while {self.running[0][1]} communicates too", op)
@@ -298,6 +292,15 @@ class _StorageWalk:
             self.end(span, f"{label} used scratch")
         for n in writes:
             self.write(n, label)
+
+    def check_spans(self, op: Operator, taken: list[Span], scratch: list[Span], label: str) -> None:
+        """Scratch must not overlap anything else of its step, and all bytes must be inside of the arena."""
+        for k, span in enumerate(scratch):
+            if any(span.overlaps(other) for other in (*taken, *scratch[:k])):
+                self.refuse(f"{label} has scratch at {span.start}, over its operands, results or other scratch", op)
+        for span in (*taken, *scratch):
+            if span.space < 0 and not 0 <= span.start <= span.stop <= (size := self.plan.nbytes("arena", on_host=span.space == -2)):
+                self.refuse(f"{label} uses bytes {span.start} to {span.stop} of an arena of {size}", op)
 
     def check_overwrite(self, step: Step, name: str, reads: list[str], writes: list[str], label: str) -> None:
         """A result may overwrite an operand only if the kernel reads each element before it writes it."""

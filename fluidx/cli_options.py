@@ -1,0 +1,100 @@
+"""Option types of the `fluidx` command: rank counts, shapes, strategies and files; and checks of output files."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+SAME_AS_ONE_DEVICE = ("data_parallel", "zero1", "zero2", "zero3", "fsdp", "ring_optimizer", "reduce_broadcast")  # results as on one device
+STRATEGIES = (*SAME_AS_ONE_DEVICE, "micro_batches", "pipeline", "rails", "parameter_server", "reduction_servers", "replicas")
+BACKENDS = ("threads", "processes", "mpi", "nccl")
+readable = click.Path(exists=True, dir_okay=False, path_type=Path)
+script_file = click.Path(exists=True, dir_okay=False)
+folder = click.Path(file_okay=False, path_type=Path)
+program_file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
+
+
+class RankCount(click.ParamType):
+    """A number of ranks, or the axes of a mesh: 4, or dp=2,tp=2."""
+
+    name = "ranks"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        from .transpiler import Mesh
+
+        if isinstance(value, int):
+            return value
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+        axes = [part.partition("=") for part in value.split(",")]
+        if not all(name.isidentifier() and size.isdigit() and int(size) > 0 for name, _, size in axes):
+            self.fail(f"{value!r} is neither a number of ranks (1 or more) nor the axes of a mesh (dp=2,tp=2)", param, ctx)
+        return Mesh(**{name: int(size) for name, _, size in axes})
+
+
+class Shapes(click.ParamType):
+    """Shapes of feeds: image=60x64,label=60x1."""
+
+    name = "shapes"
+    open_sizes = False  # is "?" allowed as a size?
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, dict):
+            return value
+        found = {}
+        for part in value.split(","):
+            name, _, shape = part.strip().rpartition("=")
+            sizes = shape.split("x") if shape else []
+            if not name or not all(s.isdigit() or self.open_sizes and s == "?" for s in sizes):
+                self.fail(f"{part!r} is not the shape of a feed; write image=60x64, or several: image=60x64,label=60x1", param, ctx)
+            found[name] = tuple(-1 if s == "?" else int(s) for s in sizes)
+        return found
+
+
+class OpenShapes(Shapes):
+    """Shapes of inputs, with ? for an open axis: image=?x3x224x224."""
+
+    open_sizes = True
+
+
+class LearningRate(click.FloatRange):
+    """A learning rate: a finite number above 0."""
+
+    def __init__(self) -> None:
+        super().__init__(0, math.inf, min_open=True, max_open=True)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        found = super().convert(value, param, ctx)
+        return self.fail(f"{value!r} is not a learning rate", param, ctx) if math.isnan(found) else found
+
+
+STRATEGY_HELP = "this strategy, package.module:function of your own, or a text with options and rewrites: zero1{bucket_mb=4},join_attention"
+
+
+class StrategyChoice(click.Choice):
+    """The name of a strategy, "package.module:function" of one that stands in the current folder or is installed, or a pipeline's text."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if set(":{,").isdisjoint(value):
+            return super().convert(value, param, ctx)
+        if "" not in sys.path:
+            sys.path.insert(0, "")  # as with `python -m`
+        return value
+
+
+def check_overwrites(output: Path | None, *read: str | Path | None) -> None:
+    """Refuse an output file that is one of the files that are read."""
+    for path in read:
+        if output is not None and path is not None and output.exists() and Path(path).exists() and output.samefile(path):
+            raise click.UsageError(f"{output} would overwrite {path}, which is read; give the output another name")
+
+
+def check_output(output: Path | None, *read: str | Path | None) -> None:
+    """Refuse an output file that cannot be written, or that is one of the files that are read, before the work starts."""
+    check_overwrites(output, *read)
+    if output is not None and not output.resolve().parent.is_dir():
+        raise click.UsageError(f"cannot write {output}: the folder {output.resolve().parent} does not exist")
