@@ -21,7 +21,7 @@ INLINE void FN(times)(Attending *job, int64_t ta, int64_t m, int64_t n, int64_t 
     if (FN(product)(ta, 0, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)) job->failed = 1;
 }
 
-/* s [rows][n], ATTENTION_APART apart: the products of rows with what lies in panels, times `scale` */
+/* s [rows][n], ATTENTION_APART apart: the products of rows with the panels, times `scale` */
 static void FN(against)(Attending *job, const T *x, int64_t row, int64_t rows, const T *panels, int64_t n, int64_t width, T scale, T *s) {
     enum { wide = FN(KEYS_WIDE) };
     for (int64_t c = 0; c < n; c += wide)
@@ -138,7 +138,7 @@ static void FN(attention_spans)(void *ctx, int64_t begin, int64_t end) {
             }
         }
         for (int64_t r = 0; r < rows; r++) {
-            T inv = total[r] != 0 ? 1 / total[r] : 0; /* of a row that sees nothing, zeros */
+            T inv = total[r] != 0 ? 1 / total[r] : 0; /* zeros for a row that sees no key */
             for (int64_t i = 0; i < e; i++) out[r * p->out.row + i] *= inv;
         }
         T *lse = PTR(T, p->lse) + head * p->rows + start;
@@ -155,7 +155,7 @@ static void FN(attention)(const int64_t *a, Team *team) {
     if (job.failed) team->error = "no memory for a piece of attention";
 }
 
-/* Rows of a head from `at` on against n keys from `first` on: what lies at the first of these rows, and what is computed with them */
+/* Rows of a head from `at` on against n keys from `first` on: the operands at the first of these rows, and the results */
 typedef struct {
     const T *out, *dout, *lse;
     T *dscores, *scores, *products; /* dscores: or NULL */
@@ -185,7 +185,7 @@ static void FN(weigh)(const Attention *p, const FN(Block) *o) {
     }
 }
 
-/* Adds what m rows from o->at on say to the gradients of K and V, in `some` keys from o->first on. `more`: other heads did. */
+/* Add the contributions of m rows from o->at on to the gradients of K and V, for `some` keys from o->first on. `more`: other heads did. */
 static void FN(add_up)(Attending *job, const FN(Block) *o, int64_t m, int more, const T *q, T *dk, T *dv, int64_t some) {
     const Attention *p = &job->p;
     int64_t seen = o->at ? seen_keys(p, o->at - 1, o->first, some) : 0, step = p->causal ? ATTENTION_ROWS : some;

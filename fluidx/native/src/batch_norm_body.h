@@ -137,7 +137,7 @@ static void FN(bn_part_moments)(void *ctx, int64_t begin, int64_t end) {
                     T d = x[q * c + i] - sum[i];
                     rest[i] += d, square[i] += d * d;
                 }
-            /* sum[i] is the block's mean rounded to T, and rest[i] what that lost */
+            /* sum[i] is the block's mean rounded to T, and rest[i] the rounding error */
             double before = (double)(r - first), share = (double)rows / (before + (double)rows);
             IVDEP for (int64_t i = 0; i < c; i++) {
                 double lost = (double)rest[i] / (double)rows, delta = (double)sum[i] + lost - mean[i];
@@ -222,7 +222,7 @@ static void FN(batch_norm)(const int64_t *a, Team *team) {
     }
     j.parts = bn_parts(j.n);
     if (!j.given) parallel_for(team, j.parts, 1, FN(bn_part_moments), &j);
-    /* the first part's place is then that of what the second pass needs */
+    /* the second pass reads its inputs in the first part's place */
     FN(BatchNorm) next = j;
     T *first = (T *)j.sums, *mean = first, *factor = first + j.c, *shift = first + 2 * j.c;
     double *total = j.sums + j.parts * 3 * j.c;

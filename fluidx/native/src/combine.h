@@ -1,11 +1,11 @@
-/* What ranks that share memory do for one another when they meet: reductions of all members' arrays in rank order, and copies between them.
- * Blocks are read from all before they are written to any, so a result may take the place of a term. */
+/* The work of collective calls of ranks that share memory: reductions of all members' arrays in rank order, and copies between them.
+ * A block is read from all arrays before it is written to any, so a result may overwrite a term. */
 #include "meet.h"
 
 enum { COMBINE_BLOCK = 2048 };
 enum { COMBINE_SUM, COMBINE_AVG, COMBINE_MAX, COMBINE_MIN, COMBINE_PROD };
 
-/* One more term, into two places: the block of what is added so far, or the first two results, which saves a walk over them. */
+/* Add one more term, into two places: the block of the partial sum, or the first two results, which saves a pass over them. */
 #define COMBINE_TERM(T, EXPRESSION)                                                                                                     \
     IVDEP for (int64_t i = 0; i < n; i++) {                                                                                             \
         T a = left[i], b = x[i];                                                                                                        \
@@ -52,7 +52,7 @@ static void combine(const int64_t *a, int64_t size, int64_t terms, char *const *
 static const int64_t *given(const int64_t *a, int64_t k) { return a + a[MEET_ARRAYS + k]; }
 static const int64_t *taken(const int64_t *a, int64_t k) { return given(a, (a[MEET_GIVES] < 0 ? 1 : a[MEET_GIVES]) + k); }
 
-/* Walks over arrays of one shape, stretch by stretch: what lies in one piece in all of them. */
+/* Walks over arrays of one shape, stretch by stretch. A stretch is contiguous in all of them. */
 typedef struct {
     const int64_t *arrays[MOST_RANKS + 1];
     char *at[MOST_RANKS + 1];
@@ -86,11 +86,11 @@ static int walk_on(Walk *w) {
     return 0;
 }
 
-/* -- the work of a meeting ---------------------------------------------------------------------------------------------------------- */
+/* -- the work of a collective call -------------------------------------------------------------------------------------------------- */
 
 enum { WORK_NONE, WORK_BROADCAST, WORK_REDUCE, WORK_MOVE, WORK_SCATTER };
 
-/* Every member does a range of the elements for all who get the result, so a root is no bottleneck. Ranges begin on lines of the cache. */
+/* Every member reduces a range of the elements for all receivers, so that a root is no bottleneck. Ranges begin on cache lines. */
 static void reduce_share(const int64_t *const *words, int64_t n, int64_t first, int64_t end) {
     const int64_t *a = words[0];
     int64_t size = a[MEET_SIZE], item = a[MEET_ITEM], root = a[MEET_ROOT];

@@ -17,9 +17,9 @@
  * - Directly, for depthwise convolutions.
  * - Outputs of few channels, or few outputs, need neither products nor columns (conv_few_body.h).
  *
- * What a piece of work is follows from shapes alone: images, their rows and outputs, cut in one place for pixels and columns
- * (conv_pieces_body.h). Where images are turned, one at a time is, in cache. Winograd's products and the shifted ones go to the BLAS for
- * gradients of filters, where there is one, in blocks of about 64 x 64 x 128, which OpenBLAS multiplies without copying them first.
+ * The pieces of work depend on shapes alone: images, their rows and outputs, cut in one place for pixels and columns
+ * (conv_pieces_body.h). Images are transposed one at a time, in cache. For gradients of filters, Winograd's products and the shifted ones use
+ * the BLAS, if there is one, in blocks of about 64 x 64 x 128, which OpenBLAS multiplies without copying them first.
  *
  * words: image, filter (O, C / groups, height, width), outputs, N, C, O, groups, height and width of the image, of the filter, strides,
  * dilations, padding above and to the left, height and width of the outputs, NHWC (0 or 1), the way, address of scratch; forward and back a tail for what is made, or 0 */

@@ -3,7 +3,7 @@
  * words of those along an axis: up to 3 operands of [outer, columns, inner] elements (addresses, 0 for none), the address of what has one
  * element in a row, of integer labels or 0, bytes of a label, the label to ignore, outer, columns, inner, the address of an error's text,
  * which class the first column is, and the number of classes: columns may be a part of them.
- * A row that does not lie in one piece is copied aside. */
+ * A row that is not contiguous is copied to scratch first. */
 
 typedef struct {
     int64_t at[3], single, labels, label_bytes, ignore, columns, inner, first, classes;
@@ -16,7 +16,7 @@ INLINE int64_t label_of(const Rows *p, int64_t r) {
     return p->label_bytes == 8 ? PTR(const int64_t, p->labels)[r] : PTR(const int32_t, p->labels)[r];
 }
 
-/* Is a label that is not ignored none of the classes? */
+/* Is a label neither ignored nor one of the classes? */
 INLINE int is_wrong(const Rows *p, int64_t label) { return label < 0 || label >= p->classes; }
 
 /* The column of a label; -1: it has none here */
@@ -24,7 +24,7 @@ INLINE int64_t column_of(const Rows *p, int64_t label) {
     return label < p->first || label >= p->first + p->columns ? -1 : label - p->first;
 }
 
-/* How many items of so many nanoseconds are worth another thread */
+/* The number of items of so many nanoseconds from which another thread pays off */
 INLINE int64_t grain_of(double ns) { return (int64_t)(PARALLEL_NS / (ns + 1)) + 1; }
 
 static void run_rows(const int64_t *a, Team *team, Body body, double ns) {

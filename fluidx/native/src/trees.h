@@ -1,8 +1,8 @@
-/* Forests of decision trees: what the leaves that rows come to add up to.
+/* Forests of decision trees: for each row, the leaf entries that it reaches, combined for each target.
  *
- * words: rows of numbers, how many, columns of one, nodes, roots (int32), trees, targets (int32) and weights (float64) of what leaves say,
- * results [rows, targets] in float64, targets, and what results are: 0 the sum of what leaves say, 1 the least, 2 the largest, or 0 where no
- * leaf says anything */
+ * words: rows of numbers, number of rows, columns, nodes, roots (int32), trees, targets (int32) and weights (float64) of leaf entries,
+ * results [rows, targets] in float64, targets, and how entries are combined: 0 the sum, 1 the least, 2 the largest; a target without an
+ * entry gives 0 */
 
 typedef struct {
     int64_t x, columns, nodes, roots, trees, target, weight, out, targets, how;

@@ -1,7 +1,7 @@
 /* Forests over rows of one type T: included with T, FN(name). */
 
-/* Mode -1 is a leaf, whose `yes` is its first entry and `no` their number; others compare a feature with `split`: <= < >= > == !=. Where
- * `missing` is set, NaN says yes. */
+/* Mode -1 is a leaf: `yes` is its first entry and `no` the number of entries. Other modes compare a feature with `split`: <= < >= > == !=.
+ * If `missing` is set, NaN takes the branch `yes`. */
 typedef struct {
     T split;
     int32_t yes, no, feature;
@@ -33,7 +33,7 @@ static void FN(trees_range)(void *ctx, int64_t begin, int64_t end) {
     const int32_t *roots = PTR(const int32_t, p->roots), *target = PTR(const int32_t, p->target);
     const double *weight = PTR(const double, p->weight);
     double start = p->how == 1 ? INFINITY : p->how == 2 ? -INFINITY : 0;
-    for (int64_t first = begin; first < end; first += 64) { /* a tree stays in the cache while so many rows go down it */
+    for (int64_t first = begin; first < end; first += 64) { /* a tree stays in the cache while so many rows are evaluated on it */
         int64_t last = end - first < 64 ? end : first + 64;
         double *out = PTR(double, p->out);
         for (int64_t i = first * p->targets; i < last * p->targets; i++) out[i] = start;
