@@ -90,7 +90,7 @@ class LaunchedRank:
         return parts
 
     def _show(self, x: np.ndarray, parts: list[np.ndarray]) -> None:
-        self.comm._meet(self.everyone, self._shown(x, parts))
+        self.comm._collective(self.everyone, self._shown(x, parts))
 
     def _shown(self, x: np.ndarray, parts: list[np.ndarray]) -> _InternalCall:
         return _InternalCall("all_gather", x, gives=[x] * self.world_size, takes=parts)
@@ -98,8 +98,8 @@ class LaunchedRank:
     def _repeated(self, word: _InternalCall) -> Callable[[], None]:
         """A collective call of all ranks as a function for repeated use. It is compiled once, because every run begins and ends with
         one."""
-        calls = None if self.comm.calls is None else self.comm.calls._meet(self.everyone, word)
-        return partial(self.comm._meet, self.everyone, word) if calls is None else native.compile(calls)
+        calls = None if self.comm.calls is None else self.comm.calls._collective(self.everyone, word)
+        return partial(self.comm._collective, self.everyone, word) if calls is None else native.compile(calls)
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """`nbytes` zero bytes, in shared memory if there is any."""

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..base import CommError, Ranks
-from ..contribution import BLOCK, Contribution, reduce_into
+from ..collective_methods import CollectiveMethods
+from ..contribution import Contribution, reduce_into
 from ..threads.python_locks import parts_text
 from .handshake import HEAD, LITTLE, Handshake, MessageWorld, Posted, decoded, encoded, type_of
 
@@ -29,58 +30,23 @@ _NOTHING = np.empty(0, np.uint8)
 Arrays = Sequence[np.ndarray] | np.ndarray  # a list of arrays, or the rows of one
 
 
-class MessageCommunicator:
+class MessageCommunicator(CollectiveMethods):
     """One rank's communicator in a world of messages; implements comm.base.Communicator.
 
     Groups need no set-up: members know each other by rank, and each group's messages have their own tags.
     """
 
-    asynchronous = False
-    calls: Any = None
+    world: MessageWorld
 
     def __init__(self, world: MessageWorld, rank: int):
-        self.world, self.rank, self.world_size = world, rank, world.world_size
-        self._scratch: np.ndarray = np.empty(0)
+        super().__init__(world, rank)
         self._landing: np.ndarray = np.empty(0, np.uint8)
         self._tags: dict[Ranks, int] = {}
         self._handshakes: dict[tuple, Handshake] = {}
 
-    def abort(self, reason: BaseException) -> None:
-        self.world.abort(reason)
-
-    def reach(self, beside: bool, at: int) -> None:
-        self.world.paces[self.rank].reach(beside, at)
-
-    def follow(self, beside: bool, at: int) -> None:
-        self.world.paces[self.rank].follow(beside, at)
-
     # -- collectives --------------------------------------------------------------------------------------------------------
 
-    def init_group(self, ranks: Ranks) -> None:
-        self.bring(ranks, Contribution("nccl_init"))
-
-    def barrier(self, ranks: Ranks) -> None:
-        self.bring(ranks, Contribution("barrier"))
-
-    def broadcast(self, x: np.ndarray, out: np.ndarray, root: int, ranks: Ranks) -> None:
-        self.bring(ranks, Contribution("broadcast", x, out, root=root))
-
-    def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str, ranks: Ranks) -> None:
-        self.bring(ranks, Contribution("all_reduce", x, out, op))
-
-    def reduce(self, x: np.ndarray, out: np.ndarray, op: str, root: int, ranks: Ranks) -> None:
-        self.bring(ranks, Contribution("reduce", x, out, op, root))
-
-    def all_gather(self, x: np.ndarray, parts: Sequence[np.ndarray], ranks: Ranks) -> None:
-        self.bring(ranks, Contribution("all_gather", x, gives=[x] * len(ranks), takes=parts))
-
-    def reduce_scatter(self, parts: Sequence[np.ndarray], out: np.ndarray, op: str, ranks: Ranks) -> None:
-        self.bring(ranks, Contribution("reduce_scatter", parts, out, op, gives=parts, takes=[out] * len(ranks)))
-
-    def all_to_all(self, sends: Sequence[np.ndarray], recvs: Sequence[np.ndarray], ranks: Ranks) -> None:
-        self.bring(ranks, Contribution("all_to_all", sends, gives=sends, takes=recvs))
-
-    def bring(self, ranks: Ranks, slot: Contribution) -> None:
+    def _collective(self, ranks: Ranks, slot: Contribution) -> None:
         """Carry out the collective of the contribution."""
         match slot.what:
             case "all_reduce" | "reduce":
@@ -184,11 +150,6 @@ class MessageCommunicator:
                 gives, takes = [part if k != root else _NOTHING for k in range(n)], [place[cut] for cut in cuts]
                 self._end(*self._begin(ranks, gives, takes), slot)
         put(slot.out, place)
-
-    def _block(self, dtype: np.dtype) -> np.ndarray:
-        if self._scratch.dtype != dtype or not self._scratch.size:
-            self._scratch = np.empty(BLOCK, dtype)
-        return self._scratch
 
     def room(self, count: int, size: int, dtype: np.dtype) -> np.ndarray:
         """A buffer for `count` arrays, valid until the next call."""

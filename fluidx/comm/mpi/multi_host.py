@@ -91,16 +91,16 @@ class HostsCommunicator(ProcessCommunicator):
         with self._shared.noted(self.rank, mails(sends, recvs)):
             self._far.exchange(sends, recvs)
 
-    def _meet(self, ranks: Ranks, slot: Contribution) -> None:
+    def _collective(self, ranks: Ranks, slot: Contribution) -> None:
         group = self.world.group(ranks)
         try:
             if group is None or (group.hosts[1:] and slot.what == "all_to_all"):
                 with self._shared.noted(self.rank, among(slot.call, ranks), kept=slot.kept):
-                    self._far.bring(ranks, slot)
+                    self._far._collective(ranks, slot)
             elif group.hosts[1:]:
                 self._meet_hosts(group, slot)
             else:
-                super()._meet(ranks, slot)
+                super()._collective(ranks, slot)
         except BaseException as e:
             self.world.abort(e)  # other ranks may wait for this one in two worlds
             raise
@@ -154,9 +154,9 @@ class _NearCalls(SharedCalls):
         super().__init__(world.here, world.shared, rank)
         self._hosts = world
 
-    def _meet(self, ranks: Ranks, slot: Contribution) -> list[native.NativeCall] | None:
+    def _collective(self, ranks: Ranks, slot: Contribution) -> list[native.NativeCall] | None:
         group = self._hosts.group(ranks)
-        return None if group is None or group.hosts[1:] else super()._meet(ranks, slot)
+        return None if group is None or group.hosts[1:] else super()._collective(ranks, slot)
 
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
         """None: they are MPI messages."""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base import CommError, CommTimeout, Ranks
-from ..contribution import BLOCK, Contribution, work
+from ..collective_methods import CollectiveMethods
+from ..contribution import Contribution, work
 from .python_locks import open_gate, patiently
 
 if TYPE_CHECKING:
@@ -26,56 +27,14 @@ _EAGER = 64 * 1024  # bytes up to which a send copies and returns; above, it wai
 _SMALL = 4 * 1024  # elements up to which the last rank to arrive does all the work: ranks wait once instead of twice
 
 
-class ThreadCommunicator:
+class ThreadCommunicator(CollectiveMethods):
     """One rank's communicator in a ThreadWorld; implements comm.base.Communicator."""
 
-    asynchronous = False
-    calls: Any = None
-
-    def __init__(self, world: ThreadWorld, rank: int):
-        self.world = world
-        self.rank = rank
-        self.world_size = world.world_size
-        self._scratch: np.ndarray | None = None
-
-    def abort(self, reason: BaseException) -> None:
-        self.world.abort(reason)
-
-    # -- the threads of this rank ---------------------------------------------------------------------------------------
-
-    def reach(self, beside: bool, at: int) -> Any:
-        self.world.paces[self.rank].reach(beside, at)
-
-    def follow(self, beside: bool, at: int) -> Any:
-        self.world.paces[self.rank].follow(beside, at)
+    world: ThreadWorld
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
-    def init_group(self, ranks: Ranks) -> Any:
-        return self._meet(ranks, Contribution("nccl_init"))
-
-    def barrier(self, ranks: Ranks) -> Any:
-        return self._meet(ranks, Contribution("barrier"))
-
-    def broadcast(self, x: np.ndarray, out: np.ndarray, root: int, ranks: Ranks) -> Any:
-        return self._meet(ranks, Contribution("broadcast", x, out, root=root))
-
-    def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str, ranks: Ranks) -> Any:
-        return self._meet(ranks, Contribution("all_reduce", x, out, op))
-
-    def reduce(self, x: np.ndarray, out: np.ndarray, op: str, root: int, ranks: Ranks) -> Any:
-        return self._meet(ranks, Contribution("reduce", x, out, op, root))
-
-    def all_gather(self, x: np.ndarray, parts: Sequence[np.ndarray], ranks: Ranks) -> Any:
-        return self._meet(ranks, Contribution("all_gather", x, gives=[x] * len(ranks), takes=parts))
-
-    def reduce_scatter(self, parts: Sequence[np.ndarray], out: np.ndarray, op: str, ranks: Ranks) -> Any:
-        return self._meet(ranks, Contribution("reduce_scatter", parts, out, op, gives=parts, takes=[out] * len(ranks)))
-
-    def all_to_all(self, sends: Sequence[np.ndarray], recvs: Sequence[np.ndarray], ranks: Ranks) -> Any:
-        return self._meet(ranks, Contribution("all_to_all", sends, gives=sends, takes=recvs))
-
-    def _meet(self, ranks: Ranks, slot: Contribution) -> Any:
+    def _collective(self, ranks: Ranks, slot: Contribution) -> Any:
         """A collective call: wait for the other members, and do this rank's share of the work for all of them."""
         m, n = self.world.meeting(ranks), len(ranks)
         m.slots[self.rank] = slot
@@ -93,11 +52,6 @@ class ThreadCommunicator:
         mine = ranks.index(self.rank)
         work([m.slots[r] for r in ranks], mine, mine + 1, self._block)
         m.wait(self.rank, slot.what)
-
-    def _block(self, dtype: np.dtype) -> np.ndarray:
-        if self._scratch is None or self._scratch.dtype != dtype:
-            self._scratch = np.empty(BLOCK, dtype)
-        return self._scratch
 
     # -- point to point -------------------------------------------------------------------------------------------------
 

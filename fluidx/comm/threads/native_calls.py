@@ -30,7 +30,7 @@ class NativeCommunicator(ThreadCommunicator):
         self._shared = shared
         self._blocks: dict[tuple, Callable[[], None]] = {}
 
-    def _meet(self, ranks: Ranks, slot: Contribution) -> None:
+    def _collective(self, ranks: Ranks, slot: Contribution) -> None:
         given, slot = slot, self._reachable(slot)
         working = _in_c(slot)
         meet = self._block_of(ranks, slot, working)
@@ -99,7 +99,7 @@ class Calls(ThreadCommunicator):
         super().__init__(world, rank)
         self._shared = shared
 
-    def _meet(self, ranks: Ranks, slot: Contribution) -> list[native.NativeCall] | None:
+    def _collective(self, ranks: Ranks, slot: Contribution) -> list[native.NativeCall] | None:
         if not _in_c(slot) or not self._can_reach(slot):
             return None
         return [self._shared.meet(ranks, self.rank, _brought(slot, ranks))]

@@ -129,8 +129,8 @@ class Chooser:
         for n in (*storage.view_of, *storage.strided):
             if (a := storage.shadow[n]) is not storage.shadows.of(storage.types[n]):  # only if its layout differs from the plain one
                 layouts[n] = self._answers.view(a)
-        self._exact = {n: lie.exact for n, lie in layouts.items()}
-        self._rough = {n: lie.rough for n, lie in layouts.items()}
+        self._exact = {n: keys.exact for n, keys in layouts.items()}
+        self._rough = {n: keys.rough for n, keys in layouts.items()}
 
     def kernel(self, node: PlanNode) -> str:
         """The kernel of a step (see `Step`). If a body of its op runs, storage is reserved for the scratch that the body needs."""

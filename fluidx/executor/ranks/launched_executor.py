@@ -212,8 +212,8 @@ class LaunchedExecutor(ParallelExecutor):
             )
         said = self._member.gather([str(pair), {digest: address_of(a) for digest, a in constants.items()}])
         there = [
-            constants if r == self._member.rank else {d: self._array(address) for d, address in lie.items()}
-            for r, (_, lie) in enumerate(said)
+            constants if r == self._member.rank else {d: self._array(address) for d, address in addresses.items()}
+            for r, (_, addresses) in enumerate(said)
         ]
         self._member.exchange(list(constants.values()), [list(of.values()) for of in there])
         return [
@@ -276,8 +276,8 @@ class LaunchedExecutor(ParallelExecutor):
         return [
             made[0]
             if r == self.rank
-            else _RemoteFetches([TensorType(d, tuple(shape)) for d, shape in types], [self._array(at) for at in lie])
-            for r, (types, lie) in enumerate(self._together(make))
+            else _RemoteFetches([TensorType(d, tuple(shape)) for d, shape in types], [self._array(at) for at in addresses])
+            for r, (types, addresses) in enumerate(self._together(make))
         ]
 
     def _launcher(self, bounds: Sequence[Any]) -> None:
