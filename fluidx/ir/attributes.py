@@ -15,7 +15,7 @@ from .errors import ProgramError
 from .offsets import Offsets
 
 _INTS = frozenset({int})
-_EXACT = frozenset({int, str, Offsets})  # among values of these kinds equal ones are the same
+_EXACT = frozenset({int, str, Offsets})  # equal values of these kinds are the same value
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def normalize_attr(value: Any) -> Any:
 
 
 def attrs_key(attrs: Mapping[str, Any]) -> str:
-    """Attributes as a key: what they write. As values, Python takes 1, 1.0 and True for one key, and 0.0 and -0.0 too.
+    """Attributes as a dict key: their text. As values 1, 1.0 and True would be one key in Python, and so would 0.0 and -0.0.
 
     >>> attrs_key({"axis": 1}) == attrs_key({"axis": True})
     False
@@ -60,7 +60,7 @@ def attrs_key(attrs: Mapping[str, Any]) -> str:
 
 
 class Frozen(dict):
-    """A dict that is filled once: operators share theirs, so a change would be seen in others. `{**frozen, key: value}` is a changed copy.
+    """A read-only dict. Operators share their dicts, so a change would show in others. `{**frozen, key: value}` is a changed copy.
 
     >>> attrs = Frozen(axis=0)
     >>> {**attrs, "axis": 1}, dict(attrs)
@@ -89,8 +89,8 @@ def frozen(given: Mapping[str, Any] | None) -> Frozen:
 
 
 def is_exact(value: Any) -> bool:
-    """Whether no other value of the same class is equal: (1,) equals (True,), 0.0 equals -0.0, a subclass may say anything. Of tuples
-    that is said of those of ints."""
+    """Is no other value of the same class equal? (1,) equals (True,), 0.0 equals -0.0, and a subclass may define equality in its own
+    way. Of tuples only those of ints are exact."""
     kind = value.__class__
     if kind is tuple:
         return _INTS.issuperset(map(type, value))
@@ -98,12 +98,12 @@ def is_exact(value: Any) -> bool:
 
 
 def stored(value: Any, want: Any) -> Any:
-    """An attribute as it is stored; what is declared to be an Array is made of one without a list of its numbers."""
+    """An attribute as it is stored. An array becomes an Array directly, without a list of its numbers."""
     return elements(value) if want is Array and isinstance(value, np.ndarray) else normalize_attr(value)
 
 
 def fits(value: Any, want: Any) -> bool:
-    """Does an attribute that is declared so keep the value as it is?"""
+    """Can an attribute of the declared type `want` hold the value without a conversion?"""
     if want is Any or want is type(None):
         return True
     if (of := _element(want)) is not None:
@@ -114,7 +114,7 @@ def fits(value: Any, want: Any) -> bool:
 
 
 def _element(want: Any) -> Any:
-    """What a tuple that is declared so holds; None for anything but a tuple."""
+    """The element type of a declared tuple; None if `want` is not a tuple."""
     return int if want is tuple or want is Offsets else get_args(want)[0] if get_origin(want) is tuple else None
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Block:
-    """A list of operators and the variables they name. Block 0 is the program; others are bodies of control flow."""
+    """A list of operators and the variables that they name. Block 0 is the program; other blocks are branches or loop bodies."""
 
     def __init__(self, program: Program, idx: int, parent_idx: int = -1):
         self.program = program
@@ -200,7 +200,7 @@ class Block:
         return op
 
     def repeat(self, op: Operator, inputs: dict[str, tuple[str, ...]], outputs: dict[str, tuple[str, ...]]) -> Operator:
-        """Append `op` once more, over other variables that are declared and have the types of its own: nothing is left to check."""
+        """Append a copy of `op` over other declared variables of the same types. Nothing is checked again."""
         again = op.replace(inputs=inputs, outputs=outputs)
         self.program._touch()
         self.oplist.append(again)
@@ -220,7 +220,7 @@ class Block:
             names = given.get(slot)
             if not names:
                 absent += 1
-                args.append([] if many else None if optional else definition.check_slots(op))  # which says what is wrong
+                args.append([] if many else None if optional else definition.check_slots(op))  # raises the error
             elif many:
                 found = [descs.get(n) or self.desc(n) for n in names]
                 args.append([d.type for d in found])
@@ -238,7 +238,7 @@ class Block:
         results = self.program.infer(definition, args, op.attrs)
         if definition.bodies:
             for n in op.output_arg_names:
-                self.desc(n)  # what a body writes is declared by whoever writes the body; no rule over X gives its type
+                self.desc(n)  # the caller that writes a body declares its results; no type rule over the inputs gives their types
             return
         stop = stop or definition.constant
         for (slot, _, many), result in zip(out_slots, (results,) if len(out_slots) == 1 else results, strict=True):
@@ -296,8 +296,8 @@ def _in_order(slots: dict[str, tuple[str, ...]], declared: tuple[Slot, ...]) -> 
 
 
 def names_of(value: Any) -> tuple[str, ...]:
-    """The names in what a slot is given: a Variable, its record or its name, a list of them, or None."""
-    if isinstance(value, (Variable, Var)):  # a Var is a tuple too
+    """The variable names in an argument for a slot: a Variable, its record or its name, a list of these, or None."""
+    if isinstance(value, (Variable, Var)):  # Var is a named tuple, so this test comes before the one for tuples
         return (value.name,)
     if isinstance(value, (list, tuple)):
         return tuple([name_of(v) for v in value])

@@ -1,4 +1,4 @@
-"""What programs said when they were looked at: tells whether anything was changed since, and which of them say the same."""
+"""Detects changes of programs since a certain time, and groups rank programs with equal contents."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .program import Program
 from .var import Var
 
 _FEW = 16
-_STRETCH = 256  # neighbours that are compared at once
+_STRETCH = 256  # neighbours that are compared directly
 
 T = TypeVar("T")
-Twins = Sequence[tuple[Program, Sequence[int]]]  # programs that say the same: one of them, and the ranks whose they are
+Twins = Sequence[tuple[Program, Sequence[int]]]  # one of several equal programs, and the ranks that run them
 
 
 def together(things: Iterable[T]) -> list[tuple[T, list[int]]]:
-    """Things that are equal, with the places where they stand. Each is compared with the first few and the last: where there are many
-    different ones, some may be listed apart from others that are equal.
+    """Groups equal items, with their indices. Each item is compared with the first few groups and the last one only, so that with many
+    different items some equal ones may be in separate groups.
 
     >>> together("aaba")
     [('a', [0, 1, 3]), ('b', [2])]
@@ -36,15 +36,15 @@ def together(things: Iterable[T]) -> list[tuple[T, list[int]]]:
 
 
 def regrouped(twins: Twins, said: Callable[[Program], Any]) -> Twins:
-    """Twins of which `said` gives the same are one."""
+    """Merges groups for which `said` gives the same result."""
     again = together(said(p) for p, _ in twins)
     return [(twins[found[0]][0], [r for k in found for r in twins[k][1]]) for _, found in again]
 
 
 class Variables:
-    """The variables of a block in order, as they are now.
+    """A snapshot of the variables of a block, in order.
 
-    Records are immutable, and programs that are alike share them: two lists of them are compared faster than names are looked up.
+    Records are immutable, and similar programs share them: comparing two lists is faster than looking names up.
     """
 
     __slots__ = ("names", "records")
@@ -59,7 +59,7 @@ class Variables:
         return zip(self.names, self.records, strict=True)
 
     def unlike(self, other: Variables) -> tuple[dict[str, Var], list[str]]:
-        """What the other declares and this does not, or not at the same place; and the names that stand here where the two differ.
+        """The declarations of `other` that are missing here or at another position, and the names here at those positions.
 
         >>> from fluidx.ir.types import TensorType
         >>> a, b = (Variables({n: Var(n, TensorType("float32", (size,))) for n in "xy"}) for size in (1, 2))
@@ -84,7 +84,7 @@ class _Block(NamedTuple):
 
 
 class Stamp:
-    """Remembers programs; of those that say the same, one. They are made of immutable records, so comparing them is mostly comparing
+    """Remembers the contents of programs, once for equal programs. Programs consist of immutable records, so most comparisons are of
     identities.
 
     >>> p = Program("p")
@@ -104,7 +104,7 @@ class Stamp:
             self._held.update((id(different[k]), (different[k], _head(different[k]), blocks)) for k in places)
 
     def twins(self, programs: Sequence[Program]) -> Twins:
-        """Which of some of the programs are twins: whose blocks were found to say the same, beside the rank and the groups."""
+        """Groups of programs whose blocks are equal, whatever their rank and groups."""
         found: dict[int, tuple[Program, list[int]]] = {}
         for k, p in enumerate(programs):
             found.setdefault(id(self._held[id(p)][2]), (p, []))[1].append(k)
@@ -123,7 +123,7 @@ class Stamp:
         self._held[id(program)] = program, _head(program), known or [b._replace(ops=[*b.ops]) for b in now]
 
     def changed(self, program: Program) -> str:
-        """What is different about one of the programs; "" when nothing is."""
+        """How one of the programs differs from what it was; "" if it does not."""
         if id(program) not in self._held:
             return f"{program.label()} is another object"
         _, head, blocks = self._held[id(program)]

@@ -1,4 +1,4 @@
-"""Arrays as attributes. A text writes out the elements of a small one; a large one it names by digest, and the array is kept beside it."""
+"""Arrays as attributes. Program text lists the elements of a small array and names a large one by digest; the array is kept beside it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .dtypes import TINY, as_dtype, is_float, np_dtype
 from .errors import ProgramError
 from .types import TensorType
 
-FEW = 64  # so many elements a text writes out
+FEW = 64  # an array of at most so many elements is written out in text
 _digest_re = re.compile("sha256:[0-9a-f]{64}")
 
 
 class Array:
-    """Values that nobody can write to any more, with their digest. Arrays of one digest are equal.
+    """A read-only array with a digest of its contents. Arrays with equal digests are equal.
 
-    It is made of a copy, or of the memory itself where that is bytes, or an array that its owner marked as not writeable.
+    It copies the given array, except for bytes and arrays that their owner marked as not writeable.
 
     >>> a = Array(np.arange(3), "int32")
     >>> a.type, a.digest[:12], a == Array(a.values.copy()), a == Array(a.values, "int64")
@@ -48,7 +48,7 @@ class Array:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the type, as text writes it, a line end, and the bytes of the elements; computed when it is first asked for."""
+        """The SHA-256 of the text of the type, a line end and the bytes of the elements; computed at the first use."""
         if not self._digest:
             found = hashlib.sha256(f"{self.type}\n".encode())
             found.update(self._values.reshape(-1).view(np.uint8).data)
@@ -78,7 +78,7 @@ class Array:
 
 
 def _settled(array: Any) -> bool:
-    """Is the memory of an array such that nobody can write to it?"""
+    """Is the memory of an array read-only for everybody?"""
     while isinstance(array, np.ndarray):
         if array.flags.writeable:
             return False
@@ -87,7 +87,7 @@ def _settled(array: Any) -> bool:
 
 
 def elements(values: np.ndarray, dtype: Any = None) -> tuple | Array:
-    """The elements of an array in order as an attribute holds them: few as a tuple of numbers, many as an Array of that dtype.
+    """The elements of an array as an attribute: a tuple of numbers if they are few, otherwise an Array of that dtype.
 
     >>> elements(np.eye(2), "float32"), elements(np.ones((30, 3)), "float32").type
     ((1.0, 0.0, 0.0, 1.0), f32[30,3])
@@ -100,14 +100,14 @@ def elements(values: np.ndarray, dtype: Any = None) -> tuple | Array:
 
 
 class Given:
-    """The arrays, by digest, that are there for a reader of programs. What it takes is checked once."""
+    """The arrays, by digest, that a caller passes to the reader of a program. Each one that the program names is checked once."""
 
     def __init__(self, arrays: Mapping[str, Any] | None):
         self._arrays = arrays or {}
         self._taken: dict[str, Array] = {}
 
     def array(self, digest: str, type_: TensorType) -> Array:
-        """The array that is named so. Raises ProgramError where it is not there, or is another one."""
+        """The array with this digest. Raises ProgramError if it is missing or its contents have another digest."""
         found = self._taken.get(digest)
         if found is None:
             if not is_digest(digest):
@@ -125,12 +125,12 @@ class Given:
 
 
 def is_digest(name: str) -> bool:
-    """Is it what `Array.digest` gives?"""
+    """Does a text have the form of `Array.digest`?"""
     return _digest_re.fullmatch(name) is not None
 
 
 def arrays_in(values: Iterable[Any]) -> Iterator[Array]:
-    """The arrays among attributes, and in their lists."""
+    """The arrays among attribute values, also inside lists."""
     for v in values:
         if isinstance(v, Array):
             yield v

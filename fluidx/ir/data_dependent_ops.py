@@ -1,5 +1,5 @@
-"""Which operators no plan can hold, so that a program is cut at them: those whose results have sizes that values decide, those that take or
-give values which only the host has, and those that run sub-blocks with such operators."""
+"""Operators that a plan cannot contain, so that they run between plans: their result sizes depend on values, or they use values that exist
+on the host only, or they run sub-blocks with such operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .valuetypes import ValueType, on_host
 
 
 class Why(NamedTuple):
-    """What an operator does that no plan can, and what may be done instead, perhaps not in the same place."""
+    """Why a plan cannot contain an operator, and a hint what to use instead."""
 
     does: str
     instead: str
@@ -23,7 +23,7 @@ _SIZED = Why("makes values whose sizes depend on values", "keep the sizes, with 
 
 
 class Cuts:
-    """Of operators of a block, those that run between plans; there are none where it is false."""
+    """Finds the operators of a block that run between plans; false if the block certainly has none."""
 
     def __init__(self, block: Block, ops: Sequence[Operator]):
         types = op_types(ops)
@@ -40,7 +40,7 @@ class Cuts:
         return bool(self._sized or self._kinds or self._runs)
 
     def why(self, op: Operator) -> Why | None:
-        """None of an operator that a plan holds."""
+        """Why an operator runs between plans; None if a plan can contain it."""
         if op.type in self._sized:
             return _SIZED
         for idx in op.sub_blocks() if self._runs else ():
@@ -56,7 +56,7 @@ class Cuts:
 
 
 def cutting(program: Program) -> Iterator[tuple[Operator, Why]]:
-    """The operators of all blocks at which a program is cut, but for those that only run such ones."""
+    """The operators of all blocks that run between plans, without those that only run sub-blocks with such operators."""
     for block in program.blocks:
         if cuts := Cuts(block, block.oplist):
             yield from ((op, why) for op in block.oplist if not op.sub_blocks() and (why := cuts.why(op)) is not None)

@@ -1,4 +1,4 @@
-"""The element types a variable may have: full names in the API, short codes in program text."""
+"""The element types of variables: full names in the API, short codes in program text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = {
 FULL = {short: full for full, short in SHORT.items()}
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 HALVES = ("float16", "bfloat16")
-# What values are stored in: they are moved and cast, and no arithmetic is done in them. Each element has a byte of its own.
+# Storage formats: values are moved and cast, without arithmetic. Each element takes one byte.
 TINY = (
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn",
     "int4", "uint4", "int2", "uint2",
@@ -56,7 +56,7 @@ def as_dtype(value: Any) -> str:
 
 @cache
 def np_dtype(name: str) -> np.dtype:
-    """The NumPy dtype of a full dtype name; bfloat16 and what is shorter come from ml_dtypes, strings are objects."""
+    """The NumPy dtype of a full dtype name; bfloat16 and smaller floats come from ml_dtypes, strings are objects."""
     if name == "string":
         return np.dtype(object)
     if name == "bfloat16" or name in TINY:
@@ -68,7 +68,7 @@ def np_dtype(name: str) -> np.dtype:
 
 @cache
 def dtype_name(dtype: np.dtype) -> str:
-    """The full name of a NumPy dtype: mostly `dtype.name`, which NumPy makes anew each time, in more than a microsecond."""
+    """The full name of a NumPy dtype, cached: NumPy computes `dtype.name` at each access, in more than a microsecond."""
     return "string" if dtype.kind == "O" else dtype.name
 
 
@@ -77,10 +77,10 @@ def is_float(name: str) -> bool:
 
 
 def kept(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """An array that is fed, in the dtype of what it is fed to: the one rule for executors, sessions, feeders and commands.
+    """A fed array, converted to the dtype of the variable: the one rule for executors, sessions, feeders and commands.
 
-    Values stay what they are, but for the rounding of floats: numbers go into floats that are large enough for them, whole numbers into
-    integers that have them. Raises ValueError with the reason where a value would be another one.
+    Values stay the same, up to the rounding of floats. Raises ValueError with the reason for a value that the dtype does not have: one
+    that overflows a float, or that is not a whole number of the integer type.
 
     >>> kept(np.array([0.1, 2]), np.dtype("float32")).dtype, kept(np.array([3]), np.dtype("uint8")).tolist()
     (dtype('float32'), [3])

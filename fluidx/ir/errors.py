@@ -1,4 +1,4 @@
-"""Every exception a user of fluidx can meet, and the helpers that word them."""
+"""The exceptions of fluidx, and helpers for their messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FeedError(FluidxError, ValueError):
 
 
 class EOFException(FluidxError):
-    """The data that a program reads by itself have come to their end: fluid's name, which its training loops catch."""
+    """A data loader of the program is exhausted. The name is fluid's, whose training loops catch it."""
 
 
 class NotInitializedError(FluidxError, RuntimeError):
@@ -57,9 +57,9 @@ class RankError(ExecutionError):
         self.rank = rank
 
 
-fluid_op: Callable[[str], str | None] | None = None  # what is written instead of an op of fluid's; fluidx.layers knows
+fluid_op: Callable[[str], str | None] | None = None  # the replacement for the name of an op in fluid; fluidx.layers sets it
 
-_NEAR = 0.65  # from what share of common letters a name is taken for a misspelling of another
+_NEAR = 0.65  # the least share of common letters at which a name counts as a misspelling of another
 
 
 def install(extra: str, *others: str) -> str:
@@ -73,7 +73,7 @@ def install(extra: str, *others: str) -> str:
 
 
 def misspelt(name: str, options: Iterable[str]) -> str:
-    """The one of `options` that a name is a near misspelling of, upper and lower case taken as one, or begins; "" when there is none."""
+    """The option that `name` misspells or begins, whatever the case of letters; "" if there is none."""
     folded = {o.casefold(): o for o in sorted(options, reverse=True)}
     said = str(name).casefold()
     close = difflib.get_close_matches(said, folded, n=1, cutoff=_NEAR)
@@ -83,8 +83,7 @@ def misspelt(name: str, options: Iterable[str]) -> str:
 
 
 def nearest(name: str, options: Iterable[str], what: str = "") -> str:
-    """Say which of `options` is a near misspelling of `name`, upper and lower case taken as one, or begins with it, or list them when none
-    is.
+    """A hint for an unknown name: the option that it misspells or begins, whatever the case of letters, otherwise a list of the options.
 
     >>> nearest("ring_optimiser", ["ring_optimizer", "data_parallel"]), nearest("Relu", ["selu", "relu"])
     ("did you mean 'ring_optimizer'?", "did you mean 'relu'?")
@@ -97,7 +96,7 @@ def nearest(name: str, options: Iterable[str], what: str = "") -> str:
 
 
 def explains_arguments(function: _F) -> _F:
-    """The function, whose TypeError for arguments that it does not take says which ones it takes.
+    """A decorator: a TypeError for wrong arguments lists the arguments that the function takes.
 
     >>> explains_arguments(nearest)(name="Relu", option=["relu"])
     Traceback (most recent call last):

@@ -1,7 +1,7 @@
-"""Who defines, reads and last uses what, sub-blocks included: the one place where programs are walked for that.
+"""Data flow: which operators define and read each variable, sub-blocks included, and which operators are live.
 
-Pure functions over a program and its operators. An operator that runs sub-blocks reads what its bodies read from outside of themselves,
-with the values of enclosing blocks that they hand out, and writes what they write outside. Names that a body declares are its own.
+Pure functions over a program and its operators. An operator that runs sub-blocks reads the outer variables that its bodies read or
+return, and writes the outer variables that they write. Variables that a body declares are local to it.
 
 >>> from fluidx.ir import Program
 >>> p = Program.parse_from_string('''program p {
@@ -72,7 +72,7 @@ def sub_writes(program: Program, block: Block) -> tuple[str, ...]:
 
 
 def repeated(program: Program) -> set[int]:
-    """The blocks that run again and again: bodies of loops, and what stands inside of them.
+    """The blocks that may run more than once in a step: bodies of loops and the blocks inside of them.
 
     >>> from fluidx.ir import Program
     >>> repeated(Program.parse_from_string("program p { data %go: bool[1]; while(%go, []) {sub_block=block 1}; block 1 in 0 { } }"))
@@ -89,7 +89,7 @@ def _outer(program: Program, block: Block, which: Callable[[Program, Operator], 
     names: dict[str, None] = {}
     for op in block.oplist:
         for idx in op.sub_blocks() if runs_bodies(op) else ():
-            check_body(op, block, idx, {})  # blocks that run each other have no end
+            check_body(op, block, idx, {})  # blocks that run each other would loop forever
         names.update(dict.fromkeys(n for n in which(program, op) if n not in block.descs))
     return tuple(names)
 
@@ -114,12 +114,12 @@ def listed(program: Program, op: Operator) -> Operator:
 
 
 def _listing(op: Operator, definition: type[OpDef], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The inputs of an operator with these names in its slot for lists."""
+    """The inputs of an operator, with these names in its list slot."""
     return {s.name: tuple(dict.fromkeys(names)) if s.many else op.input(s.name) for s in definition.in_slots if s.many or op.input(s.name)}
 
 
 def acts(program: Program, op: Operator) -> bool:
-    """Whether an operator, or one in its sub-blocks, does more than compute its outputs: prints, or communicates."""
+    """Does an operator, or one in its sub-blocks, have a side effect, such as printing or communication?"""
     return _does(program, op, lambda effect: effect not in (Effect.PURE, Effect.RANDOM))
 
 
@@ -158,7 +158,7 @@ def last_use(program: Program, ops: Sequence[Operator] | None = None) -> dict[st
 
 
 def needs(program: Program, ops: Sequence[Operator] | None = None) -> tuple[str, ...]:
-    """The variables whose values from before the operators are read, in order of appearance."""
+    """The variables that the operators read before they write them, in order of appearance."""
     found: dict[str, None] = {}
     written: set[str] = set()
     for op in program.blocks[0].oplist if ops is None else ops:
@@ -168,7 +168,7 @@ def needs(program: Program, ops: Sequence[Operator] | None = None) -> tuple[str,
 
 
 def leaves(program: Program) -> list[str]:
-    """What the operators make and none reads, state aside."""
+    """The variables that the operators write and do not read, without state."""
     block = program.global_block()
     read = {n for op in block.oplist for n in reads(program, op)}
     made = dict.fromkeys(n for op in block.oplist for n in op.output_arg_names if n not in read)
@@ -184,7 +184,7 @@ def _where(program: Program, ops: Sequence[Operator] | None, which: Callable[...
 
 
 def _surely(op: Operator) -> tuple[str, ...]:
-    """What an operator writes in any case. A body that hands nothing out may run or not, and leave what it writes as it was."""
+    """The variables that an operator certainly writes. A body that returns nothing may not run at all."""
     return op.output_arg_names if not runs_bodies(op) or all(body.results_attr for body in bodies(op)) else ()
 
 

@@ -1,7 +1,7 @@
-"""Programs as JSON-ready dictionaries and back, for tools that would rather not read the text form.
+"""Programs as JSON dictionaries and back, for tools that do not parse the text form.
 
-What comes back is equal to what went in, as with the text. The reader takes nothing on trust: every field is checked, and what does not
-fit ends in a ParseError that names its place, such as `blocks[0].ops[3].attrs.axis`.
+A program that is written and read again is equal to the first. The reader checks every field; a wrong one ends in a ParseError that names
+its place, such as `blocks[0].ops[3].attrs.axis`.
 """
 
 from __future__ import annotations

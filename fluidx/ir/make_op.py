@@ -1,6 +1,6 @@
 """Operators made from the declaration of their op: slots by position, and defaults for the attributes that are not given.
 
-For operators that passes write by the thousand and whose results are declared already. A Builder also infers types and declares results.
+Passes use it for large numbers of operators whose results are declared already. A Builder also infers types and declares results.
 """
 
 from __future__ import annotations

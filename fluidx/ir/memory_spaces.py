@@ -1,4 +1,4 @@
-"""The two memories of a rank, that of the device which it works on and that of the host: what lies where, and where an operator runs."""
+"""The two memories of a rank, device memory and host memory: which variables are where, and where operators run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def on_host(program: Program) -> frozenset[str]:
-    """The variables of a program that lie in the memory of the host."""
+    """The variables of a program that are in host memory."""
     return frozenset([n for block in program.blocks for n, d in block.descs.items() if d.on_host])
 
 
 def runs_on_host(op: Operator, hosted: Container[str]) -> bool:
-    """Does the host compute an operator? It does where the results lie there; a copy between the memories is the device's work.
+    """Does an operator run on the host? It does if its results are in host memory; copies between the memories run on the device.
 
-    `hosted` are the names of what lies there.
+    `hosted` are the names of the variables in host memory.
     """
     if opdef(op.type).copies_to:
         return False
@@ -29,11 +29,11 @@ def runs_on_host(op: Operator, hosted: Container[str]) -> bool:
 
 
 def elements_read(op: Operator, block: Block) -> dict[str, None]:
-    """What an operator reads, in order, without that of which it reads the shape only and what its blocks read."""
+    """The operands whose elements an operator reads, in order; not those of which it reads the shape only, nor what its blocks read."""
     definition = opdef(op.type)
     if definition.bodies:
         return {}
-    # a pattern speaks of tensors: of sequences and their like all is read
+    # patterns describe tensors; of a sequence, optional or map everything is read
     shape_only = () if definition.beyond_tensors and definition.pattern is None else pattern_in(op, block).shape_only
     return {n: None for k, n in enumerate(definition.flat_slots(op.inputs, definition.in_slots)) if n is not None and k not in shape_only}
 

@@ -1,4 +1,4 @@
-"""Which sends and receives start together: the one definition, which whoever runs a program and whoever checks it share.
+"""Batches of messages: which sends and receives start together. The executor and the proof share this definition.
 
 Neighbouring operators of Effect.P2P with the same `batch` start together: the sends are posted first, and none waits for another. An
 operator without a batch stands alone.
@@ -39,7 +39,7 @@ def spans(ops: Sequence[Operator]) -> dict[int, tuple[int, int]]:
 
 
 def forwarded(ops: Sequence[Operator], span: tuple[int, int]) -> Operator | None:
-    """A send that reads what a receive of its own batch writes: what travels would hang on which comes first."""
+    """A send that reads the result of a receive in its own batch: the sent value would depend on their order."""
     batch = ops[span[0] : span[1] + 1]
     received = {n for op in batch for n in op.output_arg_names}
     return next((op for op in batch if not op.output_arg_names and received.intersection(op.input_arg_names)), None)

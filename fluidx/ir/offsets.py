@@ -12,8 +12,8 @@ from operator import le, lt
 class Offsets(tuple[int, ...]):
     """n + 1 rising numbers from 0: rank k of n has elements self[k] to self[k + 1].
 
-    A tuple that also knows the ranks that have elements. Among many ranks a parameter lies on few: sums, comparisons with what a bucket
-    has, and the checks of a placement look at those alone, and the hash is computed once.
+    A tuple that also knows the ranks that have elements. With many ranks a parameter has elements on few of them: sums, comparisons and
+    the checks of a placement look at these only. The hash is computed once.
 
     >>> Offsets((0, 0, 3, 4)).filled
     (1, 2)
@@ -21,12 +21,12 @@ class Offsets(tuple[int, ...]):
 
     @classmethod
     def of(cls, values: Iterable[int]) -> Offsets:
-        """These numbers as offsets: themselves if they are."""
+        """The numbers as Offsets; the same object if they are Offsets."""
         return values if isinstance(values, Offsets) else cls(values)
 
     @classmethod
     def of_sizes(cls, sizes: Mapping[int, int], ranks: int) -> Offsets:
-        """The offsets of `ranks` ranges that have so many elements; a rank that is not named has none.
+        """The offsets of `ranks` ranges from {rank: number of elements}; other ranks have none.
 
         >>> Offsets.of_sizes({2: 1, 1: 3}, 4)
         (0, 0, 3, 4, 4)
@@ -40,7 +40,7 @@ class Offsets(tuple[int, ...]):
 
     @classmethod
     def joined(cls, parts: Iterable[Sequence[int]]) -> Offsets:
-        """Of values one behind the other on each rank.
+        """The offsets of the concatenation, on each rank, of its parts of several values.
 
         >>> Offsets.joined([Offsets((0, 2, 3)), Offsets((0, 0, 3))])
         (0, 2, 6)
@@ -55,7 +55,7 @@ class Offsets(tuple[int, ...]):
 
     @classmethod
     def within(cls, marks: Sequence[int], sizes: Iterable[int]) -> Iterator[Offsets]:
-        """Rising marks among values of these sizes, one behind the other, as offsets within each.
+        """Splits the offsets of a concatenation of values with these sizes into the offsets of each value.
 
         >>> [*Offsets.within([0, 2, 5, 6], [3, 3])]
         [(0, 2, 3, 3), (0, 0, 2, 3)]
@@ -82,7 +82,7 @@ class Offsets(tuple[int, ...]):
 
     @cached_property
     def rising(self) -> bool:
-        """Are these offsets at all: do they begin at 0 and never fall?"""
+        """Are the offsets valid: do they begin at 0 and never decrease?"""
         return self[:1] == (0,) and all(map(le, self, self[1:]))
 
     @cached_property

@@ -76,7 +76,7 @@ class Operator(_Fields):
         device: str | None = None,
     ) -> Operator:
         """A copy with the given fields changed; None keeps one."""
-        # not through the constructor, which would work out once more what is read and written
+        # not through the constructor, which would compute the names that are read and written again
         old_type, ins, outs, old_attrs, old_role, old_role_var, old_site, old_device, reads, writes = self
         if inputs is not None and inputs is not ins:
             ins = frozen(inputs)
@@ -98,7 +98,7 @@ class Operator(_Fields):
         )
         return tuple.__new__(Operator, fields)
 
-    def _replace(self, **changes: Any) -> Operator:  # a tuple's own would leave the names that are read and written as they were
+    def _replace(self, **changes: Any) -> Operator:  # the method of tuples would not update the names that are read and written
         return self.replace(**changes)
 
     def with_slots(self, inputs: Mapping[str, tuple[str, ...]], outputs: Mapping[str, tuple[str, ...]]) -> Operator:
@@ -175,7 +175,7 @@ class Operator(_Fields):
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Operator) and self.key() == other.key())
 
-    def __ne__(self, other: object) -> bool:  # a tuple has one of its own
+    def __ne__(self, other: object) -> bool:  # tuples define it, so __eq__ is not enough
         return not self == other
 
     def __hash__(self) -> int:
@@ -192,7 +192,7 @@ class Operator(_Fields):
 
 
 def unary(type: str, x: str, out: str, attrs: Frozen = EMPTY, site: Site | None = None) -> Operator:
-    """An operator of a transpiler that makes `out` of `x`: the shape of nearly all communication, made without looking at slots.
+    """A communication operator that computes `out` from `x`, made without a look at the declared slots.
 
     >>> str(unary("assign", "x", "y")) == str(Operator("assign", {"X": ("x",)}, {"Out": ("y",)}, role=Role.DIST))
     True

@@ -54,7 +54,7 @@ class Program:
         self.blocks: list[Block] = [Block(self, 0)]
         self._random_seed = 0
         self.groups: dict[str, tuple[tuple[int, ...], ...]] = {}
-        self.turns: dict[str, int] = {}  # axes of time, and how many turns they have (see turns.py)
+        self.turns: dict[str, int] = {}  # axes of time, and how many turns they have (see time_axes.py)
         self.rank: int | None = None
         self.strategy = ""  # set on the results of a transpile; transpiling them again is refused
         self._origin: object = ""
@@ -66,8 +66,8 @@ class Program:
         self._runners: dict[int, Operator] | None = None
         self._types: dict[tuple[str, tuple[int, ...], tuple[str | None, ...]], TensorType] = {}
         self._inferred = _ById()
-        self.readers: list[Any] = []  # loaders that runs without a feed take their batches from; no part of what the program says
-        self.notes: dict[Any, Any] = _ById()  # what those who plan the program worked out of it, under keys of their own
+        self.readers: list[Any] = []  # data loaders for runs without a feed; no part of the text
+        self.notes: dict[Any, Any] = _ById()  # caches of the executor, each under a key of its own
 
     # -- fluid's accessors ------------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class Program:
 
     @property
     def random_seed(self) -> int:
-        """What the seeds of random operators are derived from; 0 stands for one that is drawn."""
+        """The seed from which those of random operators are derived; 0: it is drawn."""
         return self._random_seed
 
     @random_seed.setter
@@ -120,7 +120,7 @@ class Program:
         return self.blocks[0].ops
 
     def label(self) -> str:
-        """What messages call it: its name, or else where it was made."""
+        """The program in messages: its name, or the line that made it."""
         if self._site is None:
             return f"program {self.name}"
         return f"the program made at {os.path.basename(self._site.filename)}:{self._site.lineno}"
@@ -228,9 +228,9 @@ class Program:
         return new
 
     def infer(self, definition: type[OpDef], args: Sequence[Any], attrs: Frozen) -> Any:
-        """What an op's type rule says of operand types and attributes. Layers of a model mostly ask again what others asked.
+        """The result types by an op's type rule, cached: the layers of a model mostly ask for the same types.
 
-        They are known again by identity: equal sizes or attributes need not be the same, (1,) and (True,) are not.
+        The key is made of identities: equal sizes or attributes may still differ, as (1,) and (True,) do.
         """
         if not args:
             return self.shared(definition.infer(**attrs))
@@ -239,14 +239,14 @@ class Program:
         if known is None:
             if len(self._inferred) >= _MOST:
                 self._inferred.clear()
-            # what was asked is kept too, so that nothing else gets its ids
+            # the arguments are kept too, so that no other object gets their ids
             known = self._inferred[key] = self.shared(definition.typed(*args, **attrs)), attrs, args
         return known[0]
 
     def shared(self, found: Any) -> Any:
-        """A type, or what a rule gave, with one record for equal types, so that `infer` knows them again."""
+        """A type, or the result of a type rule, with one object for equal types, so that `infer` finds them in its cache."""
         if found.__class__ is TensorType:
-            # sizes of other kinds are equal too, (1,) and (True,), but not the same, and names are all equal to -1
+            # (1,) and (True,) are equal but not the same, and all names are equal to -1
             kinds = {*map(type, found.shape)}
             if found.dtype.__class__ is not str or not _SIZES.issuperset(kinds):
                 return found
@@ -254,13 +254,13 @@ class Program:
         return found.__class__(map(self.shared, found)) if found.__class__ in (tuple, list) else found
 
     def create_block(self, parent_idx: int | None = None) -> Block:
-        """A new block in the current one, or in block `parent_idx`; one operator there is to run it."""
+        """A new block in the current one, or in block `parent_idx`, where one operator may run it."""
         parent = self.block(self._current if parent_idx is None else parent_idx)
         self.blocks.append(Block(self, len(self.blocks), parent.idx))
         return self.blocks[-1]
 
     def drop_blocks(self, start: int) -> None:
-        """Remove the blocks from index `start` on, which no operator runs any more."""
+        """Remove the blocks from index `start` on. No operator may run them."""
         del self.blocks[start:]
         self._runners = None
 
@@ -337,7 +337,7 @@ class Program:
         return new
 
     def _drop_unrun_blocks(self) -> None:
-        """Empty the blocks that no operator runs, and remove the last ones: others have numbers behind them."""
+        """Empty the blocks that no operator runs, and remove those at the end; in the middle the numbers of others would change."""
         run, left = {0}, [0]
         while left:
             found = [idx for op in self.blocks[left.pop()].oplist for idx in op.sub_blocks()]
@@ -349,7 +349,7 @@ class Program:
         self.drop_blocks(max(run) + 1)
 
     def become(self, other: Program) -> None:
-        """Hold what `other`, which a pass made of this program, holds: variables and operators of every block.
+        """Take over the variables and operators of `other`, which a pass made from this program.
 
         So a call that changes a program of the user's, as fluid's do, is a pass too. Blocks stay the same objects, and variables valid.
         """
@@ -393,7 +393,7 @@ class Program:
 
 @dataclass(frozen=True)
 class ProgramPair:
-    """Main and startup as one unit: what passes take and give, and what the text form prints with a `startup:` section."""
+    """Main and startup program as one unit: passes take and return pairs, and the text form prints a pair with a `startup:` section."""
 
     main: Program
     startup: Program

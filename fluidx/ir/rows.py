@@ -1,7 +1,7 @@
-"""Rows: what a pattern lets operands do over one mesh axis, and where the results then lie.
+"""Placement rules (rows): how the operands of an op may be placed over one mesh axis, and the placement of the results that follows.
 
-A row is one lemma: "if the operands lie so, the results lie so". Placing chooses among the rows of an operator, and the proof asks
-whether one of them allows what a program states.
+A row is one lemma: "operands with these entries give results with those entries". The placement pass chooses among the rows of an
+operator, and the proof checks that one of them allows the declared placements.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ OWN = Own("")
 
 
 class PlacementRow(NamedTuple):
-    """One way in which the operands may lie over one mesh axis, and where the outputs then lie. Entries are of group ""."""
+    """Entries of the operands over one mesh axis, and the entries of the outputs that follow. Their group is ""."""
 
-    kind: str  # "cut", "flat", "laid", "root", "whole", "linear", "monotone", "own", or "meet" where the ranks have to talk
+    kind: str  # "cut", "flat", "laid", "root", "whole", "linear", "monotone", "own", or "meet" if ranks communicate
     why: str
     ins: tuple[Entry | None, ...]
     outs: tuple[Entry | None, ...]
     factor: str = ""  # what is cut
-    runs: int = 0  # it is cut between so many runs: only a number of ranks that divides this can cut it, and one group; 0: any
+    runs: int = 0  # the number of runs between which it is cut: the number of ranks of the one group that cuts it must divide this; 0: any
 
     def among(self, n: int) -> bool:
         """Can n ranks cut what the row cuts?"""
@@ -44,12 +44,13 @@ class PlacementRow(NamedTuple):
 
     @property
     def flat(self) -> bool:
-        """Does it speak of flat ranges? They stand beside nothing else."""
+        """Does the row have flat ranges? A placement with flat ranges has no other entries."""
         return any(e is FLAT for e in (*self.ins, *self.outs))
 
 
 def _cut(operands: Sequence[list[tuple[str, ...]] | None], f: str, sizes: Mapping[str, int], runs: str) -> tuple[Shard | None, ...] | None:
-    """Where operands lie when factor f, or the axis of its runs, is cut; None for one without. None when that is no cut of one of them."""
+    """The entries of operands when factor f, or the axis of its runs, is cut; None for an operand without it. None if an operand cannot be
+    cut so."""
     out: list[Shard | None] = []
     for axes in operands:
         found = [(k, factors) for k, factors in enumerate(axes or ()) if f in factors or runs in factors]
@@ -101,7 +102,7 @@ def _all(entry: Entry, operands: Sequence[object]) -> tuple[Entry | None, ...]:
 
 
 def _flat_row(p: Pattern) -> PlacementRow | None:
-    """Flat ranges, for a line that names no axis: every operand has all of the elements, or one for all of them."""
+    """The row for flat ranges, for a pattern that names no axis: each operand has all elements, or a single one."""
     if not p.no_axes or p.whole - {f for f in p.whole if f[0] == "."} or not p.outs:
         return None
     flat = [None if axes is None else tuple(f for a in axes for f in a) for axes in (*p.ins, *p.outs)]
@@ -144,9 +145,9 @@ def _monotone_rows(p: Pattern) -> Iterator[PlacementRow]:
 
 
 def laid_out(ins: Sequence[Entry | None], types: Types, group: str) -> tuple[Pieces, ...] | None:
-    """Where the results of a row "laid" lie, or None where what a rank has of the operands is no range of all of them.
+    """The flat ranges of the results of a row "laid"; None if the parts of a rank are no range of the concatenated operands.
 
-    Of operands that lie one behind the other, rank k has elements b[k] to b[k + 1]; of each result, those of them that fall into it.
+    Of the concatenated operands rank k has elements b[k] to b[k + 1]; of each result it has those elements that belong to it.
     """
     held = [e.bounds for e in ins if e is not None and e.bounds is not None]
     sizes = [ANY if t is None else t.numel for t in types]
@@ -165,7 +166,7 @@ def _rebound(size: int, n: int, unit: int) -> tuple[int, ...] | int:
 
 
 def same_cut(a: Entry | None, b: Entry | None, shape: Sequence[int], n: int) -> bool:
-    """Are two entries of one group, of n ranks, the same? Cuts are when their bounds are; those of an open axis when their units are."""
+    """Do two entries of one group of n ranks mean the same? Two shards do if their bounds are equal; on an open axis, if the units are."""
     if a == b:
         return True
     if a is None or b is None or a.axis is None or a.axis != b.axis or a.group != b.group or a.axis >= len(shape):
@@ -179,9 +180,10 @@ def same_cut(a: Entry | None, b: Entry | None, shape: Sequence[int], n: int) -> 
 def fits(
     row: PlacementRow, p: Pattern, ins: Sequence[Entry | None], outs: Sequence[Entry | None] | None, types: Types, group: str, n: int
 ) -> tuple[Entry | None, ...] | None:
-    """Where the outputs lie by `row` when the operands lie at `ins` over `group`, of n ranks; None when the row says nothing of that.
+    """The entries of the outputs by `row` when the operands have the entries `ins` over `group`, of n ranks; None if it does not apply.
 
-    With `outs` given, they must be those. `types` are those of operands and outputs. Where only a shape is read, nothing is asked.
+    If `outs` is given, the results must be equal to it. `types` are those of operands and outputs. An operand of which only the shape is
+    read may have any entry.
     """
     if not row.among(n):
         return None
@@ -248,7 +250,7 @@ def find_row(
 def cut_twice(found: Iterable[PlacementRow]) -> str:
     """The factor in runs that more than one of these rows cuts, each over a group of its own; "" for none.
 
-    What the inner of two groups has begins where runs do only by luck, so no lemma speaks of it.
+    The parts of the inner one of two groups begin at runs only by chance, so no row covers that.
     """
     cuts = [row.factor for row in found if row.runs]
     return next((f for f in cuts if cuts.count(f) > 1), "")

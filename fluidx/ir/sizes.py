@@ -1,4 +1,4 @@
-"""Which open axes have one size: types inferred once more, with a number standing for every size that the feed decides.
+"""Which open axes have equal sizes: types are inferred again with a stand-in number for every size that the feed decides.
 
 An open axis only says that its size is not known yet. Two of them may be equal (`h` and `relu(h)`) or not (`h` and `h[0:1]`), and where a
 program broadcasts, its gradient must know which. Axes of one name have one size; so has the batch, axis 0 of every data variable whose
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from .program import Block
     from .variable import Variable
 
-# Divisible by what models divide by, and too large to equal a size that is written in a program.
+# Divisible by common divisors in models, and too large to be equal to a size in a program.
 _UNIT = 720720
 _BATCH = _UNIT * 1_000_003
 
 
 class StandInShapes:
-    """Stand-in shapes of the variables of a block, worked out when asked for.
+    """Stand-in shapes of the variables of a block, computed on demand.
 
     >>> from fluidx.ir import Builder, Program
     >>> x = Program("p").global_block().create_var("x", [-1, 4], "float32", is_data=True)
@@ -48,13 +48,13 @@ class StandInShapes:
         self._letters: dict[tuple[tuple[str, ...], str], int] = {}  # of results of an operator, sizes that values decide
 
     def inside(self, block: Block) -> StandInShapes:
-        """The same for a block within this one: a number stands for one size in both."""
+        """The stand-in shapes of a block within this one; a number stands for the same size in both."""
         inner = copy(self)
         inner.block = block
         return inner
 
     def renamed(self, names: Mapping[str, str]) -> None:
-        """Take note that variables have other names, in all operators: old name to new one. Numbers stay what they are."""
+        """Rename variables, old name to new one. Their numbers stay the same."""
         for old, new in names.items():
             if old in self._known:
                 self._known[new] = self._known.pop(old)
@@ -63,14 +63,14 @@ class StandInShapes:
         self._seen.clear()
 
     def forget(self, names: Iterable[str]) -> None:
-        """Take note that variables are gone, with all that wrote them."""
+        """Forget variables that were removed together with the operators that wrote them."""
         for n in names:
             self._known.pop(n, None)
         self._writer.clear()
         self._seen.clear()
 
     def equal(self, a: Variable, b: Variable, stop: int | None = None) -> bool:
-        """Whether two variables have one shape (up to axis `stop`), whatever is fed. False where that cannot be told."""
+        """Do two variables have equal shapes (up to axis `stop`) for every feed? False if that is not known."""
         declared = a.shape[:stop]
         return declared == b.shape[:stop] and (ANY not in declared or self.shape(a.name)[:stop] == self.shape(b.name)[:stop])
 
@@ -99,7 +99,7 @@ class StandInShapes:
         return known[name].shape
 
     def changed(self, names: Iterable[str], body: Block) -> list[str]:
-        """Of variables of the block, those to which a sub-block gives other sizes than they had, for all that can be told."""
+        """The variables of the block whose sizes a sub-block may change."""
         before = {n: self.shape(n) for n in names}
         inside = self.inside(body)
         writers = {n: op for op in body.oplist for n in op.output_arg_names if n in before}
@@ -136,7 +136,7 @@ class StandInShapes:
         return _BATCH if axis == 0 and desc.is_data and not desc.attrs.get("resized") else self.another()
 
     def another(self) -> int:
-        """A number that stands for a size of which nothing is known."""
+        """A new stand-in number, for an unknown size."""
         return _BATCH + 2 * _UNIT * next(self._others)
 
     def _producer(self, name: str) -> Operator | None:
@@ -154,7 +154,7 @@ class StandInShapes:
         return writer if writer is not None and name not in writer.input_arg_names and not runs_bodies(writer) else None
 
     def _infer(self, op: Operator) -> dict[str, TensorType]:
-        """What the operator's own type rule makes of the stand-ins; nothing for sizes that it refuses."""
+        """Apply the operator's type rule to the stand-in shapes; nothing for sizes that it refuses."""
         definition = OPS.get(op.type)
         if definition is None or any(n not in self._known for n in op.input_arg_names):
             return {}

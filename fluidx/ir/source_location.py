@@ -28,9 +28,9 @@ class Site(NamedTuple):
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _scopes: list[str] = []
 _commands: list[None] = []
-_warned: dict[str | tuple[str, type[Warning], int], int] = {}  # where Python remembers what it has warned of
-# file name -> is it passed over: fluidx's own, and what stands between a `with` line and fluidx
+_warned: dict[str | tuple[str, type[Warning], int], int] = {}  # where Python stores the warnings that it has shown
 _last: list[Site | None] = [None]
+# file name -> is it skipped: files of fluidx, and contextlib, which is between a `with` line and fluidx
 _inside: dict[str, bool] = {contextlib.__file__: True}
 
 
@@ -79,7 +79,7 @@ def name_scope(prefix: str) -> Iterator[None]:
 
 @contextmanager
 def by_command() -> Iterator[None]:
-    """Operators written inside have no line of a user, who called a command of fluidx."""
+    """Operators written inside have no call site: a command of fluidx writes them."""
     _commands.append(None)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Operators that run sub-blocks: which blocks, which values a block hands out, and how to copy them."""
+"""Operators that run sub-blocks: which blocks they run, which values a block returns, and how to copy them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class SubBlock(NamedTuple):
-    """A sub-block that an operator runs: the attribute that names it, and the one that lists what it hands out ("" for none)."""
+    """A sub-block that an operator runs: the attribute that names it, and the one that lists the values which it returns ("" for none)."""
 
     attr: str
     idx: int
     results_attr: str = ""
 
     def results(self, op: Operator) -> tuple[str, ...]:
-        """The values that the block hands out: its own, or those of enclosing blocks."""
+        """The values that the block returns: its own, or those of enclosing blocks."""
         return op.attrs[self.results_attr] if self.results_attr else ()
 
 
@@ -32,7 +32,7 @@ def runs_bodies(op: Operator) -> bool:
 
 
 def bodies(op: Operator) -> Iterator[SubBlock]:
-    """The sub-blocks of an operator. What their attributes mean stands in the op's declaration, as `OpDef.bodies`."""
+    """The sub-blocks of an operator. The op's declaration gives the meaning of their attributes (`OpDef.bodies`)."""
     definition = OPS.get(op.type)
     declared: Mapping[str, str] = {} if definition is None else definition.bodies
     for name, value in op.attrs.items():

@@ -44,7 +44,7 @@ _name_re = re.compile(NAME)
 _device_re = re.compile(WORD + r"(?::[0-9]{1,9})?")
 _MISSING = object()
 
-# What a kind of declaration implies; only what differs is written, as `flag` or `not flag`.
+# The flags that a kind of declaration implies; only differences are written, as `flag` or `not flag`.
 FLAGS = ("persistable", "stop_gradient", "is_data", "is_parameter", "on_host")
 IMPLIED: Mapping[str, frozenset[str]] = {
     "data": frozenset({"is_data", "stop_gradient"}),
@@ -146,7 +146,7 @@ def excerpt(program: Program, index: int, before: int = 3, after: int = 2, block
 
 
 def quote(text: str) -> str:
-    """A quoted and escaped string; what a terminal cannot show is written as an escape."""
+    """A quoted and escaped string; characters that a terminal cannot show are escaped."""
     return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
@@ -187,7 +187,7 @@ def show_value(value: Any) -> str:
         return int.__repr__(value)
     if isinstance(value, str):
         return quote(str(value))
-    return f"<{kind.__name__}>"  # no attribute holds this; text for an error must come out all the same
+    return f"<{kind.__name__}>"  # no valid attribute; error messages must still be able to show it
 
 
 def _attr_list(items: Iterable[tuple[str, Any]]) -> str:
@@ -195,7 +195,7 @@ def _attr_list(items: Iterable[tuple[str, Any]]) -> str:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Do two attributes write the same? 1, 1.0 and True are three, and 0.0 and -0.0 two."""
+    """Do two attributes have the same text? 1, 1.0 and True differ, and so do 0.0 and -0.0."""
     return a is b or (a == b and repr(a) == repr(b))
 
 
@@ -275,7 +275,7 @@ def turn_lines(program: Program) -> list[str]:
 
 
 def startup_name(main: str) -> str:
-    """The name of the startup program that goes without saying."""
+    """The default name of the startup program."""
     return "startup" if main == "main" else main
 
 

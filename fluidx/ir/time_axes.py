@@ -1,8 +1,8 @@
-"""Turns: axes of time. What a program cuts over one, each rank computes part after part, in turn.
+"""Axes of time: iterations over parts of a batch. A value that is sharded over one is computed part by part, in turn, on each rank.
 
-A program says `turns mb = 4`, and its values lie over the turns of `mb` as they lie over groups of ranks. `mb.2` is turn 2: a group in
-which every rank has index 2 of 4. `mb.0-2` are turns 0 to 2 together: so lies a sum to which these have added their terms. A variable over
-`mb` itself lies over all turns: what %h, `shard(0) over mb`, is in turn 2 lies under the name %h.mb2, `shard(0) over mb.2`.
+A program declares `turns mb = 4`, and placements name `mb` and its turns as they name groups of ranks. `mb.2` is turn 2: a group in which
+every rank has index 2 of 4. `mb.0-2` is the group of turns 0 to 2: the placement of a sum to which these have added their terms. A variable
+over `mb` itself is split over all turns: for %h, `shard(0) over mb`, the part in turn 2 has the name %h.mb2 and is `shard(0) over mb.2`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_TURNS = 1024
 
 
 class Turn(NamedTuple):
-    """Turns `first` to `last` of an axis of time."""
+    """The turns from `first` to `last` of an axis of time."""
 
     axis: str
     first: int
@@ -33,7 +33,7 @@ def turn_group(axis: str, first: int, last: int | None = None) -> str:
 
 
 def turn_groups(turns: Mapping[str, int]) -> Iterator[tuple[str, Turn]]:
-    """Every name that speaks of turns: each turn by itself, and the first ones together.
+    """The group names of all turns: each turn by itself, and the first ones together.
 
     >>> [name for name, _ in turn_groups({"mb": 3})]
     ['mb.0', 'mb.1', 'mb.2', 'mb.0-1', 'mb.0-2']
@@ -46,7 +46,7 @@ def turn_groups(turns: Mapping[str, int]) -> Iterator[tuple[str, Turn]]:
 
 
 def seats(turns: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """{turn: (index, number of turns)}: where every rank stands in it. Of several turns together a rank has all, as of an axis itself.
+    """{turn: (index, number of turns)}, the coordinates of every rank. Of several turns together, or of the axis, a rank has all.
 
     >>> seats({"mb": 2})
     {'mb': (0, 1), 'mb.0': (0, 2), 'mb.1': (1, 2), 'mb.0-1': (0, 1)}
@@ -58,15 +58,15 @@ def seats(turns: Mapping[str, int]) -> dict[str, tuple[int, int]]:
 
 
 def in_turn(name: str, axis: str, k: int) -> str:
-    """The name of what a variable is in a turn."""
+    """The name of a variable in one turn."""
     return f"{name}.{axis}{k}"
 
 
 def over_turns(placement: Placement, turns: Mapping[str, int]) -> str:
-    """The axis of time of which a value lies over all turns; "" where it does not."""
+    """The axis of time over which a value is placed; "" for none."""
     return next((e.group for e in placement if e.group in turns), "") if turns else ""
 
 
 def taken_in_turn(placement: Placement, axis: str, k: int) -> Placement:
-    """How what a variable is in a turn lies, of a placement over all turns."""
+    """The placement of a variable in one turn, from its placement over all turns."""
     return tuple([e.over(turn_group(axis, k)) if e.group == axis else e for e in placement])

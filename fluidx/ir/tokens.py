@@ -160,6 +160,6 @@ def _pointer(line: str, row: int, col: int) -> str:
     """The line with its number and a caret under the column; of a long line the part around it."""
     start = max(0, col - 80) if len(line) > 120 else 0
     shown = line[start : start + 120]
-    shown = "".join(c if c.isprintable() else "?" for c in shown)  # a binary file must not reach the terminal
+    shown = "".join(c if c.isprintable() else "?" for c in shown)  # contents of a binary file must not reach the terminal
     head = f"    {row + 1} | {'...' if start else ''}"
     return f"{head}{shown}\n{' ' * (len(head) + col - start)}^"

@@ -28,10 +28,10 @@ def is_word(text: str) -> bool:
 
 
 class Dim(int):
-    """An open axis with a name: ANY to whoever compares sizes. All axes of one name have one size in a run.
+    """An open axis with a name. It compares equal to ANY. All axes with one name have one size in a run.
 
-    Two names may stand for one size or for two, so names are not compared with ==; `common_size` looks at them. What is computed of a
-    size, `n + 1`, is a number without a name. Raises ProgramError for a name that text could not write.
+    Two names may stand for equal sizes, so == does not compare names; `common_size` does. Arithmetic such as `n + 1` gives a number without
+    a name. Raises ProgramError for a name that text cannot write.
 
     >>> batch = Dim("batch")
     >>> batch == ANY, TensorType("float32", (batch, 4))
@@ -60,7 +60,7 @@ class Dim(int):
 
 
 def size_names(shape: Iterable[int]) -> tuple[str | None, ...]:
-    """The name of each axis, None for one that has none; () where no axis has one.
+    """The name of each axis, None for an axis without a name; () if no axis has a name.
 
     >>> size_names((Dim("n"), 4)), size_names((-1, 4))
     (('n', None), ())
@@ -70,7 +70,7 @@ def size_names(shape: Iterable[int]) -> tuple[str | None, ...]:
 
 
 def common_size(a: int, b: int) -> int:
-    """The size of an axis that is as long as one of two, whichever it is: open where they may differ.
+    """The common size of two axes, or -1 if they may differ.
 
     >>> common_size(Dim("n"), Dim("n")), common_size(Dim("n"), Dim("m")), common_size(3, 4)
     (n, -1, -1)
@@ -79,7 +79,7 @@ def common_size(a: int, b: int) -> int:
 
 
 def equal_size(a: int, b: int) -> int:
-    """The size of two axes that are equally long: what is known of either, a number before a name.
+    """The size of two axes known to be equal: a number if either has one, otherwise a name.
 
     >>> equal_size(-1, Dim("n")), equal_size(Dim("n"), 4)
     (n, 4)
@@ -125,14 +125,14 @@ class TensorType:
     def accepts(self, other: Any) -> bool:
         """True when a value of type `other` can stand where this type is declared (open axes match any size)."""
         if other.__class__ is not TensorType:
-            return other.accepts(self)  # a tensor of any rank does
+            return other.accepts(self)  # a tensor of any rank may accept it
         mine, theirs = self.shape, other.shape
         if self.dtype != other.dtype or len(mine) != len(theirs):
             return False
         return mine == theirs or all(a == b or a == ANY or b == ANY for a, b in zip(mine, theirs, strict=True))
 
     def says(self, other: Any) -> bool:
-        """True when the two are equal and name their axes alike, which == does not ask."""
+        """True when the two types are equal and their axes have the same names, which == ignores."""
         return self is other or self == other and other.__class__ is TensorType and size_names(self.shape) == size_names(other.shape)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Names that do not repeat: `fc_0`, `fc_1`, ... as fluid users know them."""
+"""Unique names: `fc_0`, `fc_1`, ... as in fluid."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class UnusedNames:
 
 
 def switch() -> None:
-    """Start counting anew (fluid's name)."""
+    """Count from 0 again (fluid's name)."""
     global _current
     _current = _Names()
 

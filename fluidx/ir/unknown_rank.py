@@ -1,4 +1,4 @@
-"""Type rules on operands of which the number of axes is not known yet: what holds for every number that they may have."""
+"""Type rules for operands with an unknown number of axes: the common result for all numbers that the rule takes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from .errors import ProgramError
 from .types import ANY, TensorType
 from .valuetypes import AnyRankType, common_type
 
-MOST = 8  # axes that are thought of
+MOST = 8  # ranks up to this are tried
 
 
 def at_any_rank(what: str, infer: Callable[..., Any], types: Sequence[Any], unranked: Sequence[AnyRankType]) -> Any:
-    """What `infer` says of the types, whatever the ranks of `unranked`, those of them that are not known: a rule that takes only some ranks
-    (a convolution, four) says which they are, and one whose result has one shape for all (a mean) says that. ProgramError where it takes
-    none.
+    """The common result of `infer` for all ranks that the types in `unranked` may have. A rule that takes a single rank (a convolution: 4)
+    fixes the rank, and one with the same result for all ranks (a mean) keeps its shape. ProgramError if the rule takes no rank.
 
     >>> def swap(t):
     ...     if len(t.shape) != 2:
@@ -41,7 +40,7 @@ def at_any_rank(what: str, infer: Callable[..., Any], types: Sequence[Any], unra
 
 
 def _ranks(operands: int) -> Iterator[tuple[int, ...]]:
-    """Ranks of so many operands; of many, the same of all."""
+    """Combinations of ranks for several operands; for many operands, one rank for all."""
     if operands <= 3:
         yield from product(range(MOST + 1), repeat=operands)
         return

@@ -28,7 +28,7 @@ _NAN = math.nan  # the one object: two programs that hold it compare equal
 
 
 class ValueParser(Tokens):
-    """Reads what is written of a variable behind its name, and attributes. `constants` are the arrays that a text names by digest."""
+    """Reads the declaration of a variable behind its name, and attributes. `constants` are the arrays that a text names by digest."""
 
     def __init__(self, text: str, constants: Mapping[str, Any] | None):
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""Types of values that are no tensors of a known rank: sequences, optionals, maps, and tensors of which the feed decides the rank."""
+"""Types of values other than tensors of a known rank: sequences, optionals, maps, and tensors whose rank the feed decides."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .types import ANY, Dim, TensorType, is_word
 
 MAX_NESTING = 32  # of types in types
 MAX_SIZE = (1 << 63) - 1  # of one axis
-KEYS = ("string", *INTS)  # what the keys of a map may be
+KEYS = ("string", *INTS)  # dtypes of keys of a map
 A_TYPE = "a type such as f32[-1,10], f32[*] of any rank, seq<f32[4]>, opt<f32[4]> or map<i64,f32[]>"
 _SIZES = f"sizes of 0 to {MAX_SIZE}, or a name or -1 for an open axis, or * alone for any number of axes"
 
 
 class _NoTensor:
-    """What the types here have in common: they have no shape, and whoever asks for it is told what to do."""
+    """Base of the types without a shape: an access to the shape raises an error with a hint."""
 
     __slots__ = ()
     kind: ClassVar[str]
@@ -135,13 +135,13 @@ class MapType(_NoTensor):
 
 @dataclass(frozen=True, slots=True)
 class AnyRankType(_NoTensor):
-    """A tensor of a dtype, of which the feed decides how many axes it has.
+    """A tensor of a dtype whose number of axes the feed decides.
 
     >>> AnyRankType("float32")
     f32[*]
     """
 
-    dtype: str  # the one thing that is known
+    dtype: str  # only the dtype is known
     kind: ClassVar[str] = "tensor of any rank"
     next_step: ClassVar[str] = "how many axes it has is known when it is fed: declare as many, -1 for sizes that are open"
 
@@ -175,17 +175,17 @@ def kind_of(t: Any) -> str:
 
 
 def is_ranked(*types: Any) -> bool:
-    """Are they types of tensors whose numbers of axes are known?"""
+    """Are all types those of tensors with known numbers of axes?"""
     return all(t.__class__ is TensorType for t in types)
 
 
 def on_host(t: Any) -> bool:
-    """Has the host alone values of a type?"""
+    """Do values of a type exist on the host only?"""
     return t.__class__ is not TensorType and t.__class__ is not AnyRankType or t.dtype == "string"
 
 
 def as_type(given: Any) -> ValueType:
-    """A type, or the type that a text is. Raises ProgramError for anything else."""
+    """A type, or the type that a text describes. Raises ProgramError for anything else."""
     if isinstance(given, str):
         try:
             return read_type(given)
@@ -197,7 +197,7 @@ def as_type(given: Any) -> ValueType:
 
 
 def common_type(a: ValueType, b: ValueType) -> ValueType:
-    """The type of a value that is of one of two types, whichever it is. Raises ProgramError where no type holds both.
+    """The most specific type that accepts values of both types. Raises ProgramError if there is none.
 
     >>> common_type(TensorType("float32", (2, 3)), TensorType("float32", (2, 4)))
     f32[2,-1]
@@ -225,7 +225,7 @@ def common_type(a: ValueType, b: ValueType) -> ValueType:
 
 
 def read_type(text: str, depth: int = 0) -> ValueType:
-    """The type that a text is. Raises ProgramError that says what may stand there.
+    """Parse the text of a type. Raises ProgramError that lists what is possible.
 
     >>> read_type("seq<map<str,f32[n,4]>>")
     seq<map<str,f32[n,4]>>
@@ -272,7 +272,7 @@ def _read_size(digits: str) -> int:
 
 
 def unlike(value: Any, t: ValueType, where: str = "") -> str:
-    """Why a value is none of a type; "" if it is one. `where` says which part of what was asked about it is.
+    """Why a value does not have a type; "" if it does. `where` names the part of the value in the message.
 
     >>> unlike([np.zeros(3)], SequenceType(TensorType("float32", (3,))))
     'element 0 is f64[3], expected f32[3]'
@@ -315,7 +315,7 @@ def _found(value: Any, expected: str, where: str) -> str:
 
 
 def tensors(value: Any, t: ValueType) -> Iterator[tuple[TensorType, np.ndarray]]:
-    """The arrays in a value, each with its type; of a rank that the feed decides none."""
+    """The arrays in a value, each with its type; none for a tensor of unknown rank."""
     if t.__class__ is TensorType:
         if isinstance(value, np.ndarray):
             yield t, value
@@ -331,7 +331,7 @@ def tensors(value: Any, t: ValueType) -> Iterator[tuple[TensorType, np.ndarray]]
 
 
 def known_bytes(t: ValueType) -> int:
-    """The bytes that a value is known to have before it exists: of a tensor, open axes counted as 1; of other values none.
+    """The known bytes of a value of a type: of a tensor with open axes counted as 1; 0 for other values.
 
     >>> known_bytes(TensorType("float32", (-1, 4))), known_bytes(SequenceType(TensorType("float32", (4,))))
     (16, 0)

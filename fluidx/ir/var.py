@@ -1,4 +1,4 @@
-"""Var, the immutable record of what a program declares under one name."""
+"""Var: the immutable declaration of a variable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Var(NamedTuple):
-    """The immutable record behind a Variable: what the program declares under one name.
+    """The immutable declaration of a variable: name, type, placement and flags. A Variable is the handle on it.
 
     `attrs` holds what only some variables have: of a parameter `trainable`, `learning_rate`, `regularizer`, `need_clip`, and
     `do_model_average` where that is False; of an
@@ -22,14 +22,14 @@ class Var(NamedTuple):
     """
 
     name: str
-    type: Any  # a ValueType; those who deal with tensors alone take it for a TensorType, and are told where it is none
+    type: Any  # a ValueType; Any, since most code deals with tensors only and reads the shape
     placement: Placement = REPLICATE
     persistable: bool = False
     stop_gradient: bool = False
     is_data: bool = False
     is_parameter: bool = False
     attrs: Mapping[str, Any] = _NO_ATTRS
-    on_host: bool = False  # it lives in the memory of the host, and not in that of the device which its rank works on
+    on_host: bool = False  # the value is in host memory, not in the memory of the rank's device
 
     def __hash__(self) -> int:  # attrs cannot be hashed
         return hash((self.name, self.type, self.placement))
@@ -38,7 +38,7 @@ class Var(NamedTuple):
         return self._replace(**changes)
 
 
-# A parameter's attributes that go without saying.
+# The default attributes of a parameter, which text does not show.
 PARAM_DEFAULTS: Mapping[str, Any] = {"learning_rate": 1.0, "need_clip": True, "regularizer": None, "trainable": True}
 VAR_ATTRS = (*PARAM_DEFAULTS, "do_model_average", "error_clip", "state_of", "copy_of", "resized")
 

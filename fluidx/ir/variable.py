@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from .program import Block
     from .var import Var
 
-# what `x + y`, `x < y`, `x[y]`, `-x` and `x.astype(y)` write, by symbol; fluidx.ops fills it, which knows the ops
+# the functions behind `x + y`, `x < y`, `x[y]`, `-x` and `x.astype(y)`, by symbol; fluidx.ops fills it in
 OPERATORS: dict[str, Callable[[Any, Any], Variable]] = {}
 
 _FETCH = "run the program and fetch it: exe.run(main, feed=..., fetch_list=[x])"
-# what tensors of PyTorch have and variables of a program cannot have
+# attributes of PyTorch tensors that variables of a program do not have, with a hint
 _AS_IN_PYTORCH = dict.fromkeys(("numpy", "item", "tolist"), f"a variable has no value while the program is written; {_FETCH}") | {
     "backward": "an optimizer's minimize(loss) appends the gradients and the updates to the program",
     "to": "the place of an Executor is the device",
@@ -100,7 +100,7 @@ class Variable:
 
     @property
     def is_resized(self) -> bool:
-        """Do open sizes of it change while a program runs? They equal no others then."""
+        """May its open sizes change while a program runs? Then they are equal to no others."""
         return bool(self.desc.attrs.get("resized"))
 
     @is_resized.setter
@@ -114,12 +114,12 @@ class Variable:
 
     @property
     def type(self) -> Any:
-        """What kind of value it is, and of which dtype and shape: f32[-1,10], seq<f32[n]>."""
+        """The type: f32[-1,10], seq<f32[n]>."""
         return self.desc.type
 
     @property
     def error_clip(self) -> Any:
-        """(min, max) between which its gradient is kept while it flows back; None for no limits. It is given a clip.ErrorClipByValue."""
+        """The limits (min, max) of its gradient in the backward pass; None for no limits. Set it to a clip.ErrorClipByValue."""
         return self.desc.attrs.get("error_clip")
 
     @error_clip.setter
@@ -189,7 +189,7 @@ class Variable:
     def __ge__(self, o: Any) -> Variable:
         return OPERATORS[">="](self, o)
 
-    # == and != write operators, as in fluid; a handle is hashed by what it names
+    # == and != write operators, as in fluid; the hash is that of program and name
     def __eq__(self, o: Any) -> Any:
         return OPERATORS["=="](self, o)
 
@@ -209,7 +209,7 @@ class Variable:
             return True
         raise wrong(f"variable {self.name!r} has no value while the program is written; use layers.cond or layers.While")
 
-    # An array and Python's own loops would ask for values, of which there are none yet. Iteration by __getitem__ would never end.
+    # Conversion to an array and iteration need values, which do not exist yet. Iteration by __getitem__ would never end.
     __array_ufunc__ = None
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
@@ -260,7 +260,7 @@ class Parameter(Variable):
 
     @property
     def optimize_attr(self) -> dict[str, float]:
-        """What optimizers are told: `learning_rate`, a factor."""
+        """Settings for optimizers: `learning_rate`, a factor."""
         return {"learning_rate": self.desc.attrs.get("learning_rate", 1.0)}
 
     @property
