@@ -36,15 +36,20 @@ def make_op(
     >>> print(make_op("unpack", ["x"], ["a", "b"], filled("unpack", {"shapes": ((2,), (3,))})))
     [%a, %b] = unpack([%x]) {shapes=[[2], [3]]}
     """
-    definition = opdef(op_type)
-    ins, made = _by_slot(definition.in_slots, xs), _by_slot(definition.out_slots, outs)
-    return Operator(op_type, ins, made, attrs, role, role_var, site)
+    definition, reads, writes = opdef(op_type), tuple(xs), tuple(outs)
+    ins, made = _by_slot(definition.in_slots, reads), _by_slot(definition.out_slots, writes)
+    # not through the constructor, which would work out once more what is read and written
+    return tuple.__new__(Operator, (op_type, ins, made, attrs, role, role_var, site, "", reads, writes))
 
 
-def _by_slot(slots: Sequence[Slot], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _by_slot(slots: Sequence[Slot], names: tuple[str, ...]) -> Frozen:
+    if not names:
+        return _NONE
+    name, _, many = slots[0]
+    if many or len(names) == 1:
+        return Frozen({name: names})
     found: dict[str, tuple[str, ...]] = {}
-    left = tuple(names)
-    for slot in slots:
-        if left:
-            found[slot.name], left = (left, ()) if slot.many else (left[:1], left[1:])
-    return found
+    for name, _, many in slots:
+        if names:
+            found[name], names = (names, ()) if many else (names[:1], names[1:])
+    return Frozen(found)

@@ -6,7 +6,7 @@ import re
 from itertools import permutations
 
 from ..ir.parser import parse_program
-from ..ir.pass_base import Job, Pass, run_passes
+from ..ir.pass_base import Job, Pass
 from ..ir.program import Program, ProgramPair
 from ..ir.types import show_placement
 from ..transpiler.cluster import Cluster, Mesh
@@ -23,16 +23,22 @@ def check_pass(one: Pass, *, given: str, before: str, after: str) -> Job:
     pass that changed what it was given. Returns the job, whose `log` has the reasons of what was left alone.
     """
     source, wanted = program_of(given, before), program_of(given, after)
+    job = Job(_mesh(source), facts=set(one.requires))
+    check_result(one, source, wanted, job)
+    return job
+
+
+def check_result(one: Pass, source: Program, wanted: Program, job: Job) -> Program:
+    """What a pass makes of a program. Raises AssertionError where that is not what was wanted, and where the given program was changed."""
     # as text: records that both programs share would change in both
     text = str(source)
-    job = Job(_mesh(source), facts=set(one.requires))
-    result = run_passes([("checked", one)], ProgramPair(source, Program("startup")), job, lambda *_: None)
+    result = one.run(ProgramPair(source, Program("startup")), job).main
     if str(source) != text:
         raise AssertionError(f"{one!r} changed the program that it was given")
-    found, expected = lines_of(result.main, wanted), lines_of(wanted, wanted)
+    found, expected = lines_of(result, wanted), lines_of(wanted, wanted)
     if found != expected:
         raise AssertionError(f"{one!r} made\n" + "\n".join(found) + "\n\nexpected\n" + "\n".join(expected))
-    return job
+    return result
 
 
 def _mesh(program: Program) -> Cluster | Mesh:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.pass_base import Job, Pass
-from .check_pass import lines_of, program_of
+from .check_pass import check_result, lines_of, program_of
 
 
 def check_rewrite(one: Pass, *, given: str, before: str, after: str, fetch: Sequence[str] = ()) -> list[str]:
@@ -14,14 +14,8 @@ def check_rewrite(one: Pass, *, given: str, before: str, after: str, fetch: Sequ
     What comes out is rewritten once more and must stay. Raises AssertionError that shows both texts, and for a rewrite that changed what it
     was given. Returns the reasons of what was left alone.
     """
-    source, wanted = program_of(given, before), program_of(given, after)
-    text, job = str(source), Job(fetch=tuple(fetch))
-    result = one.run(source, job)
-    if str(source) != text:
-        raise AssertionError(f"{one!r} changed the program that it was given")
-    found, expected = lines_of(result, wanted), lines_of(wanted, wanted)
-    if found != expected:
-        raise AssertionError(f"{one!r} made\n" + "\n".join(found) + "\n\nexpected\n" + "\n".join(expected))
-    if lines_of(again := one.run(result, Job(fetch=tuple(fetch))), wanted) != expected:
+    source, wanted, job = program_of(given, before), program_of(given, after), Job(fetch=tuple(fetch))
+    result = check_result(one, source, wanted, job)
+    if lines_of(again := one.run(result, Job(fetch=tuple(fetch))), wanted) != lines_of(wanted, wanted):
         raise AssertionError(f"{one!r} once more made\n{again}")
     return job.log

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import fluidx as fx
-from fluidx.ir import Builder, ProgramError
+from fluidx.ir import Builder, Operator, ProgramError
 from fluidx.ir.jsonform import op_from_json, op_to_json
 from fluidx.ir.make_op import filled, make_op
 
@@ -81,6 +81,25 @@ def test_a_made_operator_has_its_names_by_slot_and_all_attributes(b, x):
         names = [v.name for a in args for v in (a if isinstance(a, list) else [a])]
         made = make_op(outs, names, [out.name], filled(outs, attrs), role=b.block.ops[-1].role)
         assert made == b.block.ops[-1] and dict(made.attrs) == dict(b.block.ops[-1].attrs)
+        assert (made.input_arg_names, made.output_arg_names) == (tuple(names), (out.name,))
+
+
+@pytest.mark.parametrize(
+    "op, xs, outs, said",
+    [
+        ("recv", [], ["y"], "%y = recv()"),
+        ("send", ["x"], [], "send(%x)"),
+        ("unpack", ["x"], ["y", "z"], "[%y, %z] = unpack([%x])"),
+        ("pack", ["x", "y"], ["z"], "%z = pack([%x, %y])"),
+        ("elementwise_max", ["x", "y"], ["z"], "%z = elementwise_max(%x, %y)"),
+        ("dropout", ["x"], ["y", "z"], "%y, %z = dropout(%x)"),
+    ],
+)
+def test_a_made_operator_takes_names_in_the_order_of_its_slots(op, xs, outs, said):
+    made = make_op(op, xs, outs)
+    assert str(made).startswith(said)
+    assert Operator(op, made.inputs, made.outputs, role=made.role) == made
+    assert (made.input_arg_names, made.output_arg_names) == (tuple(xs), tuple(outs))
 
 
 def test_an_operator_keeps_its_slots_in_json(b, x):

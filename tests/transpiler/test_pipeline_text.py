@@ -113,6 +113,14 @@ def test_rewrites_come_first_are_proved_with_the_strategy_and_stand_in_the_diff(
     assert "softmax" in str(t.diff())
 
 
+def test_endpoints_of_servers_keep_the_passes_in_front():
+    main, startup = attention()
+    t = fx.DistributeTranspiler("parameter_server,join_attention")
+    t.transpile(program=main, startup_program=startup, trainers=2, pservers="a:1,b:1")
+    assert t.strategy == fx.strategies.parameter_server(2).with_rewrites(rewrite.JoinAttention())
+    assert "scaled_dot_product_attention" in [op.type for op in t.main.ops]
+
+
 def test_what_a_rewrite_left_alone_is_explained():
     main, startup = fx.Program("plain"), fx.Program("plain_startup")
     with fx.program_guard(main, startup):

@@ -13,6 +13,7 @@ from ...ir.operator import Operator
 from ...ir.parts import Coords, holds, local_type
 from ...ir.program import Block
 from ...ir.types import Local, TensorType
+from ...ir.unique_name import UnusedNames
 from ...ir.var import Var
 from ..algorithms import RankRound, Transfer
 
@@ -79,7 +80,8 @@ class CollectiveOnRank:
         self.keeps_result = holds(block.desc(self.out).placement, coords)
         self.parts = plan.parts(me)
         self.last = next((part for part in reversed(self.parts) if part.takes), None)
-        self._used: dict[str, int] = {}
+        self._used: set[str] = set()
+        self._unused = UnusedNames(self._used.__contains__, lambda k: str(k + 1))
 
     def _local(self, name: str, coords: Coords) -> TensorType:
         d = self.block.desc(name)
@@ -184,10 +186,8 @@ class CollectiveOnRank:
 
     def _new(self, a: int, b: int, word: str, t: TensorType) -> str:
         """Declare a variable of this rank's own."""
-        name = f"{self._base(a, b)}.{word}"
-        again = self._used[name] = self._used.get(name, 0) + 1
-        if again > 1:
-            name += str(again)
+        name = self._unused(f"{self._base(a, b)}.{word}")
+        self._used.add(name)
         made = self.plan.made
         declared = made.get((name, t))
         if declared is None:
