@@ -39,7 +39,7 @@ def test_a_feed_that_differs_between_ranks_is_named(tmp_path, step):
     status, said = launched(tmp_path, SCRIPT, step)
     assert status == 1
     assert "the ranks feed different values of 'x': one on ranks 0, 2, another on rank 1" in said
-    assert "draw it from the same seed or file on all ranks" in said
+    assert "draw the batch from the same seed or file on all ranks" in said
 
 
 def test_the_same_feed_on_all_ranks_is_taken(tmp_path):
