@@ -285,8 +285,8 @@ def test_a_pair_is_the_formula_in_each_layer():
     "attrs, said",
     [
         ({"layers": (0, 5)}, "is not within"),
-        ({"layers": (0, 8, 6, 13)}, "are no marks"),
-        ({"layers": (1, 13)}, "are no marks"),
+        ({"layers": (0, 8, 6, 13)}, "are not increasing bounds"),
+        ({"layers": (1, 13)}, "are not increasing bounds"),
         ({"layers": (0, 13), "start": 1}, "is not within"),
     ],
 )
