@@ -16,6 +16,7 @@ from ...ir.types import Local, TensorType
 from ...ir.unique_name import UnusedNames
 from ...ir.var import Var
 from ..algorithms import RankRound, Transfer
+from .messages import recv
 
 
 class CollectivePlan(NamedTuple):
@@ -96,8 +97,7 @@ class CollectiveOnRank:
         for a, b, t in coming:
             what = self._type(a, b)
             name = self.out if not t.add and final and len(coming) == 1 and self._is_result(a, b) else self._new(a, b, "in", what)
-            attrs = filled("recv", {"peer": members[t.source], "shape": what.shape, "dtype": what.dtype, **how})
-            self.block.oplist.append(make_op("recv", (), (name,), attrs, self.op.site))
+            self.block.oplist.append(recv(self.op, name, what, peer=members[t.source], **how))
             arrived.append(Arrived(a, b, name, t.source, t.add))
         return Received(final, arrived)
 

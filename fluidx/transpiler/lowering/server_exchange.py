@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 from ...ir.make_op import filled, make_op
 from ...ir.operator import Operator
+from ...ir.parts import Coords
 from ...ir.program import Block
 from ...ir.types import Local, TensorType
 from ...ir.var import Var
+from .messages import recv, send
 
 SERVED = ("push", "pull")
 
@@ -29,26 +31,28 @@ class _Piece(NamedTuple):
 
 class ServerExchange:
     """Pushes and pulls that need nothing of each other: their messages start together. The first trainer may send for all; the others do
-    the same as each other."""
+    the same as each other. `kept`: do servers keep what all ranks keep?"""
 
-    def __init__(self, ops: Sequence[Operator]):
-        self.ops = ops
+    def __init__(self, ops: Sequence[Operator], kept: bool):
+        self.ops, self.kept = ops, kept
         self.written: dict[int, tuple[list[Operator], dict[str, Var]]] = {}  # by rank, trainers but the first under the second's
 
-    def write(self, rank: int, block: Block, kept: bool) -> None:
-        """Append what a rank does to `block`, and declare what it receives. `kept`: do servers keep what all ranks keep?"""
+    def is_common(self) -> bool:
+        return False
+
+    def write(self, rank: int, coords: Coords, block: Block) -> None:
         trainers = block.program.groups[self.ops[0].attrs["trainers"]][0]
         alike = trainers[1] if rank in trainers[1:] else rank
         if alike not in self.written:
-            self.written[alike] = self._written(rank, block, kept)
+            self.written[alike] = self._written(rank, block)
         ops, made = self.written[alike]
         block.oplist += ops
         block.descs.update(made)
 
-    def _written(self, rank: int, block: Block, kept: bool) -> tuple[list[Operator], dict[str, Var]]:
+    def _written(self, rank: int, block: Block) -> tuple[list[Operator], dict[str, Var]]:
         batch = f"{self.ops[0].type}.{self.ops[0].output_arg_names[0]}"
         made: dict[str, Var] = {}
-        written = [_Writing(op, rank, block, batch, kept, made) for op in self.ops]
+        written = [_Writing(op, rank, block, batch, self.kept, made) for op in self.ops]
         stages = [w.before for w in written], [w.messages for w in written], [w.behind for w in written]
         return [*chain.from_iterable(chain(*stages))], made
 
@@ -63,7 +67,8 @@ class _Writing:
     """What a rank does in a push or a pull: what it makes of its own, what it sends and receives, and what it makes of that."""
 
     def __init__(self, op: Operator, rank: int, block: Block, batch: str, kept: bool, declared: dict[str, Var]):
-        self.op, self.rank, self.batch, self.declared = op, rank, batch, declared
+        self.op, self.rank, self.declared = op, rank, declared
+        self.how = {"group": op.attrs["group"], "batch": batch}
         self.before: list[Operator] = []
         self.messages: list[Operator] = []
         self.behind: list[Operator] = []
@@ -128,14 +133,12 @@ class _Writing:
         return name
 
     def send(self, name: str, peer: int) -> None:
-        attrs = filled("send", {"peer": peer, "group": self.op.attrs["group"], "batch": self.batch})
-        self.messages.append(make_op("send", (name,), (), attrs, self.op.site))
+        self.messages.append(send(self.op, name, peer=peer, **self.how))
 
     def recv(self, name: str, peer: int, shape: tuple[int, ...], placement: Any = None) -> str:
         if placement is None:
             self.local(name, shape)
-        attrs = {"peer": peer, "shape": shape, "dtype": self.type.dtype, "group": self.op.attrs["group"], "batch": self.batch}
-        self.messages.append(self.made("recv", [], name, **attrs))
+        self.messages.append(recv(self.op, name, TensorType(self.type.dtype, shape), peer=peer, **self.how))
         return name
 
     def made(self, type_: str, xs: list[str], out: str, **attrs: Any) -> Operator:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...ir.errors import TranspileError
-from ...ir.make_op import filled, make_op
-from ...ir.operator import Frozen, Operator
+from ...ir.operator import Operator
 from ...ir.parts import Coords, holds, local_type
 from ...ir.program import Block
 from ...ir.sizes import StandInShapes
-from ...ir.types import ANY, Placement
+from ...ir.types import ANY, TensorType
 from ..placement.propagate import where
+from .messages import recv, send
 
 TRANSFER = "transfer"
 
@@ -26,39 +26,31 @@ class Transfers:
     sizes: StandInShapes
     written: dict[tuple, Operator] = field(default_factory=dict)  # ranks whose parts are of one shape share operators
 
+    def is_common(self) -> bool:
+        return False
+
     def write(self, rank: int, coords: Coords, block: Block) -> None:
-        """Append what the rank does to `block`."""
         for op in self.ops:
             group, source, target = op.attrs["group"], op.attrs["root"], op.attrs["to"]
-            place = self.block.desc(op.output_arg_names[0]).placement
-            rest = tuple(e for e in place if e.group != group)
+            d = self.block.desc(op.output_arg_names[0])
+            rest = tuple(e for e in d.placement if e.group != group)
             index = coords[group][0]
             if index not in (source, target) or not holds(rest, coords):
                 continue
             members = self.block.program.group_ranks(group, rank)
-            message = self._send(op, members[target]) if index == source else self._recv(op, members[source], rest, coords)
-            block.oplist.append(message)
+            peer, t = (members[target], None) if index == source else (members[source], local_type(d.type, rest, coords))
+            key = id(op), peer, t
+            if key not in self.written:
+                self.written[key] = self._message(op, peer, t)
+            block.oplist.append(self.written[key])
 
-    def _send(self, op: Operator, peer: int) -> Operator:
-        key = id(op), peer
-        if key not in self.written:
-            attrs = filled("send", {"peer": peer, "group": op.attrs["group"], "batch": op.attrs["batch"]})
-            self.written[key] = self._message(op, "send", attrs)
-        return self.written[key]
-
-    def _recv(self, op: Operator, peer: int, rest: Placement, coords: Coords) -> Operator:
-        whole = self.block.desc(op.output_arg_names[0]).type
-        shape = tuple(map(int, local_type(whole, rest, coords).shape))  # an attribute has numbers, and no names
-        key = id(op), peer, shape
-        if key not in self.written:
-            attrs = {"peer": peer, "shape": shape, "dtype": whole.dtype, "group": op.attrs["group"], "batch": op.attrs["batch"]}
-            self.written[key] = self._message(op, "recv", filled("recv", {**attrs, **(self._open(op) if ANY in shape else {})}))
-        return self.written[key]
-
-    @staticmethod
-    def _message(op: Operator, kind: str, attrs: Frozen) -> Operator:
-        xs, outs = (op.input_arg_names, ()) if kind == "send" else ((), op.output_arg_names)
-        return make_op(kind, xs, outs, attrs, op.site)
+    def _message(self, op: Operator, peer: int, t: TensorType | None) -> Operator:
+        """A send, or the recv of a value of type `t`."""
+        how = {"peer": peer, "group": op.attrs["group"], "batch": op.attrs["batch"]}
+        if t is None:
+            return send(op, op.input_arg_names[0], **how)
+        whole = TensorType(t.dtype, tuple(map(int, t.shape)))  # an attribute has numbers, and no names
+        return recv(op, op.output_arg_names[0], whole, **how, **(self._open(op) if ANY in whole.shape else {}))
 
     def _open(self, op: Operator) -> dict[str, object]:
         """How long the open axes of what is received are."""

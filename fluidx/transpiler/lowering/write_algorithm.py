@@ -22,6 +22,7 @@ from ...ir.program import Block, Program
 from ...ir.types import ANY, Placement, TensorType
 from ...verify.rank_program import RankRecipe
 from ..algorithms import RankRound, Refused, algorithm, check_rounds_of, count_messages, parts, schedule
+from ..cluster import NODE
 from .adasum import AdasumOnRank
 from .rank_buffers import CollectiveOnRank, CollectivePlan
 from .strided_collectives import Boxed
@@ -130,9 +131,9 @@ class MessageRounds:
     def _is_flat(self, k: int, plan: CollectivePlan) -> bool:
         return bool(plan.type.numel and plan.ranks > 1 and not plan.boxes) and opdef(self.ops[k].type).algorithm_method != "adaptive"
 
-    def holds_for_all(self) -> bool:
+    def is_common(self) -> bool:
         """Do the rounds carry each collective out, on all ranks, in flat ranges?"""
-        sets, hosts = self.program.groups[self.group], len(self.program.groups.get("node", ())) or 1
+        sets, hosts = self.program.groups[self.group], len(self.program.groups.get(NODE, ())) or 1
         known: set[tuple] = set()
         for k, op in enumerate(self.ops):
             method = opdef(op.type).algorithm_method
@@ -149,7 +150,7 @@ class MessageRounds:
     def count(self) -> tuple[int, int]:
         """How many collectives the ranks carry out by messages, and by how many messages."""
         collectives = messages = 0
-        groups, hosts = self.program.groups, len(self.program.groups.get("node", ())) or 1
+        groups, hosts = self.program.groups, len(self.program.groups.get(NODE, ())) or 1
         for k, op in enumerate(self.ops):
             for members in groups[self.group]:
                 coords = coords_of(groups, members[0], self.program.turns)
@@ -170,7 +171,7 @@ class MessageRounds:
             why = why_whole(op, t, n)
             if why:
                 raise TranspileError(f"{op.to_string()}: {why}; leave its algorithm empty")
-            hosts = len(self.program.groups.get("node", ())) or 1
+            hosts = len(self.program.groups.get(NODE, ())) or 1
             try:
                 if (boxes := _boxes(op, t, n)) is not None:
                     marks = Offsets(accumulate(map(prod, boxes), initial=0))
