@@ -345,6 +345,7 @@ class DistributeTranspiler:
         >>> print(str(t.verify()).splitlines()[0])
         proved for data_parallel() on 1000 ranks:
         """
+        _ = self.pair
         report, self._report = self._report, None
         common = self._common and not every_rank
         if every_rank:
