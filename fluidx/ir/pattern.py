@@ -30,9 +30,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 from .errors import ProgramError, nearest
-from .types import ANY, TensorType
+from .types import ANY, TensorType, size_names
 
 Types = Sequence[TensorType | None]
 
@@ -44,7 +45,7 @@ _NAME = re.compile(r"[^\s,()~]+")
 
 @dataclass
 class Pattern:
-    """An access pattern, parsed for operands of known types."""
+    """An access pattern, parsed for operands of known types. Operators share it: nothing may change it."""
 
     ins: list[list[tuple[str, ...]] | None]  # per operand, per axis, its factors, the outer one first
     outs: list[list[tuple[str, ...]] | None]
@@ -62,6 +63,7 @@ class Pattern:
     shape_only: frozenset[int] = frozenset()
     no_axes: bool = False  # the line names no axis, so flat ranges are allowed
     flat_ranges: bool = False  # `F`
+    placement_rows: Any = field(default=None, compare=False, repr=False)  # what rows.rows made of the pattern
 
     @property
     def count(self) -> int:
@@ -82,21 +84,29 @@ def parse_pattern(text: str, ins: Types, outs: Types, sizes: Mapping[str, int] |
     >>> p.sizes, p.reduced
     ({'i': -1, 'k': 4, 'j': 3}, {'k': 'sum'})
     """
-    check_exceptions(text, tuple(sizes or ()))
+    types = (*ins, *outs)
+    names = tuple([size_names(t.shape) if t is not None else () for t in types])  # types are equal whatever the names of their axes
+    return _parsed(text, types, len(ins), tuple((sizes or {}).items()), names)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str, types: Types, n_ins: int, sized: tuple[tuple[str, int], ...], names: tuple) -> Pattern:
+    """The pattern that all operators with equal lines and types share."""
+    ins, outs, sizes = types[:n_ins], types[n_ins:], dict(sized)
+    check_exceptions(text, tuple(sizes))
     body, _, after = text.partition("|")
     left, arrow, right = body.partition("->")
     if not arrow:
         raise ProgramError(f"pattern {text!r} has no '->'")
     sides = [[w.strip() for w in side.split(",")] if types else [] for side, types in ((left, ins), (right, outs))]
     entries = [*sides[0], *sides[1]]
-    types = [*ins, *outs]
     if len(entries) != len(types) or len(sides[0]) != len(ins):
         said = f"{len(sides[0])} operands and {len(sides[1])} outputs"
         raise ProgramError(f"pattern {text!r} has {said}, not {len(ins)} and {len(outs)}")
     words = [_WORD.findall(e.lstrip("~")) for e in entries]
     stars = [len(t.shape) - len(w) + 1 if t is not None and "*" in w else 0 for w, t in zip(words, types, strict=True)]
     most = max(stars, default=0)
-    found: dict[str, int] = dict(sizes or {})
+    found: dict[str, int] = sizes
     dots = 0
     tensors: list[list[tuple[str, ...]] | None] = []
     whole: set[str] = set()

@@ -68,6 +68,12 @@ def _cut(operands: Sequence[list[tuple[str, ...]] | None], f: str, sizes: Mappin
 def rows(p: Pattern) -> list[PlacementRow]:
     """Every row that follows from a pattern, in the order of preference among equally cheap ones:
     cut, flat ranges, at a root, whole, cuts that leave a sum to be finished, linear, monotone, each rank its own."""
+    if p.placement_rows is None:
+        p.placement_rows = _rows(p)
+    return p.placement_rows
+
+
+def _rows(p: Pattern) -> list[PlacementRow]:
     cuts: list[PlacementRow] = []
     for f in p.sizes:
         if f in p.whole or "/" in f:
