@@ -10,6 +10,7 @@ from ..ir.program import Program
 from ..verify.rank_program import RankRecipe
 from .cluster import SERVERS
 from .lowering.segments import OnEveryRank, ProgramSegments
+from .lowering.server_exchange import ServerExchange
 from .lowering.server_programs import ServerPrograms
 from .lowering.write_algorithm import MessageRounds
 
@@ -55,6 +56,13 @@ class Specializer:
 
     def rank_program(self, rank: int) -> Program:
         """The program of one rank. Ranks that run alike share their operators, and the records of variables."""
+        return self._rank_program(rank)
+
+    def check_server(self, rank: int) -> None:
+        """Raise TranspileError for what a server cannot do. It is the same for any number of trainers: two of them are looked at."""
+        self._rank_program(rank, few=True)
+
+    def _rank_program(self, rank: int, few: bool = False) -> Program:
         new = self.program.copy()
         new.rank = rank
         coords = coords_of(self.program.groups, rank, self.program.turns)
@@ -63,7 +71,10 @@ class Specializer:
                 continue
             block.oplist = []
             for segment in segments:
-                segment.write(rank, coords, block)
+                if few and isinstance(segment, ServerExchange):
+                    segment.write_with_two_trainers(rank, block)
+                else:
+                    segment.write(rank, coords, block)
         self.servers.leave_out(new, coords)
         new.frozen = True
         return new

@@ -131,7 +131,8 @@ class DistributeTranspiler:
         self._report: Report | None = None
         self._common = False  # is the report a proof of the programs for all ranks?
         for k in range(self.strategy.servers):  # what a server cannot do is said here
-            self._rank(self._server(k))
+            for special in self._special:
+                special.check_server(self._server(k))
         self._dump()
         return self
 

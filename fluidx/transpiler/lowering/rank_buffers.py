@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ...ir.errors import TranspileError
@@ -130,7 +132,7 @@ class CollectiveOnRank:
 
     def take(self, a: int, b: int, word: str) -> str:
         """A variable that holds the elements [a, b) and nothing else, in the shape in which they travel."""
-        found = [p for p in self.held if p.start < b and a < p.stop]
+        found = self.held[self._among(a, b)]
         if sum(min(p.stop, b) - max(p.start, a) for p in found) < b - a:
             raise TranspileError(
                 f"{self.op.to_string()}: the algorithm sends elements {a} to {b} (exclusive) of %{self.x} from rank {self.me} of group "
@@ -158,21 +160,29 @@ class CollectiveOnRank:
 
     def _keep(self, a: int, b: int, name: str) -> None:
         """From now on, `name` holds the elements [a, b)."""
-        rest = [p for p in self.held if p.stop <= a or b <= p.start]
-        for p in self.held:
-            if p.start < a < p.stop:
-                rest.append(p._replace(stop=a))
-            if p.start < b < p.stop:
-                rest.append(p._replace(start=b))
+        at = self._among(a, b)
         t = self.block.descs[name].type if name != self.out else self.out_type
-        self.held = sorted([*rest, Piece(a, b, name, a, t)])
+        now = [Piece(a, b, name, a, t)]
+        if at.start < at.stop:
+            first, last = self.held[at.start], self.held[at.stop - 1]
+            if first.start < a:
+                now.insert(0, first._replace(stop=a))
+            if b < last.stop:
+                now.append(last._replace(start=b))
+        self.held[at] = now
+
+    def _among(self, a: int, b: int) -> slice:
+        """Where the pieces stand that have some of the elements [a, b): pieces are in order, and have no element in common."""
+        held, begin = self.held, attrgetter("start")
+        first, stop = bisect_right(held, a, key=begin), bisect_left(held, b, key=begin)
+        return slice(first - 1 if first and held[first - 1].stop > a else first, stop)
 
     def finish(self) -> None:
         """Write the operator's result from what is held."""
         if not self.keeps_result:
             return
         a, b = self.wanted
-        found = [p for p in self.held if p.start < b and a < p.stop]
+        found = self.held[self._among(a, b)]
         if [p.name for p in found] == [self.out]:
             return
         if not found:  # this rank's part has no elements

@@ -40,6 +40,12 @@ class ServerExchange:
     def is_common(self) -> bool:
         return False
 
+    def write_with_two_trainers(self, rank: int, block: Block) -> None:
+        """Append what a rank does if there are no trainers but the first two."""
+        ops, made = self._written(rank, block, few=True)
+        block.oplist += ops
+        block.descs.update(made)
+
     def write(self, rank: int, coords: Coords, block: Block) -> None:
         trainers = block.program.groups[self.ops[0].attrs["trainers"]][0]
         alike = trainers[1] if rank in trainers[1:] else rank
@@ -49,10 +55,10 @@ class ServerExchange:
         block.oplist += ops
         block.descs.update(made)
 
-    def _written(self, rank: int, block: Block) -> tuple[list[Operator], dict[str, Var]]:
+    def _written(self, rank: int, block: Block, few: bool = False) -> tuple[list[Operator], dict[str, Var]]:
         batch = f"{self.ops[0].type}.{self.ops[0].output_arg_names[0]}"
         made: dict[str, Var] = {}
-        written = [_Writing(op, rank, block, batch, self.kept, made) for op in self.ops]
+        written = [_Writing(op, rank, block, batch, self.kept, made, few) for op in self.ops]
         stages = [w.before for w in written], [w.messages for w in written], [w.behind for w in written]
         return [*chain.from_iterable(chain(*stages))], made
 
@@ -66,7 +72,7 @@ def _pieces(op: Operator, everyone: tuple[int, ...], t: TensorType) -> list[_Pie
 class _Writing:
     """What a rank does in a push or a pull: what it makes of its own, what it sends and receives, and what it makes of that."""
 
-    def __init__(self, op: Operator, rank: int, block: Block, batch: str, kept: bool, declared: dict[str, Var]):
+    def __init__(self, op: Operator, rank: int, block: Block, batch: str, kept: bool, declared: dict[str, Var], few: bool):
         self.op, self.rank, self.declared = op, rank, declared
         self.how = {"group": op.attrs["group"], "batch": batch}
         self.before: list[Operator] = []
@@ -78,8 +84,10 @@ class _Writing:
         groups = block.program.groups
         (everyone,) = groups[op.attrs["group"]]
         self.trainers = groups[op.attrs["trainers"]][0]
+        if few:
+            everyone, self.trainers = everyone[:2] + everyone[len(self.trainers) :], self.trainers[:2]
         self.takers = everyone if kept and d.persistable else self.trainers
-        pieces = _pieces(op, everyone, self.type)
+        pieces = _pieces(op, groups[op.attrs["group"]][0], self.type)
         (self.push if op.type == "push" else self.pull)(pieces)
 
     def push(self, pieces: list[_Piece]) -> None:
