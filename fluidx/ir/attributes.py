@@ -40,7 +40,7 @@ def normalize_attr(value: Any) -> Any:
         return normalize_attr(value.value)
     if isinstance(value, float) and value != value:
         return math.nan  # the one object, so that equal attributes compare equal
-    if value is None or isinstance(value, (BlockRef, Array)):
+    if value is None or isinstance(value, (BlockRef, Array, Offsets)):
         return value
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
@@ -106,6 +106,8 @@ def fits(value: Any, want: Any) -> bool:
     """Can an attribute of the declared type `want` hold the value without a conversion?"""
     if want is Any or want is type(None):
         return True
+    if value.__class__ is Offsets:
+        return want is Offsets or want is tuple or want == tuple[int, ...]
     if (of := _element(want)) is not None:
         return isinstance(value, tuple) and all(fits(v, of) for v in value)
     if want is Array:

@@ -82,7 +82,7 @@ def op_to_json(op: Operator) -> dict[str, Any]:
 
 
 def _value_out(v: Any) -> Any:
-    if isinstance(v, (tuple, list)):
+    if isinstance(v, (tuple, list, Offsets)):
         return [_value_out(x) for x in v]
     if isinstance(v, BlockRef):
         return {"block": v.idx}

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from .attributes import BlockRef, fits
 from .constants import Array
 from .errors import ProgramError
+from .offsets import Offsets
 from .opdef import OPS, OpDef, Required, Slot
 from .roles import Role
 from .types import WORD, Entry, Placement
@@ -175,7 +176,7 @@ def show_value(value: Any) -> str:
         return quote(value)
     if value is None:
         return "none"
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list, Offsets)):
         return f"[{', '.join(map(show_value, value))}]"
     if isinstance(value, BlockRef):
         return f"block {value.idx}"

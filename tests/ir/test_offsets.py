@@ -53,9 +53,20 @@ def test_numbers_that_fall_or_begin_elsewhere_are_no_offsets(wrong):
     assert not Offsets(wrong).rising
 
 
-def test_they_are_equal_to_the_tuple_and_have_its_hash():
+def test_they_are_equal_to_the_tuple_and_written_like_it():
     offsets = Offsets((0, 2, 2, 3))
-    assert offsets == (0, 2, 2, 3) and hash(offsets) == hash((0, 2, 2, 3)) and str(offsets) == "(0, 2, 2, 3)"
+    assert offsets == (0, 2, 2, 3) and hash(offsets) == hash(Offsets([0, 2, 2, 3])) and str(offsets) == "(0, 2, 2, 3)"
     again = pickle.loads(pickle.dumps(offsets))
     assert again == offsets and again.filled == (0, 2)
     assert Pieces((0, 1, 4), "dp") == Pieces(Offsets((0, 1, 4)), "dp")
+
+
+@given(sizes)
+def test_every_number_is_found_by_its_place(sizes):
+    numbers = list(accumulate(sizes, initial=0))
+    offsets = Offsets(numbers)
+    assert [offsets[k] for k in range(len(numbers))] == numbers == [*offsets]
+    assert [offsets[k] for k in range(-len(numbers), 0)] == numbers and offsets[1:] == tuple(numbers[1:])
+    assert dict(offsets.sizes()) == {k: size for k, size in enumerate(sizes) if size}
+    with pytest.raises(IndexError):
+        offsets[len(numbers)]

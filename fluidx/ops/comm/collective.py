@@ -48,7 +48,7 @@ def cut_entry(group: str, axis: int, unit: int, bounds: Offsets) -> Entry:
     return Pieces(bounds, group) if bounds else Shard(axis, group, unit)
 
 
-def cut_views(whole: Any, n: int, axis: int, unit: int, bounds: tuple = ()) -> list[Any]:
+def cut_views(whole: Any, n: int, axis: int, unit: int, bounds: Sequence[int] = ()) -> list[Any]:
     """The parts of an array for the n ranks of a group, as views."""
     if not bounds:
         b = cut_bounds(whole.shape[axis], n, unit)
@@ -56,7 +56,7 @@ def cut_views(whole: Any, n: int, axis: int, unit: int, bounds: tuple = ()) -> l
     if len(bounds) != n + 1:
         raise ProgramError(f"bounds {list(bounds)} give {len(bounds) - 1} ranges; the group has {n} ranks")
     flat = whole.reshape(-1)
-    return [flat[bounds[k] : bounds[k + 1]] for k in range(n)]
+    return [flat[a:b] for a, b in pairwise(bounds)]
 
 
 def owned_by(root: int, n: int, size: int) -> Offsets:
