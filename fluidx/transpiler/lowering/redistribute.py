@@ -91,6 +91,13 @@ def _served(old: Placement, new: Placement, axes: Mapping[str, int], turns: Cont
     return None
 
 
+def _one_group(old: Placement, new: Placement, axes: Mapping[str, int], turns: Container[str]) -> str:
+    """The one group over which two placements with at most one entry differ; "" where it is more, or time."""
+    groups = {e.group for e in (*old, *new)}
+    (group,) = groups if len(groups) == 1 else ("",)
+    return group if group in axes and group not in turns and SERVERS not in axes and old != new else ""
+
+
 def steps(old: Placement, new: Placement, axes: Mapping[str, int], turns: Container[str] = ()) -> list[RedistributionStep]:
     """The operators from `old` to `new`: what is cut inside is joined first, what is cut outside is cut first. `turns` are axes of time.
 
@@ -105,10 +112,18 @@ def steps(old: Placement, new: Placement, axes: Mapping[str, int], turns: Contai
         return [served]
     if SERVERS in axes and (done := tuple([e for e in old if e.group not in turns])) != old and entry_of(new, SERVERS):
         return [*steps(old, done, axes, turns), *steps(done, new, axes, turns)]  # terms of turns are added up where they were made
+    out: list[RedistributionStep] = []
+    if len(old) < 2 and len(new) < 2 and (group := _one_group(old, new, axes, turns)):
+        after = old
+        for type_, attrs, entry in collective(next(iter(old), None), next(iter(new), None), group):
+            after = () if entry is None else (entry,)
+            out.append(RedistributionStep(type_, attrs, after))
+        if after == new:
+            return out
+        out.clear()
     have = {e.group: e for e in old}
     want = {e.group: e for e in new}
     order = list(axes)
-    out: list[RedistributionStep] = []
 
     def emit(group: str, target: Entry | None) -> None:
         for type_, attrs, entry in (in_turns if group in turns else collective)(have.get(group), target, group):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
 
@@ -28,6 +28,8 @@ from .rank_buffers import CollectiveOnRank, CollectivePlan
 from .strided_collectives import Boxed
 
 _LARGEST = 4 * 2**20  # bytes of one message
+_MOST_GROUPS = 256
+_COVERS: dict[tuple[int, int], tuple[bool, Sequence, Sequence]] = {}
 
 
 def written_out(op: Operator) -> bool:
@@ -72,11 +74,17 @@ def others(program: Program, block: Block, op: Operator) -> Placement:
     return tuple(e for e in rest if not _covers(groups.get(e.group, ()), groups[group]))
 
 
-@lru_cache(maxsize=256)
 def _covers(outer: Sequence[Sequence[int]], inner: Sequence[Sequence[int]]) -> bool:
     """Are the ranks of each set of `inner` together in a set of `outer`?"""
-    large = [set(s) for s in outer]
-    return all(any(s.issuperset(members) for s in large) for members in inner)
+    key = id(outer), id(inner)  # a program's groups are few objects, with as many numbers as there are ranks
+    found = _COVERS.get(key)
+    if found is None:
+        if len(_COVERS) >= _MOST_GROUPS:
+            _COVERS.clear()
+        large = {r: k for k, s in enumerate(outer) for r in s}
+        covers = all(len({large.get(r, -1 - r) for r in members}) <= 1 and all(r in large for r in members) for members in inner)
+        found = _COVERS[key] = covers, outer, inner  # which keeps the ids
+    return found[0]
 
 
 @dataclass
