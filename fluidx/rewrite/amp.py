@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..ir import flow
 from ..ir.conversions import Conversions, Order
 from ..ir.dtypes import HALVES
 from ..ir.errors import ProgramError, nearest
-from ..ir.forms import FormChoice, FormWalk, Held, Names, ValueForm
+from ..ir.forms import FormChoice, FormWalk, Held, Names
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Operator, Role
 from ..ir.pass_base import ONE_DEVICE, Job, Pass, named
@@ -98,15 +99,16 @@ def cast_program(program: Program, lists: AutoMixedPrecisionLists, dtype: str, r
         has = nearest(unknown, program.global_block().descs, "it has")
         raise ProgramError(f"custom_black_varnames: {program.label()} has no variable {unknown!r}; {has}")
     program._touch()
-    FormWalk(program, _Dtypes(lists, dtype, roles, _fixed(program, roles))).run()
+    _Dtypes(program, lists, dtype, roles).run()
 
 
-class _Dtypes(ValueForm):
+class _Dtypes(FormWalk):
     """Forms are float32, 16 bits that this rewrite made of it, and "" for everything else, which is left alone: what the rewrite did not
     narrow, it does not widen. A value's mark is what it was worked out in, 16 bits or float32; none where nothing computed it."""
 
-    def __init__(self, lists: AutoMixedPrecisionLists, dtype: str, roles: Container[Role], fixed: Container[str]):
-        self.lists, self.dtype, self.roles, self.fixed = lists, dtype, roles, fixed
+    def __init__(self, program: Program, lists: AutoMixedPrecisionLists, dtype: str, roles: Container[Role]):
+        super().__init__(program)
+        self.lists, self.dtype, self.roles, self.fixed = lists, dtype, roles, _fixed(program, roles)
 
     def stored(self, d: Var) -> str | None:
         return self.given(d) if d.name in self.fixed else None
@@ -117,13 +119,13 @@ class _Dtypes(ValueForm):
     def enters(self, op: Operator) -> bool:
         return op.role in self.roles
 
-    def choose(self, walk: FormWalk, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> FormChoice | None:
+    def choose(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> FormChoice | None:
         if op.role not in self.roles:
             return None
-        works_in = self._works_in(walk, op, definition)
-        wanted = [works_in if n is not None and works_in and walk.held(n).forms[0] else None for n in ins]
+        works_in = self._works_in(op, definition)
+        wanted = [works_in if n is not None and works_in and self.held(n).forms[0] else None for n in ins]
         in_names = {n: form for n, form in zip(ins, wanted, strict=True) if n is not None}
-        types = {s: [self._read(walk, n, in_names[n]) for n in names] for s, names in op.inputs.items()}
+        types = {s: [self._type(n, in_names[n]) for n in names] for s, names in op.inputs.items()}
         try:
             made = definition.infer_outputs(types, op.attrs)
         except ProgramError as e:
@@ -132,42 +134,45 @@ class _Dtypes(ValueForm):
         by_name: dict[str, Held] = {}
         for slot, found in zip(definition.out_slots, made, strict=True):
             for n, t in zip(op.outputs.get(slot.name, ()), found if isinstance(found, list) else [found]):
-                by_name[n] = self._made(walk.block.desc(n), t, works_in)
-        return FormChoice(wanted, [Held(("",)) if n is None else by_name[n] for n in outs])
+                by_name[n] = self._made(n, t, works_in)
+        return FormChoice.of(wanted, [Held(("",)) if n is None else by_name[n] for n in outs])
 
-    def _works_in(self, walk: FormWalk, op: Operator, definition: type[OpDef]) -> str:
+    def _works_in(self, op: Operator, definition: type[OpDef]) -> str:
         """What an operator works in; "" where it takes any, and nothing that was computed."""
         if definition.in_place:  # its result is its first operand, which stays as it is
-            first = walk.block.desc(op.input_arg_names[0])
-            return first.type.dtype if walk.held(first.name).forms[0] else ""
+            first = op.input_arg_names[0]
+            return self._type(first).dtype if self.held(first).forms[0] else ""
         if definition.constant:  # nothing of its operands but their sizes is in the result
             return ""
         said = self.lists.of(op)
         if said != "any":
             return self.dtype if said == "half" else WIDE
-        found = {walk.held(n).mark for n in op.input_arg_names if walk.block.desc(n).type.is_float}
+        found = {self.held(n).mark for n in op.input_arg_names if self._type(n).is_float}
         return next((d for d in (WIDE, self.dtype) if d in found), "")
 
-    def _read(self, walk: FormWalk, name: str, form: str | None) -> TensorType:
-        t = walk.block.desc(name).type
-        return t if form is None or t.dtype == form else t.with_dtype(form)
+    def _type(self, name: str, form: str | None = None) -> Any:
+        """The type of a value as it is, or in a form. Declarations follow at the end of a block."""
+        t = self.block.desc(name).type
+        form = form or self.home.get(name)
+        return t.with_dtype(form) if form and t.dtype != form else t
 
-    def _made(self, d: Var, made: TensorType, works_in: str) -> Held:
-        """How a result is made that is declared so, when the op's rule gives it a type."""
-        half = made.__class__ is TensorType and made.dtype == self.dtype
-        narrow = half and d.type.dtype != self.dtype
+    def _made(self, name: str, made: TensorType, works_in: str) -> Held:
+        """How a result is made when the op's rule gives it a type."""
+        half, d = made.__class__ is TensorType and made.dtype == self.dtype, self.block.desc(name)
         mark = (self.dtype if half else WIDE) if works_in else None
-        return Held((self.dtype if narrow else self.given(d),), mark)
+        return Held((self.dtype if half and d.type.dtype != self.dtype else self.given(d),), mark)
 
-    def common(self, op: Operator, held: Sequence[Held]) -> Held:
+    def common(self, op: Operator, out: str, held: Sequence[tuple[str, Held]]) -> Held:
         """16 bits where all branches have worked a result out in these."""
-        half = all(h.forms[0] and h.mark == self.dtype for h in held)
-        return Held((self.dtype if half else WIDE if held[0].forms[0] else "",), held[0].mark if half else None)
+        first = held[0][1]
+        half = all(h.forms[0] and h.mark == self.dtype for _, h in held)
+        form = self.dtype if half and out not in self.home else WIDE if first.forms[0] else ""
+        return Held((form,), first.mark if half else None)
 
-    def convert(self, walk: FormWalk, name: str, source: str, target: str, want: str, near: Operator) -> None:
+    def convert(self, name: str, source: str, target: str, want: str, near: Operator) -> None:
         role = Role.FORWARD if near.role in FORWARD else near.role
         attrs = opdef("cast").complete_attrs({"dtype": want})
-        walk.out.append(
+        self.out.append(
             near.replace(type="cast", inputs={"X": (source,)}, outputs={"Out": (target,)}, attrs=attrs, role=role, role_var=())
         )
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..ir import flow
 from ..ir.conversions import Conversions, Order
 from ..ir.errors import ProgramError
-from ..ir.forms import FormChoice, FormWalk, Held, Names, ValueForm
+from ..ir.forms import FormChoice, FormWalk, Held, Names
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Operator
 from ..ir.pass_base import ONE_DEVICE, Job, Pass, named
@@ -229,7 +229,7 @@ def _handed_out(program: Program, idx: int) -> list[str]:
 def _turned(program: Program, turns: Mapping[int, _Turn], exits: Container[str]) -> Program:
     """A program in which the operators that have turns, by id, have channels last."""
     made = program.copy()
-    FormWalk(made, _Layouts(made, turns, exits)).run()
+    _Layouts(made, turns, exits).run()
     gone = _named(program).difference(_named(made))
     for block in made.blocks:
         block.descs = {n: d for n, d in block.descs.items() if n not in gone or d.is_data or d.persistable}
@@ -243,10 +243,11 @@ def _named(program: Program) -> set[str]:
     return {n for op in ops for n in (*op.input_arg_names, *op.output_arg_names)}.union(handed)
 
 
-class _Layouts(ValueForm):
+class _Layouts(FormWalk):
     """Forms are channels first, where every variable is at home, and channels last."""
 
     def __init__(self, program: Program, turns: Mapping[int, _Turn], exits: Container[str]):
+        super().__init__(program)
         self.turns, self.exits = turns, exits
         self.inside: set[int] = set()  # blocks in which something is turned, or in a block inside of them
         for block in reversed(program.blocks):
@@ -261,26 +262,26 @@ class _Layouts(ValueForm):
     def enters(self, op: Operator) -> bool:
         return not self.inside.isdisjoint(op.sub_blocks())
 
-    def choose(self, walk: FormWalk, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> FormChoice | None:
+    def choose(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> FormChoice | None:
         turn = self.turns.get(id(op))
         if turn is None:
             return None
         made = [Held((_NHWC if n in turn.images else _NCHW,)) for n in outs]
-        return FormChoice([_NHWC if n in turn.images else None for n in ins], made, definition.complete_attrs(turn.attrs))
+        return FormChoice.of([_NHWC if n in turn.images else None for n in ins], made, definition.complete_attrs(turn.attrs))
 
-    def returns(self, name: str) -> bool:
+    def returns(self, name: str, op: Operator) -> bool:
         return name in self.exits
 
-    def convert(self, walk: FormWalk, name: str, source: str, target: str, want: str, near: Operator) -> None:
+    def convert(self, name: str, source: str, target: str, want: str, near: Operator) -> None:
         """In one piece: kernels work on whole images."""
-        d = walk.block.desc(name)
+        d = self.block.desc(name)
         copied = _moves(d.type)
-        view = walk.declare(f"{target}.turned", self.copy(d, want)) if copied else target
+        view = self.declare(f"{target}.turned", self.copy(d, want)) if copied else target
         attrs = opdef("transpose").complete_attrs({"axis": _LAST if want == _NHWC else _FIRST})
         turn = near.replace(type="transpose", inputs={"X": (source,)}, outputs={"Out": (view,)}, attrs=attrs, role_var=())
-        walk.out.append(turn)
+        self.out.append(turn)
         if copied:
-            walk.out.append(turn.replace(type="assign", inputs={"X": (view,)}, outputs={"Out": (target,)}, attrs={}))
+            self.out.append(turn.replace(type="assign", inputs={"X": (view,)}, outputs={"Out": (target,)}, attrs={}))
 
     def declared(self, d: Var, form: str) -> Var:
         return d

@@ -30,7 +30,7 @@ from .cluster import Cluster, Mesh, Served, endpoints
 from .config import DistributeTranspilerConfig
 from .passes.lower import Lower
 from .passes.unroll import Unroll
-from .placement.propagate import where
+from .placement.placement_walk import where
 from .specialize import Specializer
 from .strategies import Strategy, data_parallel, get, parameter_server
 from .traffic import Traffic, traffic

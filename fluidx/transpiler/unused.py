@@ -11,7 +11,7 @@ from ..ir.program import Block, Program, ProgramPair
 from .cluster import DATA, Mesh
 from .passes.place import Place
 from .placement.parameter_homes import EVERYWHERE
-from .placement.propagate import where
+from .placement.placement_walk import where
 from .strategies import Strategy
 
 

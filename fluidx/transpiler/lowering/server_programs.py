@@ -15,7 +15,7 @@ from ...ir.program import Program
 from ...ir.sub_blocks import runs_bodies
 from ...ir.types import Local, Placement
 from ..cluster import SERVERS
-from ..placement.propagate import where
+from ..placement.placement_walk import where
 from .server_exchange import SERVED
 
 _LOCAL: Placement = (Local(),)

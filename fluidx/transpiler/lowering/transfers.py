@@ -11,7 +11,7 @@ from ...ir.parts import Coords, holds, local_type
 from ...ir.program import Block
 from ...ir.sizes import StandInShapes
 from ...ir.types import ANY, TensorType
-from ..placement.propagate import where
+from ..placement.placement_walk import where
 from .messages import recv, send
 
 TRANSFER = "transfer"

@@ -22,7 +22,7 @@ from ..cluster import DATA, SERVERS, need_hosts
 from ..lowering.redistribute import steps
 from ..lowering.write_sequence import SequenceWriter
 from ..placement.parameter_homes import pieces_of
-from ..placement.propagate import where
+from ..placement.placement_walk import where
 from ..scheduling.delay_together import Waiting
 
 Recipe = CollectiveSequence | PushPull

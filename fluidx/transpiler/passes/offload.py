@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...ir import flow
 from ...ir.conversions import Conversions, Order
-from ...ir.forms import FormChoice, FormWalk, Held, Names, ValueForm
+from ...ir.forms import FormChoice, FormWalk, Held, Names
 from ...ir.memory_spaces import elements_read, pattern_in
 from ...ir.opdef import Effect, OpDef, opdef
 from ...ir.operator import Operator, Role, unary
@@ -92,22 +92,19 @@ def _moved_for_updates(program: Program, resting: Container[str]) -> set[int]:
 
 def _offloaded(program: Program, resting: Container[str]) -> int:
     """Put the operators of a program into the two memories, in place. Returns the number of copies between these."""
-    form = _Memories(program, resting)
-    FormWalk(program, form).run()
-    for block in program.blocks:
-        for d in list(block.descs.values()):
-            if d.name in resting:
-                block.descs[d.name] = form.declared(d, HOST)
-    return form.count
+    walk = _Memories(program, resting)
+    walk.run()
+    return walk.count
 
 
-class _Memories(ValueForm):
+class _Memories(FormWalk):
     """Forms are the two memories. Forward and backward copy what rests in the other memory each for itself, and what only moves a value
     takes a copy of its own; all other readers of a value share one."""
 
     by_name = True
 
     def __init__(self, program: Program, resting: Container[str]):
+        super().__init__(program)
         self.resting = resting
         self.moved = _moved_for_updates(program, resting)
         self.persistable = [d.name for d in program.global_block().descs.values() if d.persistable]
@@ -120,42 +117,42 @@ class _Memories(ValueForm):
     def given(self, d: Var) -> str:
         return DEVICE
 
-    def before(self, walk: FormWalk, op: Operator) -> None:
+    def _before(self, op: Operator, reads: Names) -> None:
         """MemoryCopies of what rests are made anew where another section begins, so that none is kept from forward to backward."""
         if op.role is not Role.DIST and op.role is not self.section:
             self.section = op.role
-            walk.drop_copies(self.persistable)
+            self.drop_copies(self.persistable)
 
     def keeps(self, op: Operator) -> bool:
         return op.role is not Role.DIST
 
-    def choose(self, walk: FormWalk, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> FormChoice:
-        here = HOST if self._on_host(walk, op, definition) else DEVICE
-        read = op.input_arg_names if op.role is Role.DIST else elements_read(op, walk.block)
-        return FormChoice([here if n in read else None for n in ins], [Held((here,))] * len(outs))
+    def choose(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> FormChoice:
+        here = HOST if self._on_host(op, definition) else DEVICE
+        read = op.input_arg_names if op.role is Role.DIST else elements_read(op, self.block)
+        return FormChoice.of([here if n in read else None for n in ins], [Held((here,))] * len(outs))
 
-    def _on_host(self, walk: FormWalk, op: Operator, definition: type[OpDef]) -> bool:
+    def _on_host(self, op: Operator, definition: type[OpDef]) -> bool:
         """Does the host run it: an update, what moves only what lies there, or a source of what rests there?"""
         if definition.effect in _TALKS:
             return False
         if op.role in _UPDATES:
             return True
         if op.input_arg_names:
-            return id(op) in self.moved or op.role is Role.DIST and self._hosted(walk, op.input_arg_names)
-        return self._hosted(walk, op.output_arg_names)
+            return id(op) in self.moved or op.role is Role.DIST and self._hosted(op.input_arg_names)
+        return self._hosted(op.output_arg_names)
 
-    def _hosted(self, walk: FormWalk, names: Sequence[str]) -> bool:
-        return bool(names) and all(walk.home.get(n) == HOST for n in names)
+    def _hosted(self, names: Sequence[str]) -> bool:
+        return bool(names) and all(self.home.get(n) == HOST for n in names)
 
-    def common(self, op: Operator, held: Sequence[Held]) -> Held:
-        return Held((HOST if op.role in _UPDATES else DEVICE,))
+    def common(self, op: Operator, out: str, held: Sequence[tuple[str, Held]]) -> Held:
+        return Held((self.home.get(out, HOST if op.role in _UPDATES else DEVICE),))
 
-    def convert(self, walk: FormWalk, name: str, source: str, target: str, want: str, near: Operator) -> None:
-        walk.out.append(unary("memcpy_d2h" if want == HOST else "memcpy_h2d", source, target, site=near.site))
+    def convert(self, name: str, source: str, target: str, want: str, near: Operator) -> None:
+        self.out.append(unary("memcpy_d2h" if want == HOST else "memcpy_h2d", source, target, site=near.site))
         self.count += 1
 
     def declared(self, d: Var, form: str) -> Var:
-        return d.changed(on_host=form == HOST)
+        return d if d.on_host is (form == HOST) else d.changed(on_host=form == HOST)
 
     def copy(self, d: Var, form: str) -> Var:
         return Var(d.name, d.type, d.placement, stop_gradient=True, on_host=form == HOST)

@@ -21,7 +21,8 @@ from ..placement.choose_row import PatternClasses, may_write
 from ..placement.gathered_parameters import GatherForUse, Use
 from ..placement.parameter_homes import EVERYWHERE
 from ..placement.pipeline_stages import between_stages, pins, rest_at_stages
-from ..placement.propagate import Move, Propagation, every_move, no_axis, where
+from ..placement.placement_walk import no_axis, where
+from ..placement.propagate import Move, Propagation, every_move
 
 
 @dataclass(frozen=True)

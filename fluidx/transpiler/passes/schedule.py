@@ -14,7 +14,7 @@ from ...ir.program import Program
 from ...ir.time_axes import turn_groups
 from ..lowering.transfers import TRANSFER
 from ..placement.pipeline_stages import STAGES, stage_of
-from ..placement.propagate import where
+from ..placement.placement_walk import where
 from ..scheduling.pipeline_schedules import SCHEDULES, Action, slots
 
 _FORWARD, _BACKWARD = (Role.FORWARD, Role.LOSS), (Role.BACKWARD,)

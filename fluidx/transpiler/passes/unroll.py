@@ -17,7 +17,7 @@ from ...ir.sub_blocks import copy_op, runs_bodies
 from ...ir.time_axes import in_turn, taken_in_turn, turn_group
 from ...ir.types import Entry, Partial
 from ...ir.var import Var
-from ..placement.propagate import where
+from ..placement.placement_walk import where
 
 _ADDS = {"sum": "sum", "max": "elementwise_max", "min": "elementwise_min"}
 _HOST = "\0host"  # stands for what operators that touch the host change: they keep their order

@@ -94,33 +94,6 @@ def may_write(kind: PatternClass, places: Sequence[Placement | None], axes: Iter
     return not cut_twice(chosen)
 
 
-@dataclass(eq=False)
-class Choice:
-    """What an operator does whose operands have certain placements at hand.
-
-    `take` says in which of them each operand is taken: an index; -1, it has to be moved to `ins`; None, only its shape is read.
-    """
-
-    take: list[int | None]
-    ins: list[Placement]
-    outs: list[tuple[Copies, Placement]]
-    why: str
-    still: bool  # nothing has to be moved, and each operand is taken in its first placement
-    source: bool  # no elements of any operand are read
-    parts: bool = False  # an axis that must be whole is cut: it is written out, if it can be
-
-
-@dataclass(eq=False, slots=True)
-class Copies:
-    """The placements in which a value of some type is at hand: one object for each type and placements, compared by identity.
-
-    What `stays` is computed with where it lies, unless nothing else is left.
-    """
-
-    places: tuple[Placement, ...]
-    stays: bool = False
-
-
 Chosen = tuple[PlacementRow, list[Entry | None], list[Entry | None]]  # and where operands and results lie, over one group
 Options = Sequence[tuple[Entry | None, ...]]  # per operand, the entries at hand over one group; () for one that takes what it is given
 

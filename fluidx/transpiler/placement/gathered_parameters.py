@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from ...ir import flow
+from ...ir.forms import FormChoice, Held, Names, Results, Slots, with_names
 from ...ir.opdef import OpDef, opdef
 from ...ir.operator import Operator, Role
 from ...ir.program import Block
 from ...ir.sub_blocks import runs_bodies
 from ...ir.types import Placement
-from .choose_row import Choice, Copies
-from .propagate import Names, Propagation, Slots, with_names
+from .propagate import Propagation
 
 _SECTIONS = {Role.FORWARD: Role.FORWARD, Role.LOSS: Role.FORWARD, Role.BACKWARD: Role.BACKWARD}
 
@@ -31,7 +32,6 @@ class Use:
     kept: bool = False
 
 
-@dataclass
 class GatherForUse(Propagation):
     """A walk that brings a parameter to its place in use in front of the first operator of a section that works on it.
 
@@ -39,13 +39,12 @@ class GatherForUse(Propagation):
     in a block it is brought in front of the operator that runs the block, whatever that decides, unless the block writes it.
     """
 
-    use: Use = field(default_factory=lambda: Use({}, {}))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, *walk: Any, use: Use):
+        super().__init__(*walk)
+        self.use = use
         self.role = self.section = Role.DIST  # the role of the operator of block 0 at hand, and the section: DIST, none yet
         self.recent: Sequence[str] = ()  # the unit that was lent last
-        self.lent: dict[str, tuple[Copies, tuple[str, ...] | None]] = {}  # how what is in use lies at rest, and under which names
+        self.lent: dict[str, tuple[Held, tuple[str, ...] | None]] = {}  # how what is in use lies at rest, and under which names
 
     def _before(self, op: Operator, reads: Names) -> None:
         if op.role is not self.role and not self.block.idx:
@@ -83,13 +82,13 @@ class GatherForUse(Propagation):
     def _lend(self, name: str, op: Operator) -> None:
         place = self.use.places[name]
         self.lent[name] = self.at[name], self.names.get(name)
-        self._hold(name, self._held(name, (place,)), self._moved(name, place, op, "use"))
+        self.hold(name, self._held(name, (place,)), self.bring(name, place, op, "use"))
 
     def _take_back(self, names: Iterable[str]) -> None:
         for name in names:
             if name in self.lent:
                 held, under = self.lent.pop(name)
-                self._hold(name, held, *(under or ()))
+                self.hold(name, held, *(under or ()))
 
     @cached_property
     def wanted(self) -> Mapping[Role, Collection[str]]:
@@ -113,19 +112,19 @@ class GatherForUse(Propagation):
         shape_only = self._kind(op, definition, ins, definition.flat_slots(op.outputs, definition.out_slots)).pattern.shape_only
         return [n for k, n in enumerate(ins) if n is not None and n in places and k not in shape_only]
 
-    def _brought(self, op: Operator, definition: type[OpDef], ins: Names, choice: Choice) -> Slots | None:
+    def _brought(self, op: Operator, definition: type[OpDef], ins: Names, choice: FormChoice) -> Slots | None:
         """What rests at roots has no shape elsewhere: where only that is read, it is that of what is in use."""
         inputs = super()._brought(op, definition, ins, choice)
-        lent = {k: self._name(n, 0) for k, n in enumerate(ins) if n in self.lent and choice.take[k] is None and self._rooted(n)}
+        lent = {k: self.local(n, 0) for k, n in enumerate(ins) if n in self.lent and choice.take[k] is None and self._rooted(n)}
         if not lent:
             return inputs
         return with_names(op, definition, ins if inputs is None else definition.flat_slots(inputs, definition.in_slots), lent)
 
     def _rooted(self, name: str | None) -> bool:
-        return any(e.root is not None for place in self.lent[name][0].places for e in place)  # type: ignore[index]
+        return any(e.root is not None for place in self.lent[name][0].forms for e in place)  # type: ignore[index]
 
-    def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Sequence[tuple[Copies, Placement]]) -> None:
-        super()._write(op, inputs, outs, results)
+    def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Results, attrs: Any = None) -> None:
+        super()._write(op, inputs, outs, results, attrs)
         for name in outs if self.lent else ():
             self.lent.pop(name, None)  # type: ignore[arg-type]
 

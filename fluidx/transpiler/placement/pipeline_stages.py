@@ -10,7 +10,7 @@ from ...ir.errors import TranspileError
 from ...ir.operator import Operator
 from ...ir.program import Program
 from ...ir.types import At, Placement
-from .propagate import where
+from .placement_walk import where
 
 STAGES = "pp"  # the axis of ranks that are stages
 _STAGE = re.compile(r"(?:stage|gpu):([0-9]+)")
