@@ -12,7 +12,7 @@ from fluidx.onnx import import_tables, known
 from fluidx.onnx.import_tables import IMPORTERS, NUMPY_IMPORTERS
 from fluidx.onnx.normalize import domain_of
 from fluidx.onnx.registry import OnnxOperator
-from fluidx.testing.alone import in_onnx
+from fluidx.testing.one_operator import onnx_operators
 
 HEAD = """\
 # Operators of ONNX
@@ -36,7 +36,7 @@ def writers() -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for d in all_ops():
         if d.__module__.startswith("fluidx.ops."):
-            for op in in_onnx(d.name):
+            for op in onnx_operators(d.name):
                 found[op].append(d.name)
     return found
 

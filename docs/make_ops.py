@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 import fluidx.layers
 from fluidx.ir import At, Effect, Partial, ProgramError, Shard
 from fluidx.ir.opdef import OpDef, Required, all_ops
-from fluidx.testing.alone import in_onnx
+from fluidx.testing.one_operator import onnx_operators
 from fluidx.view import patterns
 
 MOST = 3  # access patterns shown of one operator
@@ -120,7 +120,7 @@ def _entry(d: type[OpDef]) -> str:
 
 def _onnx(d: type[OpDef]) -> str:
     """The operators that its samples are written with."""
-    found = ", ".join(f"[{name}](onnx_ops.md)" for name in in_onnx(d.name))
+    found = ", ".join(f"[{name}](onnx_ops.md)" for name in onnx_operators(d.name))
     return f"- ONNX: {found}\n" if found else ""
 
 

@@ -1,4 +1,4 @@
-"""Tools for tests: checks on ops and passes, central differences, an interpreter to compare the executor with."""
+"""Tools for tests: checks of ops, passes and rewrites, numeric gradients, runs on several ranks, and a reference interpreter."""
 
 from .check_op import check_op
 from .check_pass import check_pass

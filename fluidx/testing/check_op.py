@@ -1,4 +1,4 @@
-"""`check_op`: everything that holds for any op, on the samples in its declaration."""
+"""`check_op`: checks that every op must pass, run on the samples in its declaration."""
 
 from __future__ import annotations
 
@@ -15,20 +15,26 @@ from .numeric_grad import numeric_grad
 from .reference import interpret, run_op, type_of
 from .rows import check_rows
 
-_FAR = 200.0  # float32 has no exp of it, float64 has
+_FAR = 200.0  # exp(200) overflows in float32, not in float64
 
 
 def check_op(op: str | type[OpDef]) -> None:
     """Check an op on each of its samples; AssertionError names the op, the sample, what was expected and what was found.
 
-    For every sample: the inferred types are those of the result, also with the first axis open; the kernel leaves its inputs alone;
-    every body in the table of kernels gives the kernel's values, and so does a result in the memory of an input that `inplace` allows;
-    of 16-bit floats each body makes what it makes of them as float32, rounded;
-    the gradient that `fluidx.backward` writes agrees with central differences through every output but those for which the op says "op
-    NAME has a gradient through ... only", and is finite where an input is 200 or -200 and the differences are; the program text
-    reads back to an equal program; attributes that are not declared are refused.
-    Every row of the access pattern holds when it is executed (rows). Ops that need ranks, or run sub-blocks, are checked as far as one
-    rank without blocks goes.
+    For every sample:
+
+    - the inferred types equal the types of the result, also with an open first axis;
+    - the kernel does not change its inputs;
+    - every body in the table of kernels gives the kernel's values, also when a result is written into an input as `inplace` allows;
+    - for 16-bit floats, each body gives its float32 result, rounded;
+    - the gradient that `fluidx.backward` writes agrees with central differences, through every output that does not raise "op NAME has a
+      gradient through ... only";
+    - where an input is 200 or -200, the gradient is finite if the central difference is;
+    - the program text parses back to an equal program;
+    - attributes that are not declared are refused.
+
+    Every row of the access pattern is executed too (`fluidx.testing.rows`). Ops that need ranks or run sub-blocks get only the checks that
+    one rank without sub-blocks allows.
     """
     definition = opdef(op) if isinstance(op, str) else op
     if not (definition.__doc__ or "").strip():
@@ -40,7 +46,7 @@ def check_op(op: str | type[OpDef]) -> None:
     else:
         raise AssertionError(f"op {definition.name} takes an attribute that it does not declare")
     samples = list(definition.samples())
-    if not samples and not (hasattr(definition, "run_reference") or definition.beyond_tensors):  # samples are arrays
+    if not samples and not (hasattr(definition, "run_reference") or definition.beyond_tensors):  # samples can only be arrays
         raise AssertionError(f"op {definition.name} has no samples")
     for k, sample in enumerate(samples):
         _Check(definition, k, sample).run()
@@ -90,14 +96,14 @@ class _Check:
                 if w != type_of(g) and not (self.definition.sized_by_values and w.accepts(type_of(g))):
                     self.fail(f"the type of output {slot}", w, type_of(g))
         first = next((t for t in _flat(types) if t.ndim), None)
-        if first is None or first.shape[0] == 1:  # of size 1 are scalars, like a learning rate, which may not be open
+        if first is None or first.shape[0] == 1:  # size 1 is a scalar such as a learning rate, and cannot be open
             return
         open_ = [_opened(t, first.shape[0]) for t in types]
         try:
             inferred = self.infer(open_)
         except ProgramError as e:
-            if "open" not in str(e):  # an op may need the size, and then says so
-                self.fail(f"infer with an open first axis ({open_})", "a type, or an error that speaks of it", f"ProgramError: {e}")
+            if "open" not in str(e):  # an op may need the size; its message then names the open axis
+                self.fail(f"infer with an open first axis ({open_})", "a type, or an error that names the open axis", f"ProgramError: {e}")
             return
         for slot, want, got in zip(self.definition.outputs, inferred, result, strict=True):
             for w, g in zip(_flat([want]), _flat([got]), strict=True):
@@ -117,7 +123,7 @@ class _Check:
                         self.fail(f"output {slot} of the body {body!r} (against the kernel)", x, y)
 
     def bodies(self) -> list[str]:
-        """Every body of the op that can be had here."""
+        """The names of the op's bodies that can run on this machine."""
         return [b.name for b in kernels.bodies(self.definition, natively=not native.why_not())]
 
     def check_inplace(self, result: list[Any]) -> None:
@@ -157,7 +163,7 @@ class _Check:
     # -- gradient -------------------------------------------------------------------------------------------------------------
 
     def build(self, args: list[Any]) -> tuple[Program, list[Any], list[Any]]:
-        """A program of this one operator: it, its input variables and its output variables, by slot."""
+        """Build a program of this operator: (program, input variables, output variables), both by slot."""
         program = Program("sample")
         block = program.global_block()
         variables: list[Any] = []
@@ -169,8 +175,8 @@ class _Check:
         outs = Builder(block).emit(self.definition.name, *variables, n_out=n_out, **self.sample.attrs)
         return program, variables, [outs] if len(self.definition.out_slots) == 1 else list(outs)
 
-    def wanted(self) -> Iterator[tuple[int, int, str]]:
-        """(slot number, position in its list, name) of the float inputs to differentiate by."""
+    def grad_inputs(self) -> Iterator[tuple[int, int, str]]:
+        """(slot number, position in the slot's list, name) of each float input to differentiate by."""
         for i, (slot, a) in enumerate(zip(self.definition.in_slots, self.args, strict=True)):
             if self.sample.grad is None or slot.name in self.sample.grad:
                 for k, v in enumerate(_flat([a])):
@@ -178,32 +184,34 @@ class _Check:
                         yield i, k, f"{slot.name}[{k}]" if slot.many else slot.name
 
     def check_grad(self, result: list[Any]) -> None:
-        wanted = list(self.wanted())
-        if not wanted:
+        sources = list(self.grad_inputs())
+        if not sources:
             return
         checked = 0
         for which, member, y in _floats(result):
             weights = np.random.default_rng(which + 10 * member).uniform(0.5, 1.5, y.shape).astype(y.dtype)
-            found = self.gradients(self.args, wanted, which, member, weights)
+            found = self.gradients(self.args, sources, which, member, weights)
             if found is None:
                 continue
             checked += 1
-            for (i, k, name), g in zip(wanted, found, strict=True):
+            for (i, k, name), g in zip(sources, found, strict=True):
                 self.compare(i, k, f"{name} through {self.definition.outputs[which]}", g, which, member, weights)
         if not checked:
             self.fail("the gradient", "one through at least one output", "none")
 
-    def gradients(self, args: list[Any], wanted: list[tuple[int, int, str]], which: int, member: int, weights: np.ndarray) -> Any:
-        """By each of the `wanted` inputs, the gradient of an output times weights, None where it does not depend on it. None where the op
-        has no gradient through that output."""
+    def gradients(self, args: list[Any], sources: list[tuple[int, int, str]], which: int, member: int, weights: np.ndarray) -> Any:
+        """The gradient of sum(output * weights) by each input in `sources`; None for an input that the output does not depend on.
+
+        Returns None if the op has no gradient through that output.
+        """
         from ..backward import gradients
 
         program, ins, outs = self.build(args)
         w = program.global_block().create_var("weights", weights.shape, weights.dtype.name, is_data=True)
-        sources = [_flat([ins[i]])[k] for i, k, _ in wanted]
+        variables = [_flat([ins[i]])[k] for i, k, _ in sources]
         with program.role_guard(Role.BACKWARD):
             try:
-                grads = gradients([_flat([outs[which]])[member]], sources, [w])
+                grads = gradients([_flat([outs[which]])[member]], variables, [w])
             except ProgramError as e:
                 if not str(e).startswith(f"op {self.definition.name} has a gradient through"):
                     self.fail(f"the gradient through {self.definition.outputs[which]}", "one", f"ProgramError: {e}")
@@ -213,8 +221,8 @@ class _Check:
         return [None if g is None else env[g.name] for g in grads]
 
     def check_far(self) -> None:
-        """Far from 0 exp overflows in float32: what a gradient multiplies by 0 there may be infinite, and then it is NaN."""
-        for i, k, name in self.wanted():
+        """The gradient must be finite where an input is 200 or -200: exp overflows there, and infinity times 0 is NaN."""
+        for i, k, name in self.grad_inputs():
             for far in ([_FAR], [-_FAR], [_FAR, -_FAR]):
                 args = _copy(self.args)
                 x = args[i][k] if isinstance(args[i], list) else args[i]
@@ -231,7 +239,10 @@ class _Check:
                             self.fail(f"{at} (choose with where, do not multiply by 0)", want, found[0][tuple(index)])
 
     def slope(self, given: list[Any], i: int, k: int, which: int, member: int, index: tuple[int, ...]) -> np.float64:
-        """The central difference of the sum of an output by one element, whose terms are subtracted first: some may be huge."""
+        """The derivative of sum(output) by one element, by central difference.
+
+        Elements are subtracted before they are summed, because some may be huge.
+        """
         args, eps = self.widened(given)
         x = args[i][k] if isinstance(args[i], list) else args[i]
         made, middle, step = [], x[index], eps * abs(x[index])
@@ -262,7 +273,7 @@ class _Check:
         return numeric_grad(value, x, eps)
 
     def widened(self, given: list[Any]) -> tuple[list[Any], float]:
-        """The arguments with floats as float64 and a step that fits; as they are, with a coarse step, where the op takes no float64."""
+        """(arguments with floats as float64, a small step); (the arguments, a coarse step) if the op takes no float64."""
 
         def widen(a: Any) -> Any:
             return a.astype("float64") if type_of(a).is_float else a.copy()
@@ -284,7 +295,7 @@ class _Check:
 
 
 def _floats(result: list[Any]) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(number of the output slot, position in its list, array) of the results that are floats."""
+    """(number of the output slot, position in the slot's list, array) of each float result."""
     for which, value in enumerate(result):
         for member, y in enumerate(_flat([value])):
             if type_of(y).is_float:
@@ -300,7 +311,7 @@ def _copy(args: list[Any]) -> list[Any]:
 
 
 def _cast(args: list[Any], source: str, to: str) -> list[Any]:
-    """The arguments with those of one dtype in another."""
+    """The arguments, with arrays of dtype `source` converted to dtype `to`."""
     return [
         _cast(a, source, to) if isinstance(a, list) else a if a is None or a.dtype != np_dtype(source) else a.astype(np_dtype(to))
         for a in args
@@ -326,6 +337,6 @@ def _close(a: np.ndarray, b: np.ndarray) -> bool:
         return False
     if not type_of(a).is_float:
         return bool((a == b).all())
-    # another order of a sum, at most
+    # sums may be computed in another order
     rough = 1e-2 if a.dtype.itemsize == 2 else 1e-5
     return bool(np.allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rough, rough, equal_nan=True))

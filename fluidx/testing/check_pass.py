@@ -1,4 +1,4 @@
-"""Check a pass by program text: what goes in, what must come out."""
+"""`check_pass`: run a pass on a program text and compare the result with the expected program text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _HEAD_LINE = re.compile(r"(?:data|param|var|group|strategy)\s+(\S+?):?(?:\s|$)")
 
 
 def check_pass(one: Pass, *, given: str, before: str, after: str) -> Job:
-    """Run a pass on the program text `before` and compare operators, and where their variables lie and the types, with `after`.
+    """Run a pass on the program text `before`; compare operators, types and placements with `after`.
 
-    `given` is the head of the program (groups, data, parameters), lines or parts separated by ";". `before` and `after` are operator lines,
-    with section headers ("backward:") where they matter; `after` begins with the lines of the head that the pass changes. The ranks are
-    those of the groups. What the pass requires is taken as ensured. Raises AssertionError that shows both texts, and TranspileError for a
-    pass that changed what it was given. Returns the job, whose `log` has the reasons of what was left alone.
+    `given` is the head of the program (groups, data, parameters), as lines or separated by ";". `before` and `after` are operator lines,
+    with section headers ("backward:") where they matter; `after` begins with the lines of the head that the pass changes. The mesh follows
+    from the groups. The facts that the pass requires are assumed. Raises AssertionError, with both texts, if the result differs or the
+    pass changed its input. Returns the job; its `log` has the reasons why things were left unchanged.
     """
     source, wanted = program_of(given, before), program_of(given, after)
     job = Job(_mesh(source), facts=set(one.requires))
@@ -29,12 +29,12 @@ def check_pass(one: Pass, *, given: str, before: str, after: str) -> Job:
 
 
 def check_result(one: Pass, source: Program, wanted: Program, job: Job) -> Program:
-    """What a pass makes of a program. Raises AssertionError where that is not what was wanted, and where the given program was changed."""
-    # as text: records that both programs share would change in both
+    """Run a pass and return the new program. Raises AssertionError if it is not the wanted one, or if the pass changed its input."""
+    # compared as text: the two programs may share records
     text = str(source)
     result = one.run(ProgramPair(source, Program("startup")), job).main
     if str(source) != text:
-        raise AssertionError(f"{one!r} changed the program that it was given")
+        raise AssertionError(f"{one!r} changed its input program")
     found, expected = lines_of(result, wanted), lines_of(wanted, wanted)
     if found != expected:
         raise AssertionError(f"{one!r} made\n" + "\n".join(found) + "\n\nexpected\n" + "\n".join(expected))
@@ -42,7 +42,7 @@ def check_result(one: Pass, source: Program, wanted: Program, job: Job) -> Progr
 
 
 def _mesh(program: Program) -> Cluster | Mesh:
-    """The ranks that a program's groups speak of."""
+    """The mesh or cluster that has the program's groups."""
     sizes = {g: len(sets[0]) for g, sets in program.groups.items()}
     for order in permutations(sizes):
         mesh = Mesh(**{g: sizes[g] for g in order}) if sizes else Cluster(1, 1)
@@ -68,13 +68,13 @@ def program_of(head: str, ops: str) -> Program:
 
 
 def lines_of(program: Program, wanted: Program) -> list[str]:
-    """The operators of a program, and each variable that they or the expected program name."""
+    """Text lines for a comparison: the operators of a program, and the variables that they or the expected program name."""
     ops = [f"{op.role.value}: {op}" for op in program.ops]
     block = program.global_block()
     used = {n for op in program.ops for n in (*op.input_arg_names, *op.output_arg_names)} | set(wanted.global_block().descs)
     variables = []
     for name in sorted(used):
         d = block.find(name)
-        lies = f"{d.type} {show_placement(d.placement)}{' on_host' if d.on_host else ''}" if d is not None else "not declared"
-        variables.append(f"%{name}: {lies}")
+        shown = f"{d.type} {show_placement(d.placement)}{' on_host' if d.on_host else ''}" if d is not None else "not declared"
+        variables.append(f"%{name}: {shown}")
     return [*ops, *variables]

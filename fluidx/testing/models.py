@@ -1,4 +1,4 @@
-"""Small models for tests: each function writes main and startup and returns them with the loss and a feed."""
+"""Small models for tests: main and startup programs with a loss and a function that makes feeds; and runs that train them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 @dataclass
 class TestModel:
-    """`feed(rows, seed)` gives random data; `exact(rows, seed)` small integers, where every sum is exact in any order."""
+    """A model: its programs, its loss, `feed(rows, seed)` for random data, and (parameter, gradient) names."""
 
-    __test__ = False  # not a test class, whatever pytest thinks of the name
+    __test__ = False  # pytest would collect a class of this name
 
     main: Any
     startup: Any
@@ -29,7 +29,10 @@ def _program(name: str) -> tuple[Any, Any]:
 
 
 def integer_mlp(reduce: str = "sum", optimizer: Any = None) -> TestModel:
-    """A two-layer perceptron with small integer weights, whose loss is a sum (or mean) of squares: one SGD step is exact in float32."""
+    """A two-layer perceptron with small integer weights and feeds. The loss is a sum (or mean) of squares.
+
+    One SGD step is exact in float32.
+    """
     import fluidx as fx
 
     main, startup = _program("integer_mlp")
@@ -92,7 +95,7 @@ def train_single(model: TestModel, feeds: list[dict[str, np.ndarray]], fetch: li
 def train_ranks(
     model: TestModel, strategy: Any, trainers: Any, feeds: list[dict[str, np.ndarray]], fetch: list[Any], uneven: str = "weight"
 ) -> tuple[list[list[np.ndarray]], dict[str, np.ndarray]]:
-    """Transpile, verify, and run on CPU ranks; return the fetched values and every persistable's global value at the end."""
+    """Transpile, verify and train on CPU ranks; return the fetched values, and the global value of each state variable at the end."""
     import fluidx as fx
 
     t = fx.DistributeTranspiler(strategy)

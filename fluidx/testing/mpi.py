@@ -1,4 +1,4 @@
-"""Run a function of a communicator on several ranks that mpirun has started."""
+"""Run a function of a communicator on ranks that mpirun has started."""
 
 from __future__ import annotations
 
@@ -18,22 +18,27 @@ from ..comm.processes import ProcessWorld
 from ..ir.errors import install
 from .processes import reply, values
 
-_GRACE = 10.0  # seconds for it to end in
-_PATIENCE = 60.0  # seconds for mpirun to start all
+_GRACE = 10.0  # seconds that mpirun may take to end
+_PATIENCE = 60.0  # seconds that mpirun may take to start all processes
 
 
 def why_not() -> str:
-    """Why there can be no such job, or an empty text. MPI is not loaded to see that: a process that has, and ends by `os._exit`, as those
-    do in which tests run side by side, leaves a file in /dev/shm."""
+    """Why no job of MPI can be started here, or an empty text.
+
+    This does not load MPI: a process that has loaded it and ends by `os._exit`, as workers of parallel tests do, leaves a file in /dev/shm.
+    """
     return mpirun.why_not() if find_spec("mpi4py") else f"mpi4py is not installed; {install('mpi')}"
 
 
 class MpiProcesses:
-    """`n` processes that one mpirun has started, and worlds of some of them, until `close`. `prefix` is a command that runs mpirun."""
+    """`n` processes that one mpirun has started, until `close`. Worlds of some of them are made one after the other.
+
+    `prefix` is a command that runs mpirun.
+    """
 
     def __init__(self, n: int, prefix: Sequence[str] = (), hosts: str | None = None, environ: Mapping[str, str] = os.environ):
         self.worlds = 0
-        self.well = True  # all that was asked for has been answered: the processes can end as MPI wants them to, all together
+        self.all_answered = True  # every request was answered, so the processes can end together, as MPI wants
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
             path = str(Path(folder) / "door")
             door.bind(path)
@@ -50,16 +55,16 @@ class MpiProcesses:
                 raise
 
     def ranks(self, n: int, timeout: float, share: bool = False, hosts: int = 1) -> MpiRanks:
-        """A new world of the first `n` of the processes, which `share` memory, or play `hosts` on one and share that of theirs."""
+        """A new world of the first `n` processes. They `share` memory; with `hosts`, they act as several hosts and share it per host."""
         self.worlds += 1
         return MpiRanks(self, self.channels[:n], {"n": n, "timeout": timeout, "share": share, "hosts": hosts, "world": self.worlds})
 
     def close(self) -> None:
         for c in self.channels:
-            if self.well:
+            if self.all_answered:
                 c.send(None)
             c.close()
-        try:  # by itself it cleans up behind ranks that have left
+        try:  # mpirun cleans up after its ranks if it may end by itself
             self.process.wait(_GRACE)
         except subprocess.TimeoutExpired:
             self.process.terminate()
@@ -67,26 +72,26 @@ class MpiProcesses:
 
 
 class MpiRanks:
-    """The ranks of one world. After a failure they take no more."""
+    """The ranks of one world. After a failure they accept no more calls."""
 
     def __init__(self, job: MpiProcesses, channels: Sequence[Channel], given: Any):
         self.job, self.channels, self.given = job, channels, given
 
     def each(self, function: str, args: Sequence[Any] = ()) -> list[Any]:
-        """As `fluidx.testing.processes.Ranks.each`."""
+        """Call a function on each rank, as `fluidx.testing.processes.ProcessRanks.each` does."""
         for c in self.channels:
             c.send([self.given, function, list(args)])
-        well, self.job.well = self.job.well, False
+        before, self.job.all_answered = self.job.all_answered, False
         replies = [c.receive()[0] for c in self.channels]
-        self.job.well = well and all("value" in r for r in replies)
+        self.job.all_answered = before and all("value" in r for r in replies)
         return values(replies)
 
 
-_worlds: dict[int, Any] = {}  # as long as the process: what lies in their memory may go later than they
+_worlds: dict[int, Any] = {}  # kept for the life of the process: arrays in their memory may live longer than a world
 
 
 def _answer(path: str) -> None:
-    """What such a process does."""
+    """The main loop of one process: answer calls until the channel sends None. `path` is the socket to connect to."""
     from mpi4py import MPI
 
     from ..comm.mpi.start import connect
@@ -97,13 +102,13 @@ def _answer(path: str) -> None:
     channel = Channel(door)
     channel.send(everyone.rank)
     while True:
-        said, _ = channel.receive()
-        if said is None:
+        call, _ = channel.receive()
+        if call is None:
             for world, _ in worlds.values():
                 if not isinstance(world, ProcessWorld):
                     world.close()
             return
-        given, function, args = said
+        given, function, args = call
         number, n = given["world"], given["n"]
         if number not in worlds:
             among = everyone.Create_group(everyone.group.Incl(range(n)), number % 1000)
@@ -116,5 +121,5 @@ def _answer(path: str) -> None:
 if __name__ == "__main__":
     try:
         _answer(sys.argv[1])
-    except EOFError:  # something has failed; MPI would wait for ranks that are left behind
+    except EOFError:  # some rank has failed; MPI would wait for the others for ever
         os._exit(0)

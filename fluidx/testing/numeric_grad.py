@@ -1,4 +1,4 @@
-"""Derivatives by central differences, the check on every gradient."""
+"""Numeric gradients by central differences, which every gradient is checked against."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 
 def numeric_grad(function: Callable[[np.ndarray], float], x: np.ndarray, eps: float = 1e-5) -> np.ndarray:
-    """The gradient of a scalar function at `x` by central differences, in float64 and of the shape of `x`.
+    """The gradient of a scalar function at `x` by central differences, as float64, in the shape of `x`.
 
-    `function` is called with `x` itself, one element of it changed by eps * max(1, |element|); `x` is as before afterwards. In
+    `function` is called with `x` itself, where one element is changed by eps * max(1, |element|); afterwards `x` is restored. In
     float64 the error is near 1e-9; float32 needs an eps near 1e-2.
 
     >>> numeric_grad(lambda x: float((x * x).sum()), np.array([1.0, 2.0])).round(6)

@@ -1,4 +1,4 @@
-"""Run a function of a communicator on several ranks that are processes."""
+"""Run a function of a communicator on ranks that are processes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class ProcessRanks:
         self.memory.close()
 
     def each(self, function: str, args: Sequence[Any] = ()) -> list[Any]:
-        """What "module:function" of the communicator and the arguments gives on each rank, in rank order; both pass through JSON.
+        """Call "module:function" with the communicator and the arguments on each rank; return the results in rank order.
 
-        The first failure stops all ranks and is raised, and the ranks end; one that only stopped because another failed gives way to it.
+        Arguments and results are sent as JSON. The first failure stops and ends all ranks and is raised; errors of ranks that only stopped
+        because of it are dropped.
         """
         for p in self.processes:
             p.channel.send([function, list(args)])
@@ -43,7 +44,7 @@ class ProcessRanks:
 
 
 def answer(channel: Channel, fds: Sequence[int], given: Any) -> None:
-    """What such a process does."""
+    """The main loop of one process: a rank that answers calls."""
     memory = Memory(fds[0], given["start"], given["ranks"])
     memory.close()
     world = ProcessWorld(memory, given["rank"], given["timeout"])
@@ -54,7 +55,7 @@ def answer(channel: Channel, fds: Sequence[int], given: Any) -> None:
 
 
 def reply(world: Any, comm: base.Communicator, function: str, args: Sequence[Any]) -> dict[str, Any]:
-    """What a rank answers: what the function gives, or its error, which all ranks of its world are told of."""
+    """Call the function and return its value, or its error; an error stops all ranks of the world."""
     module, _, name = function.partition(":")
     try:
         return {"value": getattr(importlib.import_module(module), name)(comm, *args)}
@@ -64,7 +65,7 @@ def reply(world: Any, comm: base.Communicator, function: str, args: Sequence[Any
 
 
 def values(replies: Sequence[dict[str, Any]]) -> list[Any]:
-    """The values, or the first error raised; one that only stopped because another failed gives way to it."""
+    """The values of the replies. Raises the first error, preferring one that is not the consequence of another (CommAborted)."""
     errors = [f["error"] for f in replies if "error" in f]
     if errors:
         kind, text, rank = ([e for e in errors if e[0] != "CommAborted"] or errors)[0]

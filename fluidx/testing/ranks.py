@@ -1,4 +1,4 @@
-"""Run something on several rank threads at once: a function of a communicator, or one program per rank."""
+"""Run a function of a communicator, or one program per rank, on rank threads."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ..ir import Program
 
 
 def each_rank(ranks: int, job: Callable[[ThreadCommunicator], Any], timeout: float = 10.0) -> list[Any]:
-    """What `job(communicator)` returns on each of `ranks` threads, in rank order.
+    """Call `job(communicator)` on each of `ranks` threads; return the results in rank order.
 
-    The first failure stops all ranks and is raised; one that only stopped because another failed gives way to the other.
+    The first failure stops all ranks and is raised; errors of ranks that only stopped because of it are dropped.
 
     >>> each_rank(2, lambda comm: comm.rank + comm.world_size)
     [2, 3]
@@ -34,7 +34,7 @@ def each_rank(ranks: int, job: Callable[[ThreadCommunicator], Any], timeout: flo
     def work(rank: int) -> None:
         try:
             results[rank] = job(world.communicator(rank))
-        except BaseException as e:  # whatever it is, the other ranks must not wait for this one
+        except BaseException as e:  # of any kind: the other ranks must not wait for this one
             errors[rank] = e
             world.abort(e)
 
@@ -56,11 +56,11 @@ def run_ranks(
     scopes: Sequence[Scope] | None = None,
     timeout: float = 10.0,
 ) -> list[list[np.ndarray]]:
-    """Run one program per rank together, and return what each rank fetched: its part, where a value is cut.
+    """Run one program per rank together; return what each rank fetched: its local values.
 
-    `feeds` is one feed of whole values, which is dealt by the placements of the variables, or one for each rank, of variables without a
-    placement. The programs declare their groups (`program.groups`); they need not come from a transpiler. `scopes` hold the ranks' state.
-    Raises as `Executor.run` does, for the first rank that failed.
+    `feeds` is one feed of global values, which is split by the placements of the variables; or one feed for each rank, for variables
+    without a placement. The programs declare their groups (`program.groups`); they need not come from a transpiler. `scopes` hold the
+    ranks' state. Raises what `Executor.run` raises, for the first rank that failed.
 
     >>> p = Program("sum")
     >>> p.groups = {"dp": ((0, 1),)}
@@ -73,9 +73,9 @@ def run_ranks(
     if isinstance(feeds, Mapping):
         splitter, descs, given = FeedSplitter(programs), programs[0].global_block().descs, check_feed(programs[0], feeds)
         check_sizes(descs, given)
-        dealt = splitter.plan_split(descs, given, "weight")
-        parts: Sequence[Mapping[str, np.ndarray]] = splitter.split(descs, given, dealt)
-        wholes: Sequence[Mapping[str, np.ndarray]] = [splitter.even_sizes(given, dealt)] * len(programs)
+        split = splitter.plan_split(descs, given, "weight")
+        parts: Sequence[Mapping[str, np.ndarray]] = splitter.split(descs, given, split)
+        wholes: Sequence[Mapping[str, np.ndarray]] = [splitter.even_sizes(given, split)] * len(programs)
     else:
         wholes = parts = [check_feed(p, f) for p, f in zip(programs, feeds, strict=True)]
 

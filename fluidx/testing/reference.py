@@ -1,4 +1,4 @@
-"""A slow interpreter that is independent of the executor: every operator in order, fresh arrays, values kept by name."""
+"""A slow reference interpreter, independent of the executor: it runs operators in order and keeps every value by name."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def run_op(
     outs: Sequence[Any] | None = None,
     part: Part | None = None,
 ) -> list[Any]:
-    """The outputs of one operator in slot order, in arrays made for them (None for an output that `present` leaves away).
+    """Run one operator; return its outputs in slot order, as new arrays (None for an output that `present` leaves out).
 
-    `ins` are arrays in slot order and `attrs` complete. `body` is the preferred row of the op's table of kernels (`ops/kernels.py`); `outs`
-    gives the arrays to write into, `part` what the op is told of the whole that its operands are parts of. Raises ExecutionError for an op
+    `ins` are arrays in slot order; `attrs` are complete. `body` is the preferred row of the op's table of kernels (`ops/kernels.py`).
+    `outs` are arrays to write into. `part` describes the global value whose slices the operands are. Raises ExecutionError for an op
     without a body.
     """
     with np.errstate(all="ignore"):  # as in a run of the executor
@@ -41,7 +41,7 @@ def run_op(
             results = definition.infer(*map(type_of, ins), **attrs)
             results = [results] if len(definition.out_slots) == 1 else list(results)
             present = [True] * len(results) if present is None else present
-            if definition.sized_by_values:  # it makes its results, of whatever sizes
+            if definition.sized_by_values:  # the kernel allocates results, whose sizes depend on values
                 return _sized(definition, ins, attrs, present)
             outs = [_empty(t) if p else None for t, p in zip(results, present, strict=True)]
         given, memory = kernels.wide(definition, np, ins, outs)
@@ -51,7 +51,7 @@ def run_op(
 def _run(
     definition: type[OpDef], ins: list[Any], attrs: Mapping[str, Any], ctx: RunContext, body: str, outs: list[Any], part: Part | None
 ) -> list[Any]:
-    """The outputs, in `outs` but for a kernel that makes arrays of its own."""
+    """Run a body; the outputs are in `outs`, unless the kernel allocates its own arrays."""
     for one in kernels.bodies(definition, natively=body == "native"):
         if one.name == body or one.name == "numpy" and definition.kernel is None and definition.view is None:
             step = one.bind(np, ins, outs, attrs, ctx, part, ())
@@ -82,17 +82,17 @@ def _sized(definition: type[OpDef], ins: Sequence[Any], attrs: Mapping[str, Any]
 def _empty(type_: Any) -> Any:
     if isinstance(type_, list | tuple):
         return [_empty(t) for t in type_]
-    # filled with a value that shows where a kernel forgets to write
+    # a fill value shows where a kernel does not write
     return np.full(type_.shape, 77, np_dtype(type_.dtype))
 
 
 def interpret(
     program: Program, feed: Mapping[str, Any], state: Mapping[str, Any] | None = None, ctx: RunContext | None = None
 ) -> dict[str, np.ndarray]:
-    """Every value of one run by name: the feed, the state (persistable variables, left untouched) and what the operators make of them.
+    """Run a program; return every value by name: the feed, the state and the results of the operators.
 
-    Operators run in the order of the program; one that writes a name again replaces the value. Raises ExecutionError, naming the
-    operator, for a name without a value.
+    Operators run in the order of the program. An operator that writes a name again replaces its value. `state` has the values of
+    persistable variables and is not changed. Raises ExecutionError, naming the operator, for a name without a value.
 
     >>> p = Program("twice")
     >>> _ = p.global_block().create_var("x", (2,), "float32", is_data=True)

@@ -1,4 +1,4 @@
-"""Run a script in a process as if somebody else than fluidx had started it."""
+"""Run a script in a process as if another program than fluidx had started it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from ..comm.process_spawner import Channel
 from ..launch.rank_main import run_script
 
-_open: list[Channel] = []  # until the process has ended
+_open: list[Channel] = []  # keeps channels open until the process ends
 
 
 def started(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> None:
-    """What such a process does: `environ` is added to its environment, and the files are where it prints to."""
+    """The main function of the process: run a script. `environ` is added to the environment; `fds` become stdout and stderr."""
     _open.append(channel)
     os.environ.update(given["environ"])
     for number, fd in zip((1, 2), fds, strict=True):
@@ -22,4 +22,4 @@ def started(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> N
     try:
         run_script(given["script"], given["args"])
     finally:
-        atexit._run_exitfuncs()  # as an interpreter that ends would
+        atexit._run_exitfuncs()  # as at the end of an interpreter

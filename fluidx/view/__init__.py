@@ -1,4 +1,4 @@
-"""Programs to look at: what a pass changed, what communication moves, drawings, pages; and the rules of ops."""
+"""Views of programs: diffs, the census of operators and communication, SVG drawings, HTML pages; and the placement rules of ops."""
 
 from .diff import Census, ProgramDiff, census, diff
 from .draw import draw, draw_before_after

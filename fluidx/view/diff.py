@@ -1,7 +1,7 @@
-"""What a pass changed: a diff of two programs by their operators, and a census of operators and of the bytes they move.
+"""The diff of two programs by their operators, and the census of operators and of the bytes that communication moves.
 
-Operators are matched by equality, not by text: the operators that occur once on both sides are lined up first (patience diff), and only
-the short stretches between them are searched. Ten thousand operators take well under a second.
+Operators are matched by equality, not by text. Operators that occur once on both sides are matched first (patience diff); only the short
+stretches between them are searched. Ten thousand operators take well under a second.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _COMMUNICATE = frozenset(
 
 
 def diff(before: Program | ProgramPair, after: Program | ProgramPair, names: tuple[str, str] = ("before", "after")) -> ProgramDiff:
-    """What turns `before` into `after`; both are programs, or both are pairs, whose startup sections then come first.
+    """The changes from `before` to `after`: two programs, or two pairs. The startup section of pairs comes first.
 
-    `str()` of the result is a listing to read, `.added` and `.removed` are the operators, `.census()` counts what was added.
+    `str()` of the result is a listing to read; `.added` and `.removed` are the operators; `.census()` counts the added operators.
     """
     if isinstance(before, ProgramPair) != isinstance(after, ProgramPair):
         raise ProgramError("diff takes two programs or two pairs, not one of each; give the main program of the pair")
@@ -63,7 +63,7 @@ class _BlockDiff:
 
 @dataclass(frozen=True)
 class ProgramDiff:
-    """The difference of two programs. False when they have the same operators, declarations and settings."""
+    """The difference of two programs. It is false if they have the same operators, declarations and settings."""
 
     sections: tuple[_Section, ...]
     names: tuple[str, str] = ("before", "after")
@@ -82,7 +82,7 @@ class ProgramDiff:
         return any(s.before != s.after for s in self.sections)
 
     def census(self) -> Census:
-        """The census of the operators that were added."""
+        """The census of the added operators."""
         total = Census()
         for s in self.sections:
             for b in s.blocks:
@@ -116,7 +116,10 @@ def _total(programs: Iterable[Program]) -> int:
 
 
 def _head_lines(before: Program, after: Program) -> list[str]:
-    """Settings and declarations that came, went or changed. What an operator defines is shown where it is defined."""
+    """Lines for settings and declarations that were added, removed or changed.
+
+    A variable that an operator defines is shown with that operator instead.
+    """
     lines = []
     old, new = settings(before), settings(after)
     lines += [f"-{line[1:]}" for line in old if line not in new]
@@ -180,14 +183,14 @@ def _block_lines(d: _BlockDiff, section: str) -> list[str]:
 
 def _steps(a: Sequence[Operator], b: Sequence[Operator]) -> list[tuple[str, int, int]]:
     ids: dict[Hashable, int] = {}
-    seen: dict[int, int] = {}  # passes share the operators they keep, so most are known by identity
+    seen: dict[int, int] = {}  # number by id: passes share the operators that they keep
 
     def number(op: Operator) -> int:
         n = seen.get(id(op))
         if n is None:
             try:
                 n = ids.setdefault(op.key(), len(ids))
-            except TypeError:  # a foreign attribute that cannot be hashed
+            except TypeError:  # an attribute of a user's own type that cannot be hashed
                 n = ids.setdefault(repr(op.key()), len(ids))
             seen[id(op)] = n
         return n
@@ -204,8 +207,8 @@ def _steps(a: Sequence[Operator], b: Sequence[Operator]) -> list[tuple[str, int,
 
 
 def _hunk(a: Sequence[Operator], b: Sequence[Operator], gone: range, new: range) -> Iterator[tuple[str, int, int]]:
-    """Removed and added operators in one reading order: sections stay together, and an operator stands over the one it became."""
-    kinds = Counter((b[j].role, b[j].type) for j in new)
+    """Removed and added operators in one order for reading: sections stay together, and a removed operator precedes its replacement."""
+    left = Counter((b[j].role, b[j].type) for j in new)
     roles = Counter(b[j].role for j in new)
     i, j = gone.start, new.start
     while i < gone.stop or j < new.stop:
@@ -213,7 +216,7 @@ def _hunk(a: Sequence[Operator], b: Sequence[Operator], gone: range, new: range)
         if take_old:
             old, add = a[i], b[j]
             if (old.role, old.type) != (add.role, add.type):
-                take_new = kinds[old.role, old.type] > 0 or (old.role is not add.role and roles[old.role] > 0)
+                take_new = left[old.role, old.type] > 0 or (old.role is not add.role and roles[old.role] > 0)
                 take_old = not take_new
         else:
             take_old, take_new = i < gone.stop, j < new.stop
@@ -221,7 +224,7 @@ def _hunk(a: Sequence[Operator], b: Sequence[Operator], gone: range, new: range)
             yield "-", i, -1
             i += 1
         if take_new:
-            kinds[b[j].role, b[j].type] -= 1
+            left[b[j].role, b[j].type] -= 1
             roles[b[j].role] -= 1
             yield "+", -1, j
             j += 1
@@ -249,7 +252,7 @@ def _matches(x: list[int], y: list[int]) -> list[tuple[int, int]]:
         elif i1 - i0 <= WINDOW and j1 - j0 <= WINDOW:
             matcher = difflib.SequenceMatcher(None, x[i0:i1], y[j0:j1], autojunk=False)
             pairs += [(i0 + m.a + k, j0 + m.b + k) for m in matcher.get_matching_blocks() for k in range(m.size)]
-        else:  # a long stretch of repeated operators: match them in turn
+        else:  # a long stretch of repeated operators: match each with the next equal one
             places: dict[int, list[int]] = {}
             for j in range(j1 - 1, j0 - 1, -1):
                 places.setdefault(y[j], []).append(j)
@@ -265,14 +268,14 @@ def _matches(x: list[int], y: list[int]) -> list[tuple[int, int]]:
 
 
 def _anchors(x: list[int], y: list[int], i0: int, i1: int, j0: int, j1: int) -> list[tuple[int, int]]:
-    """The longest increasing run of pairs of values that occur once in both stretches."""
+    """Index pairs of values that occur once in both stretches: the longest sequence that increases on both sides."""
     where_x: dict[int, int] = {}
     where_y: dict[int, int] = {}
     for where, values, start, stop in ((where_x, x, i0, i1), (where_y, y, j0, j1)):
         for k in range(start, stop):
             where[values[k]] = -1 if values[k] in where else k
     pairs = [(i, where_y[v]) for v, i in where_x.items() if i >= 0 and where_y.get(v, -1) >= 0]
-    tails: list[int] = []  # of the increasing sequences found so far, the least last index in y by length
+    tails: list[int] = []  # for each length of an increasing sequence: the least last index in y
     at: list[int] = []
     back: list[int] = []
     for k, (_, j) in enumerate(pairs):
@@ -293,7 +296,7 @@ def _anchors(x: list[int], y: list[int], i0: int, i1: int, j0: int, j1: int) -> 
 
 @dataclass
 class Count:
-    """How often an operator type occurs, and for communication the bytes of the tensors it moves, by group."""
+    """How often an operator type occurs, and the bytes that communication moves, by group."""
 
     count: int = 0
     bytes: dict[str, int] = field(default_factory=dict)
@@ -307,12 +310,14 @@ class Count:
 
 
 class Census(dict[str, Count]):
-    """{operator type: (count, {group: bytes})}; `str()` is one line for each type, communication first, such as
-    `1 all_reduce, 31.4 KB over dp`."""
+    """{operator type: (count, {group: bytes})}.
+
+    `str()` has one line for each type, communication first, such as `1 all_reduce, 31.4 KB over dp`.
+    """
 
     @property
     def communication(self) -> Census:
-        """The part that communicates."""
+        """The entries of operators that communicate."""
         return Census({t: c for t, c in self.items() if c.by_group})
 
     def plus(self, other: Mapping[str, Count]) -> Census:
@@ -340,10 +345,10 @@ class Census(dict[str, Count]):
 
 
 def census(program: Program | ProgramPair) -> Census:
-    """How often each operator type occurs and what communication moves, sub-blocks counted once.
+    """How often each operator type occurs, and how many bytes communication moves. Each sub-block is counted once.
 
-    The bytes of an operator are those of its inputs or of its outputs, whichever are more, so an all_gather and the reduce_scatter
-    it undoes count alike; an open axis counts as 1.
+    The bytes of an operator are those of its inputs or of its outputs, whichever are more; so an all_gather and the inverse
+    reduce_scatter count the same. An open axis counts as 1.
     """
     programs = (program.startup, program.main) if isinstance(program, ProgramPair) else (program,)
     total = Census()
@@ -354,7 +359,7 @@ def census(program: Program | ProgramPair) -> Census:
 
 
 def communicates(op: Operator) -> bool:
-    """True for operators that involve other ranks."""
+    """True if an operator involves other ranks."""
     definition = OPS.get(op.type)
     return op.type in _COMMUNICATE or (definition is not None and definition.effect in (Effect.COLLECTIVE, Effect.P2P))
 
@@ -377,7 +382,7 @@ def _nbytes(names: Iterable[str], block: Block) -> int:
 
 
 def show_bytes(n: int) -> str:
-    """A size in steps of 1000.
+    """A number of bytes with its unit, in powers of 1000.
 
     >>> show_bytes(31360), show_bytes(4)
     ('31.4 KB', '4 B')

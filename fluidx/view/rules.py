@@ -1,4 +1,4 @@
-"""The access patterns of ops, and the rows that follow, as they stand for an op's own samples."""
+"""Text of the access patterns of an op, and of the placement rules that follow from them, for the op's samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..ir.types import Entry, TensorType
 
 
 def patterns(op: str | type[OpDef]) -> list[str]:
-    """The lines that an op's declaration gives for its samples, each once; none for an op without a pattern.
+    """The access patterns that an op declares for its samples, without repetitions; empty for an op without a pattern.
 
     >>> patterns("relu")
     ['* -> * | U(0)']
@@ -27,7 +27,7 @@ def patterns(op: str | type[OpDef]) -> list[str]:
 
 
 def rules(op: str | type[OpDef], sample: int = 0) -> str:
-    """The rows that follow from an op's pattern for one of its samples: where operands may lie over a group, and where results then lie.
+    """The placement rules of an op for one of its samples: the placements of operands over a group, and those of the results.
 
     >>> print(rules("softmax"))
     softmax of f32[3,5]: e0 c -> e0 c | c!
@@ -41,7 +41,7 @@ def rules(op: str | type[OpDef], sample: int = 0) -> str:
         raise ProgramError(f"op {definition.name} has {len(cases)} samples, numbered from 0; got {sample}")
     ins, outs, attrs = cases[sample]
     p = definition.pattern_of(ins, outs, attrs)
-    table = [row for row in rows_of(p) if row.kind != "own"]  # that each rank may have its own is true of any op
+    table = [row for row in rows_of(p) if row.kind != "own"]  # every op has the row `own`
     types = ", ".join("none" if t is None else repr(t) for t in ins)
     head = f"{definition.name} of {types}: {' '.join(_line(definition, ins, outs, attrs).split())}"
     wide = max(len(row.why) for row in table)
@@ -60,8 +60,8 @@ def _entry(e: Entry | None) -> str:
 
 
 def _line(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: dict[str, Any]) -> str:
-    said = definition.pattern(ins, outs, attrs) if callable(definition.pattern) else definition.pattern
-    text = said[0] if isinstance(said, tuple) else said
+    pattern = definition.pattern(ins, outs, attrs) if callable(definition.pattern) else definition.pattern
+    text = pattern[0] if isinstance(pattern, tuple) else pattern
     return "every operand whole" if text is None else text
 
 

@@ -14,7 +14,7 @@ from fluidx import native
 from fluidx.ir import OPS
 from fluidx.ir.errors import FluidxError
 from fluidx.ir.opdef import Effect, Sample
-from fluidx.testing.alone import alone
+from fluidx.testing.one_operator import program_of_sample
 from fluidx.testing.reference import run_op
 
 from .outcome import Outcome
@@ -60,7 +60,7 @@ def widened(args: Any) -> Any:
 
 def gradients(name: str, sample: Sample, kernels: str) -> list[np.ndarray]:
     """The results of an operator and the gradients of their sum, in a run of an executor; nothing where there are none."""
-    program, fetches, feed = alone(name, sample)
+    program, fetches, feed = program_of_sample(name, sample)
     with fx.program_guard(program, fx.Program()):
         floats = [program.global_block().var(n) for n, a in feed.items() if a.dtype.kind == "f"]
         for v in floats:

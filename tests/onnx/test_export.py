@@ -9,7 +9,7 @@ pytest.importorskip("onnxruntime")
 
 from fluidx.ir.opdef import OPS  # noqa: E402
 from fluidx.onnx.export import to_onnx  # noqa: E402
-from fluidx.testing.alone import alone  # noqa: E402
+from fluidx.testing.one_operator import program_of_sample  # noqa: E402
 
 from .written import LACKS, WRITTEN, built, close, judged_samples, lenet, run, session_of, transformer  # noqa: E402
 
@@ -23,7 +23,7 @@ def test_an_operator_means_the_same_in_onnx(name):
 def test_all_results_of_an_operator_are_those_of_onnx(name):
     judged = 0
     for sample in OPS[name].samples():
-        program, _, feed = alone(name, sample)
+        program, _, feed = program_of_sample(name, sample)
         outs = [program.global_block().var(n) for n in program.ops[-1].output_arg_names]
         expected = fx.Executor(fx.CPUPlace()).run(program, feed=feed, fetch_list=outs)
         try:

@@ -12,7 +12,7 @@ from onnx import numpy_helper  # noqa: E402
 
 from fluidx.ir.opdef import OPS  # noqa: E402
 from fluidx.onnx.export import to_onnx  # noqa: E402
-from fluidx.testing.alone import alone  # noqa: E402
+from fluidx.testing.one_operator import program_of_sample  # noqa: E402
 
 from .written import IN_STEPS, LACKS, close, lenet, run, session_of, transformer  # noqa: E402
 
@@ -30,7 +30,7 @@ REFUSED = {
 def test_gradients_and_updates_mean_the_same_in_onnx(name):
     judged = refused = 0
     for sample in OPS[name].samples():
-        program, _, feed = alone(name, sample)
+        program, _, feed = program_of_sample(name, sample)
         outs = [program.global_block().var(n) for n in program.ops[-1].output_arg_names]
         try:
             model = to_onnx(program, None, outs)

@@ -10,7 +10,7 @@ from fluidx.ir.opdef import OPS
 from fluidx.onnx.export import to_onnx
 from fluidx.onnx.exporters import EXPORTERS, load_all
 from fluidx.onnx.exporters.elementwise import has_expression
-from fluidx.testing.alone import alone
+from fluidx.testing.one_operator import program_of_sample
 
 load_all()
 # operators that run blocks or write what loops keep, and those on sequences, optionals and strings, which have no samples, have files of
@@ -53,7 +53,7 @@ def exported_samples(name, opset=21):
     """(program, fetches, feed, model) of each sample with an ONNX form; REFUSED has the number of the others."""
     refused = 0
     for sample in OPS[name].samples():
-        program, fetches, feed = alone(name, sample)
+        program, fetches, feed = program_of_sample(name, sample)
         try:
             model = to_onnx(program, None, fetches, opset=opset)
         except fx.onnx.OnnxError as e:

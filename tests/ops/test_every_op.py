@@ -15,7 +15,7 @@ from fluidx.ops.expr.native import bind_native
 from fluidx.ops.expr.nodes import trace
 from fluidx.testing import check_op
 from fluidx.testing.reference import run_op
-from fluidx.testing.rows import thin_factors
+from fluidx.testing.rows import small_factors
 from tests.each import each
 
 # other test files declare ops of their own
@@ -43,7 +43,7 @@ def test_the_samples_of_an_op_give_the_reason_for_an_unchecked_gradient(name):
 
 @each("name", OURS)
 def test_samples_exercise_every_factor_of_the_pattern(name):
-    assert thin_factors(name) == []
+    assert small_factors(name) == []
 
 
 class _Double(OpDef):

@@ -1,4 +1,4 @@
-"""The judge of access patterns: right lines pass, and each of the ways in which a line can be wrong is seen."""
+"""The execute_rows of access patterns: right lines pass, and each of the ways in which a line can be wrong is seen."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import fluidx.ops  # noqa: F401 - fills OPS
 from fluidx.ir import OPS, OpDef, ProgramError, Sample, TensorType
 from fluidx.ir.rows import rows
 from fluidx.testing import check_rows, missing_rows
-from fluidx.testing.rows import judge, thin_factors
+from fluidx.testing.rows import execute_rows, small_factors
 
 
 def f64(*shape, seed=0):
@@ -139,12 +139,12 @@ LINES = [
 
 @pytest.mark.parametrize("op, samples, right", [(op, samples, right) for op, samples, right, _ in LINES])
 def test_right_lines_hold(op, samples, right):
-    assert judge(with_line(op, right, *samples)).wrong == []
+    assert execute_rows(with_line(op, right, *samples)).wrong == []
 
 
 @pytest.mark.parametrize("op, samples, line", [(op, samples, line) for op, samples, _, wrong in LINES for line in wrong])
 def test_wrong_lines_are_refuted(op, samples, line):
-    assert judge(with_line(op, line, *samples)).wrong
+    assert execute_rows(with_line(op, line, *samples)).wrong
 
 
 # -- what kernels are told --------------------------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ for _op in (_Mean, _Ramp, _Noise, _Tile):
 
 @pytest.mark.parametrize("op", [_Mean, _Ramp, _Noise, _Tile])
 def test_kernels_are_told_what_their_pattern_asks_for(op):
-    assert judge(op).wrong == [] and judge(op).executions > 4
+    assert execute_rows(op).wrong == [] and execute_rows(op).executions > 4
 
 
 @pytest.mark.parametrize(
@@ -265,20 +265,20 @@ def test_kernels_are_told_what_their_pattern_asks_for(op):
     ],
 )
 def test_kernels_that_are_told_something_else_are_refuted(op, line):
-    assert judge(with_line(op, line)).wrong
+    assert execute_rows(with_line(op, line)).wrong
 
 
 def test_an_attribute_that_speaks_of_a_size_must_be_made_local():
-    assert judge(type("_Frozen", (_Tile,), {"local_attrs": None})).wrong
+    assert execute_rows(type("_Frozen", (_Tile,), {"local_attrs": None})).wrong
     groups = with_line(
         "conv2d", ("n (g c) . ., (g o) c . . -> n (g o) . . | c!", {"g": 2, "c": 2, "o": 3}), Sample.of(IMAGE, FILTER, groups=2)
     )
     groups.local_attrs = None
-    assert judge(groups).wrong
+    assert execute_rows(groups).wrong
 
 
 def test_a_pattern_that_tells_a_kernel_what_it_does_not_take_is_refused():
-    with pytest.raises(AssertionError, match="the kernel takes no `part`"):
+    with pytest.raises(AssertionError, match="the kernel has no parameter `part`"):
         check_rows(with_line("gelu", "* -> * | #*"))
 
 
@@ -312,8 +312,8 @@ def test_what_no_row_allows_is_tried(op, samples, line, says):
 
 def test_factors_that_no_sample_exercises_are_named():
     op = with_line("matmul", "i k, k j -> i j | k:+", Sample.of(X[:1], Y))
-    assert thin_factors(op) == ["i"]
-    assert sorted(thin_factors(op, 6)) == ["i", "j"]
+    assert small_factors(op) == ["i"]
+    assert sorted(small_factors(op, 6)) == ["i", "j"]
 
 
 class Centred(OpDef):
@@ -343,7 +343,7 @@ class Centred(OpDef):
 
 @pytest.mark.parametrize("line, right", [("n c -> n c | n@ n/3", True), ("n c -> n c | n@", False), ("n c -> n c | n/3", False)])
 def test_a_factor_is_cut_between_runs(line, right):
-    assert (judge(with_line(Centred, line)).wrong == []) is right
+    assert (execute_rows(with_line(Centred, line)).wrong == []) is right
 
 
 @pytest.mark.parametrize(

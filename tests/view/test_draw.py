@@ -148,7 +148,7 @@ def test_a_long_program_is_shortened():
 
 
 def test_nothing_and_mixtures_are_refused():
-    with pytest.raises(ProgramError, match="there is nothing to draw"):
+    with pytest.raises(ProgramError, match="draw needs at least one program"):
         draw([])
     with pytest.raises(ProgramError, match="draw takes programs or pairs, not a mixture"):
         draw([parse_pair(ONE), parse_pair(ONE).main])
@@ -163,7 +163,7 @@ def test_an_empty_program_is_an_empty_panel():
 def test_a_drawing_that_is_shortened_says_so_and_names_the_page():
     chain = "\n".join(f"  Out=[%v{k + 1}: f32[3]] = f_tanh(X=[%v{k}])" for k in range(30))
     text = f"program long {{\n  data %v0: f32[3]\nforward:\n{chain}\n}}\n"
-    note = "shortened: 30 operators stand in 1 box; fluidx show FILE --html PAGE, or fx.view.html, shows every operator"
+    note = "shortened: 30 operators are in 1 box; fluidx show FILE --html PAGE, or fx.view.html, shows every operator"
     assert note in draw(parse_program(text), max_ops=10)
     assert "shortened" not in draw(parse_program(text))
 

@@ -223,7 +223,7 @@ def test_notebooks_show_a_small_program_as_its_page_and_a_large_one_as_a_picture
     main, _ = residual(1)
     shown = main._repr_html_()
     assert shown.startswith("<code>Program net: 33 ops, 7 params</code><iframe srcdoc=") and "&lt;!doctype html&gt;" in shown
-    monkeypatch.setattr(fx.view.page, "_HELD", 1000)
+    monkeypatch.setattr(fx.view.page, "_NOTEBOOK_LIMIT", 1000)
     shown = main._repr_html_()
     assert "<svg" in shown and "<iframe" not in shown and "fx.view.html" in shown
 

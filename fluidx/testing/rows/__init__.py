@@ -1,10 +1,10 @@
-"""The judge of access patterns: every row of an op is executed on its samples, and what no row allows is tried too.
+"""Tests of placement rules by execution: every row of an op is run on its samples, and placements that no row allows are tried too.
 
-A row is a lemma: if the operands lie so, running the kernel on every rank's part, told what `Part` says, gives the parts of outputs that
-lie so, for any number of ranks and any cut.
+A row is a lemma: if the operands have its input placements, then running the kernel on each rank's local values, with its `Part`, gives
+local values of outputs with its output placements. This holds for any number of ranks and any bounds.
 """
 
-from .execute import Verdict, WrongRow, check_rows, judge, thin_factors
+from .execute import RowReport, WrongRow, check_rows, execute_rows, small_factors
 from .search import MissingRow, missing_rows
 
-__all__ = ["MissingRow", "Verdict", "WrongRow", "check_rows", "judge", "missing_rows", "thin_factors"]
+__all__ = ["MissingRow", "RowReport", "WrongRow", "check_rows", "execute_rows", "missing_rows", "small_factors"]

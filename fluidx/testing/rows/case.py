@@ -1,4 +1,4 @@
-"""A sample of an op with its pattern: what one device makes of it, and what it makes of parts."""
+"""A sample of an op with its access pattern: the results of one device, and runs of the kernel on local values."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ...ir.pattern import Pattern
 from ...ir.types import Entry
 from ...ops import kernels
 from ..reference import type_of
-from .values import Arrays, Wrong, are_whole, garbage, local_shape, slab, terms_of
+from .values import Arrays, RowFailure, are_whole, axis_slice, garbage, local_shape, terms_of
 
-# another order of a sum, at most; relative to the largest value or term
+# sums may be computed in another order; relative to the largest value or term
 _ROUGH = {"float64": 1e-9, "float32": 3e-5, "float16": 3e-2, "bfloat16": 2e-1}
 _STEP = 3
 
 
 def has_rows(definition: type[OpDef]) -> bool:
-    """Ops that need ranks have `move` instead; the host's, those of sub-blocks and those that run between plans have no rows."""
+    """False for ops that communicate (they declare `move`), run on the host, run sub-blocks, or have result sizes that depend on values."""
     if definition.sized_by_values:
         return False
     return definition.effect in (Effect.PURE, Effect.RANDOM) and not hasattr(definition, "run_reference")
 
 
 class Case:
-    """A sample with its pattern and what one device makes of it."""
+    """A sample with its pattern and its results on one device."""
 
     def __init__(self, definition: type[OpDef], number: int, sample: Sample, wide: bool, absent: int = -1):
         self.definition, self.number, self.sample, self.absent = definition, number, sample, absent
@@ -43,13 +43,13 @@ class Case:
         self.counts = [len(a) if s.many else 1 for s, a in zip(definition.in_slots, args, strict=True)]
         self.ins: Arrays = [v for s, a in zip(definition.in_slots, args, strict=True) for v in (a if s.many else [a])]
         self.widened = False
-        self.brief = False  # another case of the same sample is judged at length
+        self.brief = False  # one execution for each row, because another case of this sample has all of them
         if wide:
             self.widened = any(v is not None and type_of(v).is_float and v.dtype.itemsize < 8 for v in self.ins)
             self.ins = [v.astype("float64") if v is not None and type_of(v).is_float else v for v in self.ins]
         self.in_types = [type_of(v) for v in self.ins]
         self.rng = np.random.default_rng(crc32(f"{definition.name} {number} {wide} {absent}".encode()))
-        self.bind_told = definition.bind is not None and "part" in inspect.signature(definition.bind).parameters
+        self.bind_takes_part = definition.bind is not None and "part" in inspect.signature(definition.bind).parameters
         self.turn = 0
 
     @cached_property
@@ -75,7 +75,7 @@ class Case:
 
     @cached_property
     def key(self) -> bytes:
-        """What makes two cases the same."""
+        """Equal for cases with equal operands and attributes."""
         values = (b"-" if v is None else repr((v.shape, v.dtype)).encode() + v.tobytes() for v in self.ins)
         return b"|".join((*values, repr(self.attrs).encode()))
 
@@ -90,7 +90,7 @@ class Case:
 
     @cached_property
     def runs(self) -> bool:
-        """Does the op take these dtypes at all?"""
+        """True if the op takes operands of these dtypes."""
         try:
             return all(w is not None or k == self.absent for k, w in enumerate(self.want))
         except Exception:
@@ -124,7 +124,7 @@ class Case:
         return [[next(it) for _ in range(c)] if s.many else next(it) for s, c in zip(slots, counts, strict=True)]
 
     def run(self, ins: Arrays, shapes: Sequence[Any], attrs: dict[str, Any], part: Part | None, bound: bool) -> Arrays:
-        """The kernel, or what `bind` gives, on arrays of these output shapes."""
+        """Run the kernel (`bound`: the step that `bind` returns) with outputs of these shapes."""
         d = self.definition
         made: Arrays = [
             None if t is None else np.full(shape, 77, np_dtype(t.dtype)) for t, shape in zip(self.out_types, shapes, strict=True)
@@ -139,7 +139,7 @@ class Case:
         d, ctx = self.definition, RunContext()
         ctx.step = _STEP
         if d.bind is not None and (bound or (d.kernel is None and d.view is None)):
-            step = d.bind(args, outs, attrs, ctx, **({"part": part} if self.bind_told else {}))
+            step = d.bind(args, outs, attrs, ctx, **({"part": part} if self.bind_takes_part else {}))
             if step is not None:
                 step()
                 return outs
@@ -166,7 +166,7 @@ class Case:
         return {**self.attrs, **d.local_attrs(dict(self.attrs), [None if v is None else v.shape for v in ins], list(outs))}
 
     def parts(self, k: int, entry: Entry | None, n: int, bounds: tuple[int, ...], style: str, p: Pattern) -> list[Any] | None:
-        """What every rank holds of operand k."""
+        """The local value of operand k on every rank."""
         x, t = self.ins[k], self.in_types[k]
         if x is None:
             return None
@@ -175,16 +175,16 @@ class Case:
         if entry is None:
             return [x] * n
         if entry.axis is not None:
-            return [slab(x, entry.axis, a * entry.unit, b * entry.unit) for a, b in pairwise(bounds)]
+            return [axis_slice(x, entry.axis, a * entry.unit, b * entry.unit) for a, b in pairwise(bounds)]
         if entry.bounds is not None:
             return [x.reshape(-1)[a:b].copy() for a, b in pairwise(bounds)]
         assert entry.op
         if entry.op == "sum" and x.dtype.kind == "b":
-            raise Wrong("a bool is no sum of terms")
+            raise RowFailure("a bool cannot be a sum of terms")
         return terms_of(x, entry.op, n, self.rng, style == "kept")
 
     def tolerance(self, want: np.ndarray, got: Arrays) -> float:
-        """0 where whole numbers make whole numbers: they add up exactly in any order."""
+        """The allowed difference; 0 if operands and results are whole numbers, whose sums are exact in any order."""
         if want.dtype.kind in "iub" or not want.size:
             return 0.0
         if self.whole_numbers and want.dtype.itemsize > 2 and not self.pattern.counted and are_whole(want):

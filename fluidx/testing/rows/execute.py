@@ -1,4 +1,4 @@
-"""Every row of an op is executed on its samples: on 2 and 3 ranks, with uneven and empty parts."""
+"""Execute the rows of an op on its samples: on 2 and 3 ranks, with shards of uneven sizes and empty shards."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ...ir.pattern import Pattern
 from ...ir.rows import PlacementRow, rows
 from ...ir.types import Entry
 from .case import Case, has_rows
-from .values import Arrays, Wrong, cut_at, differs, identity, local_shape, show_entries, show_entry
+from .values import Arrays, RowFailure, cut_at, differs, identity, local_shape, show_entries, show_entry
 
 
 class WrongRow(NamedTuple):
-    """A row that execution refutes."""
+    """A row whose execution gave a wrong result."""
 
     op: str
     sample: int
@@ -31,72 +31,72 @@ class WrongRow(NamedTuple):
         return f"op {self.op}, sample {self.sample} ({self.types}): row '{self.row}', {self.cut}: {self.what}"
 
 
-class Verdict(NamedTuple):
-    """What the judge found out about an op."""
+class RowReport(NamedTuple):
+    """The numbers of rows and of executions of an op, and the rows that failed."""
 
     rows: int
     executions: int
     wrong: list[WrongRow]
 
 
-def check_rows(op: str | type[OpDef]) -> Verdict:
+def check_rows(op: str | type[OpDef]) -> RowReport:
     """Execute every row of an op on its samples. AssertionError shows the rows that do not hold.
 
     >>> check_rows("softmax").wrong
     []
     """
-    verdict = judge(op)
-    if verdict.wrong:
-        shown = "\n  ".join(map(str, verdict.wrong[:6]))
-        raise AssertionError(f"{len(verdict.wrong)} executions of rows do not hold\n  {shown}")
-    return verdict
+    report = execute_rows(op)
+    if report.wrong:
+        shown = "\n  ".join(map(str, report.wrong[:6]))
+        raise AssertionError(f"{len(report.wrong)} executions of rows do not hold\n  {shown}")
+    return report
 
 
-def judge(op: str | type[OpDef]) -> Verdict:
-    """Execute every row that the pattern of an op gives for its samples: on 2 and 3 ranks, with uneven and empty parts."""
+def execute_rows(op: str | type[OpDef]) -> RowReport:
+    """Execute every row that the pattern of an op gives for its samples, and collect the rows that fail."""
     definition = opdef(op) if isinstance(op, str) else op
     wrong: list[WrongRow] = []
     seen: set[bytes] = set()
     rows_seen = executions = 0
     if not has_rows(definition):
-        return Verdict(0, 0, [])
+        return RowReport(0, 0, [])
     for case in _cases(definition, seen):
-        count, ran = case.judge(wrong)
+        count, ran = case.execute_all(wrong)
         rows_seen += count
         executions += ran
-    return Verdict(rows_seen, executions, wrong)
+    return RowReport(rows_seen, executions, wrong)
 
 
-def thin_factors(op: str | type[OpDef], least: int = 2) -> list[str]:
-    """The factors of an op's pattern that none of its samples exercises with a size of at least `least`."""
+def small_factors(op: str | type[OpDef], least: int = 2) -> list[str]:
+    """The factors of an op's pattern whose size is below `least` in all of its samples, so that rows over them are hardly tested."""
     definition = opdef(op) if isinstance(op, str) else op
     best: dict[str, int] = {}
     if not has_rows(definition):
         return []
     for k, sample in enumerate(definition.samples()):
         case = Case(definition, k, sample, False)
-        for f in _words(definition, case):
+        for f in _named_factors(definition, case):
             best[f] = max(best.get(f, 1), *(case.size(g) for g in case.pattern.sizes if g == f or (f == "*" and g[0] == "*")), 1)
     return [f for f, size in best.items() if size < least]
 
 
-def _words(definition: type[OpDef], case: Case) -> set[str]:
-    """The factors that the line for a sample names; sizes of 1 and empty axes included."""
-    said = definition.pattern
-    if callable(said):
-        said = said(case.in_types, case.out_types, case.attrs)
-    text = said[0] if isinstance(said, tuple) else said
+def _named_factors(definition: type[OpDef], case: Case) -> set[str]:
+    """The factors that the pattern for a sample names, including factors of size 1 and 0."""
+    pattern = definition.pattern
+    if callable(pattern):
+        pattern = pattern(case.in_types, case.out_types, case.attrs)
+    text = pattern[0] if isinstance(pattern, tuple) else pattern
     body = (text or "").partition("|")[0]
     for mark in ("->", ",", "(", ")", "~"):
         body = body.replace(mark, " ")
     return {w for w in body.split() if w != "."}
 
 
-def _cases(definition: type[OpDef], seen: set[bytes]) -> Iterator[_Judged]:
-    """The samples of an op: as they are, and with their floats as float64, where rounding hides nothing."""
+def _cases(definition: type[OpDef], seen: set[bytes]) -> Iterator[_ExecutedCase]:
+    """The samples of an op: as they are, with floats as float64 (rounding then hides no error), and without an optional output."""
     for k, sample in enumerate(definition.samples()):
-        case = _Judged(definition, k, sample, False)
-        wide = _Judged(definition, k, sample, True)
+        case = _ExecutedCase(definition, k, sample, False)
+        wide = _ExecutedCase(definition, k, sample, True)
         new = wide.widened and wide.runs and wide.key not in seen
         if new:
             seen.add(wide.key)
@@ -106,18 +106,18 @@ def _cases(definition: type[OpDef], seen: set[bytes]) -> Iterator[_Judged]:
         absent = [j for j, s in enumerate(definition.out_slots) if s.optional]
         if new or not case.brief:
             for j in absent if len(definition.out_slots) > 1 and k < 2 else ():
-                yield _Judged(definition, k, sample, wide.widened and wide.runs, j)
+                yield _ExecutedCase(definition, k, sample, wide.widened and wide.runs, j)
 
 
-class _Judged(Case):
+class _ExecutedCase(Case):
     """A sample on which the rows are executed."""
 
-    def judge(self, wrong: list[WrongRow]) -> tuple[int, int]:
-        """Execute every row; returns how many there were and how many executions."""
+    def execute_all(self, wrong: list[WrongRow]) -> tuple[int, int]:
+        """Execute every row and add failures to `wrong`; return (number of rows, number of executions)."""
         executions = count = 0
 
-        def refuted(row: str, cut: str, why: object) -> None:
-            text = str(why) if isinstance(why, Wrong) else f"{type(why).__name__}: {why}"
+        def add_failure(row: str, cut: str, why: object) -> None:
+            text = str(why) if isinstance(why, RowFailure) else f"{type(why).__name__}: {why}"
             wrong.append(WrongRow(self.definition.name, self.number, self.types, row, cut, text))
 
         with np.errstate(all="ignore"):
@@ -126,7 +126,7 @@ class _Judged(Case):
                 self.check_pattern()
                 _ = self.want
             except Exception as e:
-                refuted("", "reading the pattern", e)
+                add_failure("", "reading the pattern", e)
                 return 0, 0
             done: set[Any] = set()
             for p in patterns:
@@ -138,8 +138,9 @@ class _Judged(Case):
                     done.add(key)
                     count += 1
                     if row.kind in ("root", "own", "meet"):
-                        continue  # what a rank does by itself is what one device does, as for `whole`; what takes all ranks is no kernel's
-                    for n, style in self.ways(row):
+                        # `root` and `own` run the kernel as on one device; a collective runs `meet`, not a kernel
+                        continue
+                    for n, style in self.executions(row):
                         executions += 1
                         bounds: Any = ()
                         try:
@@ -147,12 +148,12 @@ class _Judged(Case):
                             self.execute(row, p, n, bounds, style)
                         except Exception as e:
                             where = f"cut at {list(bounds)}" if bounds else style
-                            refuted(f"{row.why}: {show_entries(row.ins)} -> {show_entries(row.outs)}", f"{n} ranks, {where}", e)
+                            add_failure(f"{row.why}: {show_entries(row.ins)} -> {show_entries(row.outs)}", f"{n} ranks, {where}", e)
                             break
         return count, executions
 
     def open_patterns(self) -> Iterator[Pattern]:
-        """The pattern for types whose first axis is open, as programs have them: its rows must hold for every size."""
+        """The pattern for types with an open first axis, as in programs: its rows must hold for every size."""
         first = next((t for t in self.in_types if t is not None and t.ndim), None)
         if first is None or first.shape[0] <= 1:
             return
@@ -160,30 +161,30 @@ class _Judged(Case):
         ins = [t if t is None or not t.ndim or t.shape[0] != size else t.with_shape((ANY, *t.shape[1:])) for t in self.in_types]
         try:
             outs = self.infer(ins, self.attrs)
-        except Exception:  # an op may need the size
+        except Exception:  # an op may need to know the size
             return
         yield self.definition.pattern_of(ins, outs, self.attrs)
 
     def check_pattern(self) -> None:
-        """One factor has one size, and who is told something takes it."""
+        """Every factor must have one size, and a kernel whose pattern needs a `Part` must take `part`."""
         p, d = self.pattern, self.definition
-        if p.needs_part and not d.takes_part and not self.bind_told:
-            raise Wrong("the pattern says what the kernel is told, and the kernel takes no `part`")
+        if p.needs_part and not d.takes_part and not self.bind_takes_part:
+            raise RowFailure("the pattern needs a `Part`, but the kernel has no parameter `part`")
         if len(p.located) > 1:
-            raise Wrong(f"the kernel is told where one factor begins, not {sorted(p.located)}")
+            raise RowFailure(f"a `Part` has the start of one factor, but the pattern locates {sorted(p.located)}")
         for f, size in p.sizes.items():
             if size not in (ANY, self.size(f)) and f not in p.whole:
-                raise Wrong(f"factor {f} has size {self.size(f)}, not {size}")
+                raise RowFailure(f"factor {f} has size {self.size(f)}, not {size}")
         for axes, t in zip((*p.ins, *p.outs), (*self.in_types, *self.out_types), strict=True):
             for factors, size in zip(axes or (), t.shape if t is not None else (), strict=True):
                 if factors and p.whole.isdisjoint(factors) and prod(self.size(f) for f in factors) != size:
                     sizes = ", ".join(f"{f} of size {self.size(f)}" for f in factors)
-                    raise Wrong(f"an axis of size {size} is made of {sizes}")
+                    raise RowFailure(f"an axis of size {size} is made of {sizes}")
 
-    def ways(self, row: PlacementRow) -> list[tuple[int, str]]:
-        """How a row is executed: ranks and style."""
+    def executions(self, row: PlacementRow) -> list[tuple[int, str]]:
+        """The executions of a row: pairs of (number of ranks, style of cuts or terms)."""
         if row.kind == "whole":
-            return [(1, "whole"), (1, "told")] if self.pattern.needs_part else [(1, "whole")]
+            return [(1, "whole"), (1, "with part")] if self.pattern.needs_part else [(1, "whole")]
         if row.kind in ("cut", "flat", "laid"):
             every = [(3, "uneven"), (2, "uneven"), (2, "first empty"), (3, "last empty"), (3, "any")]
         elif row.kind == "linear":
@@ -193,7 +194,7 @@ class _Judged(Case):
         return every[:1] if self.brief else every
 
     def bounds(self, row: PlacementRow, p: Pattern, n: int, style: str) -> tuple[int, ...]:
-        """Where the row's factor is cut, in blocks; or where flat ranges begin and end."""
+        """The bounds of the ranks: of the row's factor, in blocks; or of flat ranges, in elements."""
         if row.kind == "cut":
             return cut_at(row.runs or self.size(row.factor, p), n, style, self.rng)
         if row.kind == "flat":
@@ -204,22 +205,22 @@ class _Judged(Case):
         return ()
 
     def cuts(self, row: PlacementRow, p: Pattern, bounds: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Where each operand and result is cut."""
+        """The bounds of each operand and result."""
         if row.kind == "laid":
             return [*_clipped(bounds, self.in_types), *_clipped(bounds, self.out_types)]
-        return [self.between(row, p, axes, e, bounds) for axes, e in zip((*p.ins, *p.outs), (*row.ins, *row.outs), strict=True)]
+        return [self.operand_bounds(row, p, axes, e, bounds) for axes, e in zip((*p.ins, *p.outs), (*row.ins, *row.outs), strict=True)]
 
-    def between(self, row: PlacementRow, p: Pattern, axes: Any, entry: Entry | None, bounds: tuple[int, ...]) -> tuple[int, ...]:
-        """Where an operand's axis is cut: a factor in runs where those begin at which the row cuts."""
+    def operand_bounds(self, row: PlacementRow, p: Pattern, axes: Any, entry: Entry | None, bounds: tuple[int, ...]) -> tuple[int, ...]:
+        """The bounds of one operand. A row that cuts a factor in runs gives the numbers of runs, which become elements here."""
         if not row.runs or entry is None or entry.axis is None or axes[entry.axis][0] != row.factor:
             return bounds
         size = self.size(row.factor, p)
         return tuple(b * size // row.runs for b in bounds)
 
     def execute(self, row: PlacementRow, p: Pattern, n: int, bounds: tuple[int, ...], style: str) -> None:
-        """Run the ranks by a row; Wrong says what does not hold."""
+        """Run the kernel on every rank as the row says. Raises RowFailure if a result is wrong."""
         self.turn += 1
-        bound = self.turn % 2 == 0  # on all ranks alike: what is the same everywhere has the same bits
+        bound = self.turn % 2 == 0  # the same on all ranks, so that replicated results have equal bits
         cuts = self.cuts(row, p, bounds)
         parts = [self.parts(k, e, n, cuts[k], style, p) for k, e in enumerate(row.ins)]
         made = zip(self.out_types, row.outs, cuts[len(row.ins) :], strict=True)
@@ -242,7 +243,7 @@ class _Judged(Case):
                 self.compare(j, entry, want, [g[j] for g in got], shapes[j], style)
 
     def identities(self, row: PlacementRow, local: list[Any]) -> Arrays:
-        """What a rank contributes that has nothing of a factor that is reduced: the kernel is not called."""
+        """The results of a rank that has no elements of a reduced factor: identities. The kernel is not called."""
         out: Arrays = []
         for t, s, e in zip(self.out_types, local, row.outs, strict=True):
             if t is None:
@@ -252,11 +253,11 @@ class _Judged(Case):
             elif 0 in s:
                 out.append(np.empty(s, np_dtype(t.dtype)))
             else:
-                raise Wrong("an output beside one that is reduced is neither cut nor reduced, so an empty part cannot make it")
+                raise RowFailure("one output is reduced, another is neither cut nor reduced; a rank without elements cannot compute it")
         return out
 
     def part(self, row: PlacementRow, p: Pattern, bounds: tuple[int, ...], r: int) -> Part | None:
-        """What the kernel is told on rank r."""
+        """The `Part` for the kernel on rank r; None if the pattern needs none."""
         if not p.needs_part:
             return None
         start = size = 0
@@ -279,28 +280,28 @@ class _Judged(Case):
         return Part(prod(self.size(f, p) for f in p.counted), start, size, box, shape)
 
     def compare(self, j: int, entry: Entry | None, want: np.ndarray, got: Arrays, shapes: list[Any], style: str) -> None:
-        """Wrong unless what the ranks made of output j is parts of `want` that lie at `entry`."""
+        """Raise RowFailure unless the local values `got` of output j, placed by `entry`, make up `want`."""
         name = self.out_name(j)
         for r, (g, s) in enumerate(zip(got, shapes, strict=True)):
             if g is None or g.shape != tuple(s) or g.dtype != want.dtype:
                 found = "nothing" if g is None else f"{g.dtype.name}{list(g.shape)}"
-                raise Wrong(f"rank {r} should make {want.dtype.name}{list(s)} of {name} and makes {found}")
+                raise RowFailure(f"rank {r} should make {want.dtype.name}{list(s)} of {name} and makes {found}")
         if entry is not None and entry.op == "sum" and want.dtype.kind == "b":
-            raise Wrong(f"{name} is bool, which is no sum of terms")
+            raise RowFailure(f"{name} is bool, which cannot be a sum of terms")
         tolerance = self.tolerance(want, got)
         if entry is None:
             for r, g in enumerate(got):
                 if (why := differs(g, want, tolerance)) is not None:
-                    raise Wrong(f"rank {r} has {name} wrong: {why}")
+                    raise RowFailure(f"rank {r} has {name} wrong: {why}")
                 if differs(g, got[0], 0.0) is not None:
-                    raise Wrong(f"{name} should be the same everywhere; rank {r} differs from rank 0")
+                    raise RowFailure(f"{name} should be the same everywhere; rank {r} differs from rank 0")
             return
         whole = want.reshape(-1) if entry.bounds is not None else want
         if (why := differs(entry.join(got), whole, tolerance)) is not None:
-            raise Wrong(f"{name} at {show_entry(entry)} joins wrong: {why}")
+            raise RowFailure(f"{name} at {show_entry(entry)} joins wrong: {why}")
 
 
 def _clipped(bounds: tuple[int, ...], types: list[Any]) -> list[tuple[int, ...]]:
-    """Where values that lie one behind the other are cut, if all of it is cut at `bounds`."""
+    """Bounds of each of several values that are concatenated flat, if the whole is cut at `bounds`."""
     starts = [sum(t.numel for t in types[:k]) for k in range(len(types))]
     return [tuple(sorted((0, b - start, t.numel))[1] for b in bounds) for start, t in zip(starts, types, strict=True)]

@@ -1,4 +1,4 @@
-"""What no row allows is tried too: placements that hold in every execution are rows that are missing."""
+"""Search for missing rows: placements that no row allows, but that give right results in every execution."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .values import JOIN, Arrays, cut_at, differs, local_shape, show_entries
 
 
 class MissingRow(NamedTuple):
-    """Placements that hold in every execution although no row allows them."""
+    """Placements that gave right results in every execution, though no row allows them."""
 
     op: str
     sample: int
@@ -32,22 +32,22 @@ class MissingRow(NamedTuple):
 
 
 def missing_rows(op: str | type[OpDef], samples: int = 3, operands: int = 4) -> list[MissingRow]:
-    """Placements over {whole, shard(d), partial(sum)} that no row allows and that hold in every execution tried.
+    """Placements over {whole, shard(d), partial(sum)} that no row allows, but that gave right results in every execution.
 
-    Tried are the samples that say most, one for each way in which the op is called, with at most `operands` operands; the values of each
-    operand also in other orders, so that a row does not hold by the luck of a sparse sample.
+    The search runs on the most informative samples, one for each combination of numbers of axes and flags, with at most `operands`
+    operands. It also runs with the elements of each operand in another order, because sparse values can give right results by chance.
     """
     definition = opdef(op) if isinstance(op, str) else op
     if not has_rows(definition) or definition.effect is Effect.RANDOM:
         return []
     found: list[MissingRow] = []
     with np.errstate(all="ignore"):
-        for case in _telling(definition, samples, operands):
+        for case in _informative(definition, samples, operands):
             found += case.search()
     return found
 
 
-def _telling(definition: type[OpDef], samples: int, operands: int) -> list[_Search]:
+def _informative(definition: type[OpDef], samples: int, operands: int) -> list[_Search]:
     best: dict[Any, tuple[int, _Search]] = {}
     for k, sample in enumerate(definition.samples()):
         case = _Search(definition, k, sample, True)
@@ -62,17 +62,17 @@ def _telling(definition: type[OpDef], samples: int, operands: int) -> list[_Sear
         if signature not in best or score > best[signature][0]:
             best[signature] = score, case
     found = [case for _, case in sorted(best.values(), key=lambda pair: -pair[0])[:samples]]
-    # a few elements agree by luck
+    # few elements can agree by chance
     large = [case for case in found if max(t.numel for t in case.in_types if t is not None) > 5]
     return large or found
 
 
 class _Search(Case):
-    """A sample on which placements are tried that no row allows."""
+    """A sample on which placements that no row allows are executed."""
 
     @cached_property
     def variants(self) -> list[tuple[Arrays, Arrays]]:
-        """Operands, and what one device makes of them: as they are, and with the values of every operand in another order."""
+        """(operands, results on one device): of the sample, and with the elements of every operand in another order."""
         shapes = [None if t is None else t.shape for t in self.out_types]
         out = [(self.ins, self.want)]
         for _ in range(8):
@@ -81,9 +81,9 @@ class _Search(Case):
                 out.append((ins, self.run(ins, shapes, self.attrs, None, False)))
             except Exception:
                 continue
-        # what is the same everywhere holds under many placements, and true or false may be all that there is
-        told = [pair for pair in out if all(w is None or w.size < 2 or (w != w.flat[0]).any() for w in pair[1])]
-        return (told or ([] if any(t is not None and t.dtype == "bool" for t in self.out_types) else out))[:4]
+        # a constant result holds under many placements; for a bool it may be the only result
+        varied = [pair for pair in out if all(w is None or w.size < 2 or (w != w.flat[0]).any() for w in pair[1])]
+        return (varied or ([] if any(t is not None and t.dtype == "bool" for t in self.out_types) else out))[:4]
 
     def search(self) -> list[MissingRow]:
         table = [r for r in rows(self.pattern) if r.kind in ("cut", "whole", "linear")]
@@ -126,7 +126,7 @@ class _Search(Case):
         return True
 
     def holds(self, ins: Sequence[Entry | None], blocks: int) -> tuple[Entry | None, ...] | None:
-        """Where the outputs lie when the operands lie at `ins`; None when that is nowhere."""
+        """Placements of the outputs that hold for the operand placements `ins`; None if there are none."""
         options: list[list[Any]] = []
         for t in self.out_types:
             cut = [a for a, d in enumerate(t.shape) if blocks and d >= blocks and d % blocks == 0] if t is not None else []
@@ -136,8 +136,8 @@ class _Search(Case):
             for turn, n in enumerate((3, 2, 2, 3, 3, 2, 3, 2)):
                 if blocks and n > blocks:
                     n = 2
-                held = self.once(ins, outs, blocks, n, turn)
-                left = None if held is None else held if left is None else [a & b for a, b in zip(left, held, strict=True)]
+                found = self.once(ins, outs, blocks, n, turn)
+                left = None if found is None else found if left is None else [a & b for a, b in zip(left, found, strict=True)]
                 if left is None or not all(left):
                     left = None
                     break
@@ -149,7 +149,7 @@ class _Search(Case):
         return None
 
     def once(self, ins: Sequence[Entry | None], outs: Sequence[Entry | None], blocks: int, n: int, turn: int) -> list[set[str]] | None:
-        """For each output, the ways in which what the ranks make of it is the right result; None when one has none."""
+        """Run all ranks once. For each output, the entries under which the local values give the right result; None if the run fails."""
         self.turn += 1
         values, want = self.variants[turn % len(self.variants)]
         bounds = cut_at(blocks, n, "uneven", self.rng) if blocks else ()
@@ -167,14 +167,14 @@ class _Search(Case):
                 made = self.infer([type_of(v) for v in mine], attrs)
                 if [None if t is None else t.shape for t in made] != local:
                     return None
-                got.append(self.run(mine, local, attrs, self.told(ins, outs, bounds, r), False))
+                got.append(self.run(mine, local, attrs, self.part(ins, outs, bounds, r), False))
             except Exception:
                 return None
             if any((g is None) != (s is None) or (g is not None and g.shape != s) for g, s in zip(got[-1], local, strict=True)):
                 return None
-        return [self.ways_of(e, w, [g[j] for g in got]) for j, (e, w) in enumerate(zip(outs, want, strict=True))]
+        return [self.entries_of(e, w, [g[j] for g in got]) for j, (e, w) in enumerate(zip(outs, want, strict=True))]
 
-    def ways_of(self, entry: Entry | None, want: Any, got: Arrays) -> set[str]:
+    def entries_of(self, entry: Entry | None, want: Any, got: Arrays) -> set[str]:
         if want is None:
             return {"whole"}
         tolerance = self.tolerance(want, got)
@@ -191,7 +191,7 @@ class _Search(Case):
                 out.add(op)
         return out
 
-    def told(self, ins: Sequence[Entry | None], outs: Sequence[Entry | None], bounds: tuple[int, ...], r: int) -> Part | None:
+    def part(self, ins: Sequence[Entry | None], outs: Sequence[Entry | None], bounds: tuple[int, ...], r: int) -> Part | None:
         p = self.pattern
         if not p.needs_part:
             return None

@@ -1,6 +1,6 @@
-"""Values and their parts, from the definitions of the placements alone, and not by `ir/parts.py`, so that an error there shows.
+"""Values and their local values, written from the definitions of placements. `ir/parts.py` is not used, so that errors in it are found.
 
-Terms of a sum have mixed signs and unrelated sizes: a proportional split would pass wrong rows (abs, say).
+Terms of a sum have mixed signs and unrelated sizes, because proportional terms would pass wrong rows, such as one for abs.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from ...ir import TensorType, np_dtype
 from ...ir.types import Entry
 
-Arrays = list[Any]  # flat: slot by slot, the members of a list one by one, None for an absent one
+Arrays = list[Any]  # in slot order, lists flattened, None for an absent value
 
 JOIN = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
-class Wrong(Exception):
-    """Why a row does not hold."""
+class RowFailure(Exception):
+    """A row gives a wrong result; the message says why."""
 
 
 def are_whole(x: np.ndarray) -> bool:
@@ -27,7 +27,7 @@ def are_whole(x: np.ndarray) -> bool:
 
 
 def terms_of(x: np.ndarray, op: str, n: int, rng: np.random.Generator, kept: bool) -> list[np.ndarray]:
-    """Values for n ranks whose `op` is x. With `kept`, one rank has it all and the others have nothing to add."""
+    """Terms for n ranks whose reduction by `op` is x. With `kept`, one rank has x and the others have the identity of `op`."""
     at = rng.integers(n)
     if kept:
         return [x if k == at else np.full_like(x, identity(op, x.dtype)) for k in range(n)]
@@ -72,12 +72,12 @@ def identity(op: str, dtype: np.dtype) -> Any:
     return dtype.type(-np.inf if op == "max" else np.inf)
 
 
-def slab(x: np.ndarray, axis: int, start: int, stop: int) -> np.ndarray:
+def axis_slice(x: np.ndarray, axis: int, start: int, stop: int) -> np.ndarray:
     return np.ascontiguousarray(x[(slice(None),) * axis + (slice(start, stop),)])
 
 
 def garbage(t: TensorType, shape: Sequence[int], zeros: bool) -> np.ndarray:
-    """An array of which only the shape may be read."""
+    """An array of meaningless values, for an operand of which only the shape may be read."""
     dtype = np_dtype(t.dtype)
     if zeros:
         return np.broadcast_to(np.zeros((), dtype), tuple(shape))
@@ -85,11 +85,11 @@ def garbage(t: TensorType, shape: Sequence[int], zeros: bool) -> np.ndarray:
 
 
 def cut_at(size: int, n: int, style: str, rng: np.random.Generator) -> tuple[int, ...]:
-    """Where `size` things are cut among n ranks: anywhere. "uneven" leaves no part empty where that can be."""
+    """Random bounds that split `size` items among n ranks. "uneven" leaves no rank empty if size >= n."""
     if style == "uneven" and size >= n:
         inner = sorted(rng.choice(np.arange(1, size), n - 1, replace=False).tolist())
         even = [k * size // n for k in range(1, n)]
-        if inner == even and size > n:  # the cut of the executor's own law shows nothing of other cuts
+        if inner == even and size > n:  # the executor's own even split would not test other bounds
             inner = [inner[0] + (1 if inner[0] + 1 < (inner[1] if n > 2 else size) else -1 if inner[0] > 1 else 0), *inner[1:]]
         return (0, *inner, size)
     if style == "first empty":
@@ -100,7 +100,7 @@ def cut_at(size: int, n: int, style: str, rng: np.random.Generator) -> tuple[int
 
 
 def local_shape(t: TensorType | None, entry: Entry | None, bounds: tuple[int, ...], r: int) -> tuple[int, ...] | None:
-    """The shape of rank r's part."""
+    """The shape of the local value on rank r."""
     if t is None:
         return None
     if entry is not None and entry.bounds is not None:
@@ -109,13 +109,13 @@ def local_shape(t: TensorType | None, entry: Entry | None, bounds: tuple[int, ..
         return t.shape
     out = list(t.shape)
     if bounds[-1] * entry.unit != out[entry.axis]:
-        raise Wrong(f"{bounds[-1]} blocks of {entry.unit} do not make axis {entry.axis} of {t}")
+        raise RowFailure(f"{bounds[-1]} blocks of {entry.unit} are not axis {entry.axis} of {t}")
     out[entry.axis] = (bounds[r + 1] - bounds[r]) * entry.unit
     return tuple(out)
 
 
 def differs(got: np.ndarray, want: np.ndarray, tolerance: float) -> str | None:
-    """Where and how two arrays of one shape differ; None when they do not."""
+    """A text that says where and how two arrays differ; None if they are equal within the tolerance."""
     if got.shape != want.shape:
         return f"it has shape {list(got.shape)}, not {list(want.shape)}"
     same = got == want

@@ -1,8 +1,8 @@
-"""Programs as SVG drawings: operators as boxes in layers from top to bottom, communication in colour, one column for each rank.
+"""SVG drawings of programs: operators are boxes in layers from top to bottom, communication is coloured, each rank has a column.
 
-No drawing program is needed. Layers come from the longest path over the data dependences; within a layer boxes are ordered by the
-barycentre of their neighbours and placed by isotonic regression, so that lines stay short and boxes never overlap. Columns of
-several ranks share their layers: the boxes of one collective stand on one line and are joined across the ranks.
+No drawing program is needed. The layer of a box is the longest path of data dependences above it. Within a layer, boxes are ordered by the
+barycentre of their neighbours and placed by isotonic regression, so that lines are short and boxes never overlap. Columns of several
+ranks share their layers: the boxes of one collective have one height and are joined across the ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .layout import assign_layers, place
 from .nodes import BOX, link, nodes_of
 from .svg import ROW, Column, Panel, svg
 
-COLUMNS = 16  # programs beside one another in one drawing
+COLUMNS = 16  # the most programs in one drawing
 
 
 def draw(
@@ -28,9 +28,9 @@ def draw(
 ) -> str:
     """An SVG drawing of a program or of a pair (startup above main); of a list of rank programs, one column for each rank.
 
-    `highlight` outlines operators: indices in the main program, operator types, names of outputs, operators, or what a diff added.
-    A program of more than `max_ops` operators is shortened: runs of computing operators become one box, such as
-    "12 forward operators"; of more than 16 programs, 16 are drawn. The drawing says so, and `html` makes a page that holds them all.
+    `highlight` outlines operators: indices in the main program, operator types, names of outputs, operators, or a diff for the operators
+    that it added. A program of more than `max_ops` operators is shortened: consecutive computing operators become one box, such as
+    "12 forward operators". At most 16 programs are drawn. The drawing says what it leaves out; the page that `html` makes has everything.
     """
     if not isinstance(program, (Program, ProgramPair, Iterable)):
         raise ProgramError(f"draw takes a Program, a ProgramPair, or a list of rank programs, got {type(program).__name__}: {program!r}")
@@ -42,7 +42,7 @@ def draw(
 def draw_before_after(
     before: Program | ProgramPair, afters: Sequence[Program | ProgramPair], highlight: Any = None, max_ops: int = 200
 ) -> str:
-    """An SVG drawing of the program for one device beside the programs that its ranks run."""
+    """An SVG drawing of the program for one device, with the rank programs to its right."""
     select = _selector(highlight)
     shown, left_out = list(afters)[:COLUMNS], len(afters) - COLUMNS
     columns = [_column_group([before], select, max_ops, "before: one device"), _column_group(shown, select, max_ops)]
@@ -75,9 +75,9 @@ def _selector(highlight: Any) -> Callable[[Operator, int], bool]:
 def _column_group(
     programs: list[Program | ProgramPair], select: Callable[[Operator, int], bool], max_ops: int, title: str = ""
 ) -> list[Column]:
-    """Columns that share their layers."""
+    """The columns of programs that share their layers."""
     if not programs:
-        raise ProgramError("there is nothing to draw: the list of programs is empty")
+        raise ProgramError("draw needs at least one program, got an empty list")
     pairs = [isinstance(p, ProgramPair) for p in programs]
     if any(pairs) and not all(pairs):
         raise ProgramError("draw takes programs or pairs, not a mixture; give the main programs of the pairs")

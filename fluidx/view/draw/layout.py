@@ -1,4 +1,4 @@
-"""Where boxes stand: in layers from the longest path, in a layer by the barycentre of their neighbours and isotonic regression."""
+"""Layout of drawings: layers by the longest path, positions within a layer by barycentres and isotonic regression."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _GAP = 22  # between boxes
 
 
 def assign_layers(ranks: Sequence[list[DrawnNode]]) -> None:
-    """Longest path from the top; the boxes of one collective get one layer on all ranks, a recv stands under its send."""
+    """Set `layer` of all nodes: the longest path from the top. A collective has one layer on all ranks; a recv is below its send."""
     total = sum(map(len, ranks))
     if not _settle(ranks, total, synchronised=True):
-        _settle(ranks, total, synchronised=False)  # ranks that disagree on an order cannot be lined up, only shown
+        _settle(ranks, total, synchronised=False)  # ranks with different orders of collectives cannot share layers
     for nodes in ranks:
         below: dict[DrawnNode, list[DrawnNode]] = {}
         for n in nodes:
             for a in n.above:
                 below.setdefault(a, []).append(n)
-        for n in reversed(nodes):  # what depends on nothing stands just above its first use
-            if n.pill or (not n.above and not n.held and n.sync is None):
+        for n in reversed(nodes):  # a node without dependences is put just above its first reader
+            if n.pill or (not n.above and not n.order_only and n.sync is None):
                 if n in below:
                     n.layer = max(n.layer, min(b.layer for b in below[n]) - 1) if not n.pill else min(b.layer for b in below[n]) - 1
     lowest = min((n.layer for nodes in ranks for n in nodes), default=0)
@@ -42,7 +42,7 @@ def _settle(ranks: Sequence[list[DrawnNode]], total: int, synchronised: bool) ->
             for n in nodes:
                 if n.pill:
                     continue
-                layer = max((a.layer + 1 for a in (*n.above, *n.held) if not a.pill), default=0)
+                layer = max((a.layer + 1 for a in (*n.above, *n.order_only) if not a.pill), default=0)
                 if synchronised and n.sync is not None:
                     layer = max(layer, bound.get(n.sync, 0), bound.get(n.after, -1) + 1)
                     if layer > bound.get(n.sync, -1):
@@ -57,7 +57,7 @@ def _settle(ranks: Sequence[list[DrawnNode]], total: int, synchronised: bool) ->
 
 @dataclass(eq=False)
 class Point:
-    """A place in a layer: of a node, or of a line that passes through."""
+    """A position in a layer: of a node, or of a line that crosses the layer."""
 
     layer: int
     node: DrawnNode | None = None
@@ -71,40 +71,9 @@ class Point:
 
 
 def place(nodes: list[DrawnNode]) -> tuple[float, list[list[Point]]]:
-    """Set `x` of all nodes; returns the width of the drawing and the lines as lists of points from top to bottom."""
-    points = {n: Point(n.layer, n) for n in nodes}
-    layers: list[list[Point]] = [[] for _ in range(1 + max((n.layer for n in nodes), default=0))]
-    for n in nodes:
-        layers[n.layer].append(points[n])
-    below: dict[DrawnNode, list[DrawnNode]] = {}
-    for n in nodes:
-        for a in n.above:
-            below.setdefault(a, []).append(n)
-    lines: list[list[Point]] = []
-    for a, users in below.items():
-        trunk = [points[a]]  # lines from one node share their way down
-        for n in sorted(users, key=lambda u: u.layer):
-            while trunk[-1].layer < n.layer - 1:
-                p = Point(trunk[-1].layer + 1, None, [trunk[-1]])
-                trunk[-1].down.append(p)
-                layers[p.layer].append(p)
-                trunk.append(p)
-            start = trunk[n.layer - 1 - a.layer]
-            start.down.append(points[n])
-            points[n].up.append(start)
-            lines.append([*trunk[: n.layer - a.layer], points[n]])
-    for layer in layers:
-        _spread(layer, [float(k) for k in range(len(layer))])
-    for sweep in range(12):
-        forwards = sweep % 2 == 0
-        for layer in layers if forwards else layers[::-1]:
-            wanted = {p: _mean(p.up if forwards else p.down, p.x) for p in layer}
-            if sweep < 8:
-                layer.sort(key=lambda p: wanted[p])
-            _spread(layer, [wanted[p] for p in layer])
-    for sweep in range(24):  # both ways, with the order fixed: lines straighten
-        for layer in layers if sweep % 2 else layers[::-1]:
-            _spread(layer, [_mean(_along(p), p.x) for p in layer])
+    """Set `x` of all nodes; return the width of the drawing, and the lines as lists of points from top to bottom."""
+    layers, lines = _points(nodes)
+    _position(layers)
     left = min((p.x - p.width / 2 for layer in layers for p in layer), default=0.0)
     right = max((p.x + p.width / 2 for layer in layers for p in layer), default=0.0)
     for layer in layers:
@@ -115,10 +84,52 @@ def place(nodes: list[DrawnNode]) -> tuple[float, list[list[Point]]]:
     return right - left, lines
 
 
+def _points(nodes: list[DrawnNode]) -> tuple[list[list[Point]], list[list[Point]]]:
+    """The points of each layer, and the lines. A line has a point in every layer that it crosses."""
+    points = {n: Point(n.layer, n) for n in nodes}
+    layers: list[list[Point]] = [[] for _ in range(1 + max((n.layer for n in nodes), default=0))]
+    for n in nodes:
+        layers[n.layer].append(points[n])
+    below: dict[DrawnNode, list[DrawnNode]] = {}
+    for n in nodes:
+        for a in n.above:
+            below.setdefault(a, []).append(n)
+    lines: list[list[Point]] = []
+    for a, users in below.items():
+        trunk = [points[a]]  # lines from one node share their points
+        for n in sorted(users, key=lambda u: u.layer):
+            while trunk[-1].layer < n.layer - 1:
+                p = Point(trunk[-1].layer + 1, None, [trunk[-1]])
+                trunk[-1].down.append(p)
+                layers[p.layer].append(p)
+                trunk.append(p)
+            start = trunk[n.layer - 1 - a.layer]
+            start.down.append(points[n])
+            points[n].up.append(start)
+            lines.append([*trunk[: n.layer - a.layer], points[n]])
+    return layers, lines
+
+
+def _position(layers: list[list[Point]]) -> None:
+    """Order the points of each layer and set their `x`, in sweeps over the layers."""
+    for layer in layers:
+        _spread(layer, [float(k) for k in range(len(layer))])
+    for sweep in range(12):
+        forwards = sweep % 2 == 0
+        for layer in layers if forwards else layers[::-1]:
+            wanted = {p: _mean(p.up if forwards else p.down, p.x) for p in layer}
+            if sweep < 8:
+                layer.sort(key=lambda p: wanted[p])
+            _spread(layer, [wanted[p] for p in layer])
+    for sweep in range(24):  # both directions, with a fixed order: lines become straighter
+        for layer in layers if sweep % 2 else layers[::-1]:
+            _spread(layer, [_mean(_along(p), p.x) for p in layer])
+
+
 def _along(p: Point) -> list[Point]:
-    """The neighbours that a point lines up with: for one of a long line the rest of that line."""
-    beside = p.up + p.down
-    return [q for q in beside if q.node is None] or beside if p.node is None else beside
+    """The neighbours to align a point with: for a point of a line, its neighbours on that line, if any."""
+    neighbours = p.up + p.down
+    return [q for q in neighbours if q.node is None] or neighbours if p.node is None else neighbours
 
 
 def _mean(points: list[Point], otherwise: float) -> float:
@@ -126,14 +137,14 @@ def _mean(points: list[Point], otherwise: float) -> float:
 
 
 def _spread(layer: list[Point], wanted: list[float]) -> None:
-    """Positions nearest to the wanted ones that keep the order and the widths (pool adjacent violators)."""
+    """Set the positions nearest to the wanted ones that keep order and widths (pool adjacent violators)."""
     offsets, at = [], 0.0
     for k, p in enumerate(layer):
         at += (layer[k - 1].width + p.width) / 2 if k else 0.0
         offsets.append(at)
     pools: list[tuple[float, float, int]] = []  # (weighted sum, weight, count)
     for p, want, offset in zip(layer, wanted, offsets):
-        weight = 1.0 if p.node is not None else 4.0  # a line that passes through should go straight on; a box gives way
+        weight = 1.0 if p.node is not None else 4.0  # lines that cross a layer should be straight, so boxes move instead
         total, count = weight * (want - offset), 1
         while pools and pools[-1][0] / pools[-1][1] > total / weight:
             before = pools.pop()

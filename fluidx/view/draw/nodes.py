@@ -1,4 +1,4 @@
-"""The boxes of a drawing: operators, runs of them, and pills for values that come from outside; and who stands above whom."""
+"""The nodes of a drawing: boxes for operators or groups of them, pills for inputs and state; and the edges between nodes."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ _WIDEST = 272
 
 @dataclass(eq=False)
 class DrawnNode:
+    """A box of operators, or a pill for values that no operator writes."""
+
     title: str = ""
     sub: str = ""
     kind: str = ""
     pill: bool = False
-    hint: str = ""  # shown when the pointer rests on the box
+    hint: str = ""  # tooltip
     reads: dict[str, None] = field(default_factory=dict)
     writes: dict[str, None] = field(default_factory=dict)
     ops: list[Operator] = field(default_factory=list)
     marked: bool = False
-    sync: Any = None  # equal for the boxes of one collective on all ranks
+    sync: Any = None  # one value for the boxes of a collective on all ranks
     after: Any = None  # the `sync` of the send that this recv waits for
     above: list[DrawnNode] = field(default_factory=list)  # drawn edges
-    held: list[DrawnNode] = field(default_factory=list)  # further nodes that must stand higher
+    order_only: list[DrawnNode] = field(default_factory=list)  # nodes that must be higher, without a drawn edge
     layer: int = 0
     width: float = 0.0
     x: float = 0.0  # centre
@@ -62,7 +64,7 @@ def _count(n: int, what: str) -> str:
 
 
 def nodes_of(program: Program, select: Callable[[Operator, int], bool], max_ops: int) -> list[DrawnNode]:
-    """The boxes of a program in order, with what they read and write."""
+    """The boxes of a program in order, with the names that they read and write."""
     block = program.blocks[0]
     nodes: list[DrawnNode] = []
     calls: Counter = Counter()
@@ -78,7 +80,7 @@ def nodes_of(program: Program, select: Callable[[Operator, int], bool], max_ops:
         nodes.append(node)
     if len(nodes) > max_ops:
         nodes = list(_shortened(nodes, lambda a, b: a.kind == b.kind != COMM and a.marked == b.marked))
-    if len(nodes) > max_ops:  # communication between every two operators: keep the order, give up the single boxes
+    if len(nodes) > max_ops:  # communication after every operator: merge boxes of any kind, in order
         per_box = -(-len(nodes) // max(1, max_ops))
         nodes = [_merged(nodes[i : i + per_box]) for i in range(0, len(nodes), per_box)]
     return nodes
@@ -101,7 +103,7 @@ def _subtitle(op: Operator, find: Callable[[str], Var | None], moves: bool) -> s
 
 
 def _typed(d: Var, room: int) -> str:
-    """Name and type of a value, and its placement where there is room for it."""
+    """Name and type of a value, and its placement if it fits."""
     text = f"{var_name(d.name)} {d.type}"
     long = " ".join([text, *(f"{e.label} {e.group}".rstrip() for e in d.placement)])
     return long if len(long) <= room else text
@@ -137,7 +139,7 @@ def _shortened(nodes: Sequence[DrawnNode], alike: Callable[[DrawnNode, DrawnNode
 
 
 def _merged(run: Sequence[DrawnNode]) -> DrawnNode:
-    """One box for several in a row."""
+    """One box for several consecutive ones."""
     if len(run) == 1:
         return run[0]
     node = DrawnNode(ops=[op for n in run for op in n.ops], marked=any(n.marked for n in run))
@@ -156,57 +158,79 @@ def _merged(run: Sequence[DrawnNode]) -> DrawnNode:
 
 
 def link(nodes: list[DrawnNode], program: Program) -> list[DrawnNode]:
-    """Fill in who stands above whom, and add pills for values that come from outside. The result is in drawing order."""
-    find = program.blocks[0].find
-    here = {} if program.rank is None else coords_of(program.groups, program.rank, program.turns)
-    writer: dict[str, DrawnNode] = {}
-    readers: dict[str, list[DrawnNode]] = {}
-    opened: dict[str, DrawnNode] = {}  # nccl_init by group
-    pills: dict[tuple[str, str], DrawnNode] = {}
-    out: list[DrawnNode] = []
-    for node in nodes:
+    """Set the edges of the nodes, and add pills for values that no operator writes. Returns all nodes in drawing order."""
+    return _Linker(program).link(nodes)
+
+
+class _Linker:
+    """Finds the edges between the nodes of one program."""
+
+    def __init__(self, program: Program):
+        self.find = program.blocks[0].find
+        self.coords = {} if program.rank is None else coords_of(program.groups, program.rank, program.turns)
+        self.writer: dict[str, DrawnNode] = {}
+        self.readers: dict[str, list[DrawnNode]] = {}  # since the last write
+        self.opened: dict[str, DrawnNode] = {}  # nccl_init by group
+        self.pills: dict[tuple[str, str], DrawnNode] = {}
+        self.out: list[DrawnNode] = []
+
+    def link(self, nodes: list[DrawnNode]) -> list[DrawnNode]:
+        for node in nodes:
+            for kind, names in self._read(node).items():
+                for bundle in [names] if len(names) > 3 else [[n] for n in names]:
+                    node.above.append(self._pill(node, kind, bundle))
+            self._write(node)
+            if node.kind == COMM and len(node.ops) == 1:
+                self._link_to_init(node, node.ops[0])
+            self.out.append(node)
+        for node in self.out:
+            node.measure()
+        return self.out
+
+    def _read(self, node: DrawnNode) -> dict[str, list[str]]:
+        """Link a node to the writers of its operands; return the operands that no operator writes, by kind."""
         outside: dict[str, list[str]] = {}
         for n in node.reads:
-            if n in writer:
-                if writer[n] not in node.above:
-                    node.above.append(writer[n])
+            if n in self.writer:
+                if self.writer[n] not in node.above:
+                    node.above.append(self.writer[n])
             else:
-                d = find(n)
-                if d is not None and not holds(d.placement, here):
-                    continue  # another rank brings it
+                d = self.find(n)
+                if d is not None and not holds(d.placement, self.coords):
+                    continue  # the value is on another rank
                 kind = STATE if d is None else DATA if d.is_data else PARAM if d.is_parameter else STATE
                 outside.setdefault(kind, []).append(n)
-            readers.setdefault(n, []).append(node)
-        for kind, names in outside.items():
-            bundles = [names] if len(names) > 3 else [[n] for n in names]
-            for bundle in bundles:
-                section = node.ops[0].role.value  # a pill near each section that reads: no line from end to end
-                key = (section, "\0".join(bundle))
-                if key not in pills:
-                    known = [d for n in bundle if (d := find(n)) is not None]
-                    title = f"{_count(len(bundle), {STATE: 'value', DATA: 'input'}.get(kind, kind))}" if len(bundle) > 1 else ""
-                    if not title:
-                        title = _typed(known[0], 32) if known else var_name(bundle[0])
-                    elif known:
-                        title += f", {show_bytes(sum(known_bytes(d.type) for d in known))}"
-                    pills[key] = DrawnNode(title, "", kind, pill=True, hint=", ".join(map(var_name, bundle)))
-                    out.append(pills[key])
-                node.above.append(pills[key])
+            self.readers.setdefault(n, []).append(node)
+        return outside
+
+    def _pill(self, node: DrawnNode, kind: str, names: list[str]) -> DrawnNode:
+        """The pill for some values. Each section that reads them has a pill of its own, which avoids lines across the drawing."""
+        key = (node.ops[0].role.value, "\0".join(names))
+        if key not in self.pills:
+            known = [d for n in names if (d := self.find(n)) is not None]
+            title = f"{_count(len(names), {STATE: 'value', DATA: 'input'}.get(kind, kind))}" if len(names) > 1 else ""
+            if not title:
+                title = _typed(known[0], 32) if known else var_name(names[0])
+            elif known:
+                title += f", {show_bytes(sum(known_bytes(d.type) for d in known))}"
+            self.pills[key] = DrawnNode(title, "", kind, pill=True, hint=", ".join(map(var_name, names)))
+            self.out.append(self.pills[key])
+        return self.pills[key]
+
+    def _write(self, node: DrawnNode) -> None:
+        """A write comes after earlier reads and writes of the same name."""
         for n in node.writes:
-            node.held += [r for r in readers.pop(n, ()) if r is not node]
-            if n in writer and writer[n] is not node:
-                node.held.append(writer[n])
-            writer[n] = node
-        op = node.ops[0]
-        if node.kind == COMM and len(node.ops) == 1:
-            group = str(op.attrs.get("group", ""))
-            if op.type == "nccl_init":
-                opened[group] = node
-            elif group in opened:
-                node.held.append(opened[group])
-                if not node.above or all(a.pill for a in node.above):
-                    node.above.append(opened[group])
-        out.append(node)
-    for node in out:
-        node.measure()
-    return out
+            node.order_only += [r for r in self.readers.pop(n, ()) if r is not node]
+            if n in self.writer and self.writer[n] is not node:
+                node.order_only.append(self.writer[n])
+            self.writer[n] = node
+
+    def _link_to_init(self, node: DrawnNode, op: Operator) -> None:
+        """A collective comes after the nccl_init of its group; the edge is drawn if it has no other."""
+        group = str(op.attrs.get("group", ""))
+        if op.type == "nccl_init":
+            self.opened[group] = node
+        elif group in self.opened:
+            node.order_only.append(self.opened[group])
+            if not node.above or all(a.pill for a in node.above):
+                node.above.append(self.opened[group])

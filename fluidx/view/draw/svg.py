@@ -1,4 +1,4 @@
-"""Columns of placed boxes as SVG text."""
+"""SVG text of columns of boxes whose positions are set."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...ir.operator import Role
 from .layout import Point
 from .nodes import BOX, COMM, DATA, PARAM, STATE, DrawnNode
 
-ROW = 72  # the distance of layers
-_PAD = 22  # of panels
+ROW = 72  # from layer to layer
+_PAD = 22  # padding of panels
 # kind -> (fill, outline)
 COLOURS = {
     Role.FORWARD.value: ("#e6f0fb", "#5d8fc4"),
@@ -63,7 +63,7 @@ class Column:
 
 
 def svg(groups: list[list[Column]], note: str = "") -> str:
-    """The drawing; `note` says what it leaves out, and the boxes that stand for several operators are counted here."""
+    """The drawing as text. `note` says what is left out; the number of merged boxes is added to it here."""
     margin, between, arrow, head = 24.0, 26.0, 84.0, 34.0
     x = margin
     for g, columns in enumerate(groups):
@@ -113,10 +113,10 @@ def svg(groups: list[list[Column]], note: str = "") -> str:
 
 
 def _shortened(columns: list[Column]) -> str:
-    """What is said of boxes that stand for several operators."""
+    """A note on boxes that have several operators."""
     boxes = [n for c in columns for part in c.parts for n in part.nodes]
     inside, count = sum(len(n.ops) for n in boxes if len(n.ops) > 1), sum(len(n.ops) > 1 for n in boxes)
-    return f"shortened: {inside} operators stand in {count} box{'es' * (count > 1)}" if inside else ""
+    return f"shortened: {inside} operators are in {count} box{'es' * (count > 1)}" if inside else ""
 
 
 def _panels(columns: list[Column], top: float, tall: float, head: float, back: list[str], body: list[str]) -> None:
@@ -178,7 +178,7 @@ def _box(n: DrawnNode) -> str:
 
 
 def _links(columns: list[Column], top: float, out: list[str]) -> None:
-    """Dashed lines between the boxes of one collective, and from a send to its recv. They lie behind the boxes."""
+    """Dashed lines between the boxes of one collective, and from a send to its recv. They are drawn behind the boxes."""
     if len(columns) < 2:
         return
     boxes: dict[Any, list[DrawnNode]] = {}
@@ -229,7 +229,7 @@ def _legend(columns: list[Column], x: float, y: float) -> tuple[list[str], float
 
 
 def _xml(text: str) -> str:
-    """Text for SVG; XML has no place for control characters, not even escaped."""
+    """Text for SVG. XML does not allow control characters, even escaped, so they are replaced."""
     return escape("".join(c if c.isprintable() else "\ufffd" for c in text))
 
 

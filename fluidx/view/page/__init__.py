@@ -1,6 +1,6 @@
-"""A program as one page of HTML that scales: groups that open, search, before and after side by side, the life of a parameter.
+"""HTML pages for large programs: groups that open, search, before and after side by side, the operators of one parameter.
 
-The page loads nothing from elsewhere. Its data are made here (model.py); the scripts beside draw them, with places from dagre
+A page is one file and loads nothing. model.py makes its data; the scripts in this folder draw them, with positions from dagre
 (dagre.min.js 3.1.3, under the MIT licence in dagre.LICENSE.txt).
 """
 
@@ -20,14 +20,14 @@ from .model import page_model
 
 __all__ = ["html", "in_notebook", "page_model"]
 
-_SCRIPTS = ("graph.js", "layout.js", "pane.js", "page.js")  # one scope, in this order
-_HELD = 400_000  # characters of a page that a notebook takes; each output is kept in its file
+_SCRIPTS = ("graph.js", "layout.js", "pane.js", "page.js")  # joined in this order into one scope
+_NOTEBOOK_LIMIT = 400_000  # characters; a notebook file stores each output
 
 
 def html(shown: Any, path: str | Path | None = None) -> str:
-    """A page about a program, a pair, a list of rank programs, or a transpiler, whose page has the program before beside it.
+    """A page about a program, a pair, a list of rank programs, or a transpiler (with the program for one device beside the others).
 
-    Returns the page; with `path` it is written there too, and the path is returned.
+    Returns the page. With `path`, the page is written there and the path is returned.
 
     >>> import fluidx as fx
     >>> page = html(fx.Program("empty"))
@@ -39,7 +39,7 @@ def html(shown: Any, path: str | Path | None = None) -> str:
     parts = {
         "title": escape(str(model["name"])),
         "css": _file("page.css"),
-        "model": text.replace("<", "\\u003c"),  # nothing in it can end the element
+        "model": text.replace("<", "\\u003c"),  # the text cannot end the script element
         "dagre": _file("dagre.min.js"),
         "script": "\n".join(map(_file, _SCRIPTS)),
     }
@@ -51,15 +51,15 @@ def html(shown: Any, path: str | Path | None = None) -> str:
 
 
 def in_notebook(shown: Any) -> str:
-    """HTML for the output of a notebook's cell: the page in a frame, or of a large program a small picture and the way to the page."""
+    """HTML for a notebook cell: the page in a frame; for a large program a small picture, with a note on how to write the page."""
     page = html(shown)
     head = f"<code>{escape(_headline(shown))}</code>"
-    if len(page) <= _HELD:
+    if len(page) <= _NOTEBOOK_LIMIT:
         frame = 'sandbox="allow-scripts" style="width:100%;height:560px;border:1px solid #8884;border-radius:4px"'
         return f'{head}<iframe srcdoc="{escape(page)}" {frame}></iframe>'
     picture = draw(shown.pair if hasattr(shown, "pair") else shown, max_ops=24)
-    way = "<small>fx.view.html(..., 'page.html') writes a page to look around in</small>"
-    return f'{head} {way}<div style="overflow:auto">{picture}</div>'
+    note = "<small>fx.view.html(..., 'page.html') writes a page to look around in</small>"
+    return f'{head} {note}<div style="overflow:auto">{picture}</div>'
 
 
 def _headline(shown: Any) -> str:

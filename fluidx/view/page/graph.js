@@ -4,8 +4,8 @@ const model = JSON.parse(document.getElementById("model").textContent);
 const $ = (id) => document.getElementById(id);
 const KINDS = ["forward", "loss", "backward", "optimize", "communication", "packing"];
 const STAGES = ["value", "gradient", "communication", "update"];
-const SMALL = 60, BUDGET = 40; // operators of a program that opens whole; boxes that groups may open to at first
-const READABLE = 0.75; // the least scale to begin with
+const SMALL = 60, BUDGET = 40; // programs up to SMALL operators open whole; larger ones open groups up to BUDGET boxes
+const READABLE = 0.75; // the smallest initial scale
 
 function el(tag, attrs = {}, ...children) {
   const svg = ["svg", "g", "rect", "text", "tspan", "path", "title", "defs", "marker", "circle"].includes(tag);
@@ -66,7 +66,7 @@ class Graph {
     return node;
   }
 
-  // what is fed stands at the top level as a pill
+  // a data variable is a pill at the top level
   addData() {
     this.vars.forEach((v, k) => {
       if (v.kind !== "data" || !this.readers[k].length) return;
@@ -84,7 +84,7 @@ class Graph {
   }
 
   addLinks() {
-    // micro-batches: forward and backward take turns, and lines between them say which belong together
+    // micro-batches: forward and backward alternate, and lines between them show which belong together
     this.turns = this.ops.filter((op, k) => op.section === "forward" && this.ops[k - 1]?.section === "backward").length > 0;
     for (const [a, b, v] of this.links) this.link(this.leaf[a], this.leaf[b], v);
     for (const node of this.root.children) {
@@ -93,7 +93,7 @@ class Graph {
   }
 
   link(a, b, v) {
-    // what forward keeps for backward is drawn for the selected operator only: there is a line for nearly every operator;
+    // links from forward to backward exist for nearly every operator, so they are drawn for the selected operator only
     const kept = a.section === "forward" && b.section !== "forward";
     if (kept && (a.pill || !this.turns)) return;
     const pa = this.path(a), pb = this.path(b);
@@ -127,7 +127,7 @@ class Graph {
     }
   }
 
-  // the box that stands for an operator: its own, or that of the outermost closed group
+  // the box that shows an operator: its own, or the outermost closed group
   shown(k) {
     const path = this.path(this.leaf[k]);
     return path.find((n) => n.group && !n.open) || path[path.length - 1];

@@ -1,4 +1,4 @@
-// Sizes of boxes, and where they stand: each open group is laid out by itself, then as one box of the group above.
+// Sizes and positions of boxes: each open group is laid out by itself, then as one box of its parent.
 
 const HEAD = 22, LINE = 15, PAD = 14;
 const ruler = document.createElement("canvas").getContext("2d");
@@ -44,9 +44,9 @@ function measure(graph, node) {
   return { w: Math.max(70, Math.max(wide, title) + 18), h: node.pill ? LINE + 9 : HEAD + all.length * LINE + (all.length ? 6 : 0) };
 }
 
-// -- layout: each open group by itself, then as one box of the group above ---------------------------------------------------------------
+// -- layout: each open group by itself, then as one box of its parent --------------------------------------------------------------------
 
-// `below`: backward stands under forward; else it stands beside it and runs upwards, so that a block and its gradient are neighbours
+// `below`: backward is under forward; else it is beside forward and runs upwards, so that a block and its gradient are neighbours
 function layout(graph, node, below) {
   const root = node.kind === "root", sizes = new Map();
   for (const c of node.children) sizes.set(c, c.group && c.open ? layout(graph, c, below) : measure(graph, c));
@@ -112,7 +112,7 @@ function arrange(graph, node, members, sizes, ports, flip) {
   }
   const edges = made.map(([a, b, e]) => {
     const points = g.edge(a, b).points.map((p) => ({ x: p.x, y: flip ? height - p.y : p.y }));
-    // what enters or leaves a group is drawn to its border
+    // links into or out of a group end at its border
     if (a === "in") points.unshift({ x: points[0].x, y: points[0].y + (flip ? PAD - 2 : 2 - PAD) });
     if (b === "out") points.push({ x: points.at(-1).x, y: points.at(-1).y + (flip ? 2 - PAD : PAD - 2) });
     return { ...e, points };
@@ -122,21 +122,21 @@ function arrange(graph, node, members, sizes, ports, flip) {
   return { w: width, h: height, at, edges, top: middle(members[0]), foot: middle(lowest), big: members.length > 2 };
 }
 
-// forward, then what comes behind it; small parts, which nothing joins to the others, in rows at the end
+// large boxes one after the other, forward first; small boxes without links to them in rows at the end
 function inSequence(boxes, below) {
   const big = boxes.filter((b) => b.big), small = boxes.filter((b) => !b.big);
   const tall = Math.max(0, ...big.map((b) => b.h));
   let x = 0, y = 0, foot = null;
   for (const b of big) {
     Object.assign(b, below ? { x: foot === null ? 0 : foot - b.top, y } : { x, y: tall - b.h });
-    foot = b.x + b.foot; // the next one begins below the place where this one ends
+    foot = b.x + b.foot; // the next box begins below the end of this one
     x += b.w + 70;
     y += b.h + 46;
   }
   const left = Math.min(0, ...big.map((b) => b.x));
   for (const b of big) b.x -= left;
   const w = Math.max(0, ...big.map((b) => b.x + b.w)), h = big.length ? (below ? y - 46 : tall) : 0;
-  const middle = big.length ? big[0].x + big[0].w / 2 : 0; // of what is read first
+  const middle = big.length ? big[0].x + big[0].w / 2 : 0; // of the first box
   if (!small.length) return { w, h, middle };
   const rest = shelves(small, big.length ? Math.max(w, 420) : 0), top = big.length ? h + 40 : 0;
   for (const b of small) b.y += top;

@@ -1,4 +1,4 @@
-"""What a page shows, as data for JSON: operators, values, links, groups, the life of each parameter, and which ranks are alike."""
+"""The data of a page, for JSON: operators, values, links, groups, the operators of each parameter, and ranks with equal programs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from ...ir.text import show_block, show_entries, show_op, var_name
 from ...ir.valuetypes import known_bytes
 from ...ir.var import Var
 from ..diff import communicates, show_bytes
-from .groups import REPEAT, Item, OperatorGroup, tree_of
-from .life import ParameterLives
+from .groups import tree_of
+from .operator_group import REPEAT, Item, OperatorGroup
+from .parameter_operators import ParameterOperators
 
-COMPARED = 64  # ranks that are compared with one another
-SHOWN = 8  # kinds of ranks that a page holds
+COMPARED = 64  # the most ranks that are compared
+SHOWN = 8  # the most different rank programs on a page
 COMMUNICATION, PACKING = "communication", "packing"
 _LONGEST = 2000  # characters of an operator's text
 
 
 class Transpiled(Protocol):
-    """What a page needs of a transpiler."""
+    """The methods of a transpiler that a page uses."""
 
     source: ProgramPair
 
@@ -42,7 +43,7 @@ class Transpiled(Protocol):
 
 @dataclass
 class View:
-    """A program that a page shows: of one device, or of ranks that are alike."""
+    """A program on a page: for one device, or for ranks that run the same operators."""
 
     title: str
     program: Program | ProgramPair
@@ -59,7 +60,7 @@ def page_model(shown: Any) -> dict[str, Any]:
 
 
 def views_of(shown: Any) -> tuple[list[View], str]:
-    """What stands beside each other: the program for one device, and one program for each kind of rank. And what was left out."""
+    """(the programs to show side by side, a note on what was left out): the program for one device, and each different rank program."""
     if isinstance(shown, (Program, ProgramPair)):
         main = shown.main if isinstance(shown, ProgramPair) else shown
         return [View(main.name if main.rank is None else f"rank {main.rank}", shown)], ""
@@ -74,7 +75,7 @@ def views_of(shown: Any) -> tuple[list[View], str]:
     if not programs or not all(isinstance(p, (Program, ProgramPair)) for p in programs):
         raise ProgramError(
             f"html takes a Program, a ProgramPair, a list of rank programs or a transpiler, not {type(shown).__name__}; "
-            "behind transpile(), give the transpiler itself"
+            "after transpile(), give the transpiler itself"
         )
     views, note = _kinds_of_ranks(programs[:COMPARED])
     return views, note
@@ -106,14 +107,14 @@ def _rank(p: Program | ProgramPair, otherwise: int) -> int:
 
 
 def _structure(p: Program | ProgramPair) -> tuple:
-    """Equal for ranks that run the same operators on the same names; the values of attributes may differ, such as a peer."""
+    """Equal for ranks that run the same operators on the same names. Values of attributes, such as a peer, may differ."""
     return tuple(
         (op.type, tuple(op.inputs.items()), tuple(op.outputs.items()), op.role) for b in _mains(p)[0].blocks for op in b.oplist
     )
 
 
 def _differing(a: Program | ProgramPair, b: Program | ProgramPair) -> set[str]:
-    """Names of the attributes in which alike programs differ."""
+    """Names of the attributes that differ between two programs of one structure."""
     return {
         name
         for x, y in zip(_mains(a)[0].blocks, _mains(b)[0].blocks)
@@ -148,9 +149,9 @@ def _view(v: View) -> dict[str, Any]:
 
 
 def program_model(program: Program, title: str = "main") -> dict[str, Any]:
-    """The operators of block 0, their values, links, groups, and the lives of the parameters.
+    """The operators of block 0, their values, links and groups, and the operators of each parameter.
 
-    Values and lines of the user are named by their index in `vars` and `sites`. Links go from the operator that wrote a value last.
+    Values and source lines are indices into `vars` and `sites`. A link starts at the operator that wrote the value last.
     """
     block = program.blocks[0]
     tree = tree_of(program)
@@ -175,7 +176,7 @@ def program_model(program: Program, title: str = "main") -> dict[str, Any]:
         )
         links += [[writer[n], k, names[n]] for n in dict.fromkeys(reads) if n in writer and writer[n] != k]
         writer.update(dict.fromkeys(writes, k))
-    lives = ParameterLives(program)
+    found = ParameterOperators(program)
     parameters = [n for n in names if (d := block.find(n)) is not None and d.is_parameter]
     return {
         "title": title,
@@ -185,12 +186,12 @@ def program_model(program: Program, title: str = "main") -> dict[str, Any]:
         "sites": [[_file(s.filename), s.lineno, s.function, linecache.getline(s.filename, s.lineno).strip()] for s in sites],
         "links": links,
         "tree": [_node(i, block) for i in tree.children],
-        "lives": {n: lives.of(n) for n in parameters},
+        "lives": {n: found.of(n) for n in parameters},
     }
 
 
 def _file(name: str) -> str:
-    """A file as seen from the working directory, if it lies below it: pages are handed on."""
+    """The name of a file, relative to the working directory if it is below it, because pages are passed on to others."""
     here = os.getcwd() + os.sep
     return name.removeprefix(here)
 
@@ -211,7 +212,7 @@ def _bodies(program: Program, op: Operator) -> str:
 
 
 def _moved(op: Operator, block: Block) -> int:
-    """Bytes that an operator sends or receives, where sizes are known."""
+    """Bytes that an operator sends or receives, as far as sizes are known."""
     if not communicates(op):
         return 0
     sides = op.input_arg_names, op.output_arg_names
@@ -233,7 +234,7 @@ def _value(name: str, d: Var | None) -> dict[str, Any]:
 
 
 def _node(item: Item, block: Block) -> Any:
-    """A group with what its box tells; an operator is its index."""
+    """A group with the texts of its box; an operator as its index."""
     if isinstance(item, int):
         return item
     node = {"title": item.title, "kind": item.kind, "children": [_node(c, block) for c in item.children]}
@@ -241,7 +242,7 @@ def _node(item: Item, block: Block) -> Any:
 
 
 def _alike(group: OperatorGroup, block: Block) -> str:
-    """In what the copies of a repeat are alike."""
+    """A sentence that says what the copies of a repeat have in common."""
     copies = [[block.oplist[k] for k in (c.ops() if isinstance(c, OperatorGroup) else [c])] for c in group.children]
     if _same([op.type for op in c] for c in copies):
         return "the copies are alike; sizes may differ"

@@ -1,4 +1,4 @@
-// The panel that tells about what is selected, search, and the controls of the page.
+// The panel for the selected box, search, and the controls of the page.
 
 function select(what) {
   selected = what;

@@ -1,4 +1,4 @@
-// A pane: one program, drawn; what is selected and the life of a parameter are marked over it.
+// A pane: the drawing of one program, with marks for the selected box and for the operators of a parameter.
 
 let panes = [], partAt = 0, selected = null, life = null;
 
@@ -64,16 +64,16 @@ class Pane {
   }
   move(place) {
     this.place = place;
-    this.moved = true; // a window that changes its size leaves it there
+    this.moved = true; // resizing the window does not move the drawing then
 
     this.layer.setAttribute("transform", `translate(${place.x.toFixed(2)} ${place.y.toFixed(2)}) scale(${place.k.toFixed(4)})`);
   }
-  // the scale at which the whole drawing is seen
+  // the scale that shows the whole drawing
   whole() {
     const { width, height } = this.svg.getBoundingClientRect(), { w, h } = this.graph.root.size;
     return Math.min(1.15, (width - 32) / w, (height - 62) / h);
   }
-  // a drawing that is larger at the least scale is shown from where it begins
+  // a drawing that does not fit at the smallest scale is shown from its start
   begin() {
     this.fit(READABLE);
     this.moved = false;
@@ -84,7 +84,7 @@ class Pane {
     const x = w * k <= width - 32 ? (width - w * k) / 2 : Math.min(16, Math.max(width / 2 - middle * k, width - 16 - w * k));
     this.move({ k, x, y: Math.max(46, (height + 30 - h * k) / 2) });
   }
-  // the boxes of a parameter's life, all in view
+  // show all boxes of a parameter
   fitLife() {
     const ops = Object.values(this.graph.lives[life] || {}).flat();
     const boxes = ops.map((k) => this.boxes.get(this.graph.shown(k))).filter(Boolean);
@@ -162,7 +162,7 @@ class Pane {
     return g;
   }
 
-  // what is selected, and the life of a parameter, over the drawing
+  // mark the selected box and the operators of a parameter
   mark() {
     this.layer.querySelectorAll(".over, .badge").forEach((n) => n.remove());
     this.layer.querySelectorAll(".sel, .lives").forEach((n) => n.classList.remove("sel", "lives"));
@@ -224,7 +224,7 @@ function between(a, b) {
   return `M${ca.x} ${y1} C${ca.x} ${m} ${cb.x} ${m} ${cb.x} ${y2}`;
 }
 
-// the same thing in the other pane, by its name
+// the box of the same name in the other pane
 function counterpart(what, pane) {
   if (what.pane === pane) return what;
   const here = what.pane.graph, there = pane.graph;

@@ -1,4 +1,4 @@
-"""A program that is one operator, written from a sample of its declaration."""
+"""Programs of one operator, built from the samples in the declaration of an op."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from ..ir.dtypes import dtype_name
 from ..ir.opdef import OPS, OpDef
 
 
-def alone(name: str, sample: Any) -> tuple[Program, list[Variable], dict[str, np.ndarray]]:
-    """(program, its fetches, what is fed): the operator alone, in its inference form where it has one, with a sample's operands fed."""
+def program_of_sample(name: str, sample: Any) -> tuple[Program, list[Variable], dict[str, np.ndarray]]:
+    """Build a program of one operator, with the operands of a sample as feeds: (program, fetches, feed).
+
+    An op with the attribute `is_test` is built in its inference form.
+    """
     definition, program = OPS[name], Program(name)
     feed: dict[str, np.ndarray] = {}
     operands: list[Any] = []
@@ -25,13 +28,13 @@ def alone(name: str, sample: Any) -> tuple[Program, list[Variable], dict[str, np
             found.append(program.global_block().create_var(f"{slot.name}{k}", a.shape, dtype_name(a.dtype), is_data=True))
         operands.append(found if slot.many else found[0] if found else None)
     attrs = {**sample.attrs, **({"is_test": True} if "is_test" in definition.attrs else {})}
-    made = Builder(program.global_block()).emit(name, *operands, n_out=_many(definition, sample.args, attrs), **attrs)
+    made = Builder(program.global_block()).emit(name, *operands, n_out=_list_length(definition, sample.args, attrs), **attrs)
     first = made[0] if isinstance(made, tuple) else made
     return program, first if isinstance(first, list) else [first], feed
 
 
-def _many(definition: type[OpDef], args: Any, attrs: Mapping[str, Any]) -> int:
-    """How many results the slot of an operator has that may have several."""
+def _list_length(definition: type[OpDef], args: Any, attrs: Mapping[str, Any]) -> int:
+    """The number of results in the output slot that takes a list; 0 if there is no such slot."""
     if not any(slot.many for slot in definition.out_slots):
         return 0
     types = [[_type(a) for a in arg] if isinstance(arg, (list, tuple)) else None if arg is None else _type(arg) for arg in args]
@@ -44,10 +47,12 @@ def _type(a: Any) -> TensorType:
     return TensorType(dtype_name(np.asarray(a).dtype), np.shape(a))
 
 
-def in_onnx(name: str) -> list[str]:
-    """The operators of ONNX that an operator is written with, for those of its samples that ONNX has. Needs the package onnx.
+def onnx_operators(name: str) -> list[str]:
+    """The types of the ONNX operators that the exporter writes for an op, over all of its samples. Needs the package onnx.
 
-    >>> in_onnx("thresholded_relu")
+    Samples that ONNX cannot express are left out.
+
+    >>> onnx_operators("thresholded_relu")
     ['LessOrEqual', 'Where']
     """
     from ..onnx.errors import OnnxError
@@ -60,7 +65,7 @@ def in_onnx(name: str) -> list[str]:
         return []
     found: set[str] = set()
     for sample in OPS[name].samples():
-        program, fetches, _ = alone(name, sample)
+        program, fetches, _ = program_of_sample(name, sample)
         try:
             found |= {node.op_type for node in to_onnx(program, None, fetches).graph.node}
         except OnnxError:
