@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from operator import itemgetter
 
 from .refusal import Refusal
 
@@ -73,7 +74,7 @@ def _checked(transfer: Sequence, number: int, n: int, blocks: int) -> Sequence:
         source, target, start, stop, add = transfer
     except (TypeError, ValueError):
         raise Refusal(f"round {number}: a transfer is (source, target, start, stop, add), found {transfer!r}") from None
-    if not all(type(v) is int for v in transfer[:4]) or type(add) is not bool:
+    if not (type(source) is type(target) is type(start) is type(stop) is int and type(add) is bool):
         raise Refusal(f"round {number}: a transfer is four ints and a bool, found {tuple(transfer)!r}")
     if not (0 <= source < n and 0 <= target < n):
         raise Refusal(f"{_show(transfer, number)}: ranks are 0 to {n - 1}")
@@ -96,13 +97,23 @@ def _arrivals(transfers: Sequence[Sequence], number: int) -> dict[int, list[Sequ
     for t in transfers:
         found.setdefault(t[1], []).append(t)
     for mine in found.values():
-        if len(mine) == 1 or all(t[4] for t in mine):
+        if not _meet_in_a_block(mine):
             continue
         for k, t in enumerate(mine):
             clash = next((o for j, o in enumerate(mine) if j != k and not (t[4] and o[4]) and o[2] < t[3] and t[2] < o[3]), None)
             if clash is not None:
                 raise Refusal(f"{_show(t, number)}: rank {clash[0]} sends it the same block in this round, and one is lost")
     return found
+
+
+def _meet_in_a_block(mine: Sequence[Sequence]) -> bool:
+    """Does a block come with one of these transfers that is kept, and with another one too?"""
+    stop = kept = 0  # the blocks in front of these come with transfers that begin earlier
+    for t in sorted(mine, key=itemgetter(2)) if len(mine) > 1 else ():
+        if t[2] < (kept if t[4] else stop):
+            return True
+        stop, kept = max(stop, t[3]), kept if t[4] else max(kept, t[3])
+    return False
 
 
 class _Sums:
