@@ -9,7 +9,7 @@ from ..ir.parser import parse_program
 from ..ir.pass_base import Job, Pass
 from ..ir.program import Program, ProgramPair
 from ..ir.types import show_placement
-from ..transpiler.cluster import Cluster, Mesh
+from ..transpiler.cluster import NODE, Cluster, Mesh
 
 _HEAD_LINE = re.compile(r"(?:data|param|var|group|strategy)\s+(\S+?):?(?:\s|$)")
 
@@ -48,7 +48,7 @@ def _mesh(program: Program) -> Cluster | Mesh:
         mesh = Mesh(**{g: sizes[g] for g in order}) if sizes else Cluster(1, 1)
         if mesh.groups() == program.groups:
             return mesh
-    if (nodes := program.groups.get("node")) and Cluster(len(nodes), len(nodes[0])).groups() == program.groups:
+    if (nodes := program.groups.get(NODE)) and Cluster(len(nodes), len(nodes[0])).groups() == program.groups:
         return Cluster(len(nodes), len(nodes[0]))
     return Cluster(1, program.world_size)
 

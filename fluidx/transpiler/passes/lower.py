@@ -15,7 +15,7 @@ from ..lowering.redistribute import steps
 
 @dataclass(frozen=True)
 class Lower(Pass):
-    """Replace redistributes by collectives, and by operators that need no communication (see lowerings.py)."""
+    """Replace redistributes by collectives, and by operators that need no communication (see lowering/redistribute.py)."""
 
     requires = ("placed",)
     ensures = ("lowered",)
