@@ -3,16 +3,20 @@
 The peer's figures (Paddle 2.6.2, GradAllReduce, 4 endpoints: 1.19, 13.4 and 106.6 CPU seconds at 1,001, 2,993 and 9,953 operators) were
 measured once with the same model on another machine (2 shared AMD EPYC cores), so they
 stand beside ours for the order of magnitude only.
+
+    --strategies NAME,NAME   --rounds 5   --tables ranks (those about 1,000 ranks and growth alone)   --save
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from functools import partial
 
-from _common import Log, interleaved, ratio, show
+from _common import Log, interleaved, option, options, ratio, show
+from _strategies import AT_FOUR, STRATEGIES, against
 
 import fluidx as fx
 from fluidx.ir.pass_base import Job, run_passes
@@ -95,8 +99,62 @@ def by_step(name: str, program: fx.Program, startup: fx.Program, ranks: int) -> 
     return {step: statistics.median(seconds) / len(program.ops) * 1e6 for step, seconds in spent.items()}
 
 
+def many_ranks(log: Log, program: fx.Program, startup: fx.Program, names: list[str], rounds: int) -> None:
+    """transpile for 1,000 ranks against 4, and the program of one of them, by strategy."""
+    n = len(program.ops)
+    for name in names:
+        make, ranks_of = STRATEGIES[name]
+        spent: dict[int, list[float]] = {4: [], 1000: []}
+        one: list[float] = []
+        for k in range(rounds + 1):
+            for ranks, times in spent.items():
+                gc.collect()
+                t = fx.DistributeTranspiler(make())
+                start = time.process_time()
+                t.transpile(program=program, startup_program=startup, trainers=ranks_of(ranks))
+                middle = time.process_time()
+                own = len(t.get_trainer_program(1).ops)
+                if k:
+                    times.append(middle - start)
+                    if ranks == 1000:
+                        one.append((time.process_time() - middle) / own)
+        few, many, rank = (statistics.median(x) for x in (spent[4], spent[1000], one))
+        at_four = f" ({against(AT_FOUR[name], few / n * 1e6)})" if name in AT_FOUR else ""
+        log(
+            f"  {name:18} 4 ranks {few / n * 1e6:.1f} us per operator{at_four}, 1,000 ranks {many / n * 1e6:.1f}: "
+            f"{ratio(spent[1000], spent[4])} times ({against(1.3, many / few)}); "
+            f"one rank's program {rank * 1e6:.2f} us per operator of {own} ({against(30, rank * 1e6)})"
+        )
+
+
+def growth(log: Log, names: list[str]) -> None:
+    """The exponent of transpile's time from 9,002 to 45,002 operators, on 4 ranks."""
+    programs = [deep_mlp(size) for size in (10000, 50000)]
+    for name in names:
+        make, ranks_of = STRATEGIES[name]
+        times: list[list[float]] = [[], []]
+        for _ in range(3):
+            for (program, startup), found in zip(programs, times, strict=True):
+                gc.collect()
+                t = fx.DistributeTranspiler(make())
+                start = time.process_time()
+                t.transpile(program=program, startup_program=startup, trainers=ranks_of(4))
+                found.append(time.process_time() - start)
+        sizes = [len(program.ops) for program, _ in programs]
+        exponent = math.log(min(times[1]) / min(times[0])) / math.log(sizes[1] / sizes[0])
+        log(f"  {name:18} {min(times[0]) * 1e3:.0f} ms -> {min(times[1]) * 1e3:.0f} ms, exponent {exponent:.2f} ({against(1.1, exponent)})")
+
+
 def main() -> None:
-    log = Log("transpile")
+    log, names = Log("transpile"), options("strategies", ",".join(STRATEGIES))
+    program, startup = deep_mlp(10000)
+    log(f"\n{len(program.ops)} operators, 1,000 ranks against 4, CPU seconds of transpile(); and the program of rank 1 of 1,000")
+    many_ranks(log, program, startup, names, int(option("rounds", "5")))
+    log("\n9,002 -> 45,002 operators, 4 ranks, CPU seconds of transpile()")
+    growth(log, names)
+    if option("tables", "all") == "ranks":
+        log.close()
+        return
     log("\n4 ranks: transpile and make every rank's program")
     for size in (1000, 3000, 10000, 50000):
         start = time.process_time()

@@ -148,7 +148,12 @@ class SimultaneousRun:
     def _ranks_at(self, roots: Placement) -> int:
         found = self._at.get(roots)
         if found is None:
-            found = self._at[roots] = sum(self.mesh.holds(roots, r) for r in range(self.n))
+            (first, *more) = roots
+            if more or first.group not in self.mesh.groups or first.group in self.mesh.turns:
+                found = sum(self.mesh.holds(roots, r) for r in range(self.n))
+            else:
+                found = sum(first.root < len(members) for members in self.mesh.groups[first.group])  # type: ignore[operator]
+            self._at[roots] = found
         return found
 
     def _only_at(self, roots: Placement, found: Sequence[Entry]) -> bool:

@@ -54,6 +54,21 @@ def test_a_thousand_ranks_cost_transpile_hardly_more_than_four(strategy):
     assert many < 2.5 * few  # parameters lie at 1,000 places in place of 4; rounds of the ring made one by one were 150 times the calls
 
 
+@pytest.mark.parametrize("strategy", ["data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero3", "fsdp", "ring"])
+def test_a_thousand_ranks_cost_verify_hardly_more_than_four(strategy):
+    made = []
+    for ranks in (4, 4, 1000):
+        t, _ = transpiled(fx.strategies.data_parallel(algorithm="ring") if strategy == "ring" else strategy, ranks)
+        made.append(calls(t.verify))
+    assert made[2] < 3.2 * made[1]  # the check of a placement looks at each rank once; each rank's messages would be 1,000 times the calls
+
+
+def test_a_thousand_trainers_cost_a_parameter_server_no_more_to_be_checked():
+    transpiled(fx.strategies.parameter_server(2), 4)
+    few, many = (transpiled(fx.strategies.parameter_server(2), n)[1] for n in (4, 1000))
+    assert many < 1.2 * few
+
+
 def test_a_rank_of_a_thousand_makes_its_own_messages_alone():
     t, made = transpiled("ring_optimizer", 1000)
     specialized = calls(lambda: t.get_trainer_program(1))

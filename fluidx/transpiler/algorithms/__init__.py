@@ -139,18 +139,28 @@ def check_rounds_of(name: str, carries: str, n: int, hosts: int, filled: tuple[i
 
 @lru_cache(maxsize=1024)
 def _proof(of: Algorithm, carries: str, n: int, filled: tuple[int, ...]) -> Refusal | None:
+    return None if _shifted_hold(of, carries, n) else prove_rounds(carries, n, _schedule(of, carries, n), filled)
+
+
+@lru_cache(maxsize=256)
+def _shifted_hold(of: Algorithm, carries: str, n: int) -> bool:
+    """Are the rounds shifted ones that hold for all blocks, and so for any of them?"""
     rounds = _schedule(of, carries, n)
-    if all(isinstance(r, Shifted) for r in rounds) and shifted_rounds_hold(carries, n, [r.first for r in rounds]):  # type: ignore[attr-defined]
-        return None
-    return prove_rounds(carries, n, rounds, filled)
+    return _are_shifted(of, carries, n) and shifted_rounds_hold(carries, n, [r.first for r in rounds])  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=256)
+def _are_shifted(of: Algorithm, carries: str, n: int) -> bool:
+    return all(isinstance(r, Shifted) for r in _schedule(of, carries, n))
 
 
 def count_messages(
     name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...], messages: Callable[[Transfer], Sequence[Any]]
 ) -> int:
     """How many messages all ranks send for a collective: those of each transfer that has one of the blocks `filled`."""
-    rounds, blocks = _schedule(algorithm(name, hosts), carries, n), {*filled}
-    if rounds and all(isinstance(r, Shifted) for r in rounds):  # each round has each block once
+    of, blocks = algorithm(name, hosts), {*filled}
+    rounds = _schedule(of, carries, n)
+    if _are_shifted(of, carries, n):  # each round has each block once
         return len(rounds) * sum(len(messages(Transfer(0, 1, b, b + 1, False))) for b in filled)
     found = [t for r in rounds for t in r if not blocks.isdisjoint(range(t.start, t.stop))]
     return sum(len(messages(t)) for t in found)
