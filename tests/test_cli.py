@@ -119,7 +119,7 @@ def test_show_transpiles(pair):
     assert fx.ir.parse_pair(text).main.rank == 1
     meshed = call("show", pair, "--strategy", "zero1", "-n", "dp=2,tp=2")
     assert "group tp = [0, 1] [2, 3]" in meshed
-    assert "Warning: nothing lies over axis tp of Mesh(dp=2, tp=2)" in meshed
+    assert "Warning: no value is placed over axis tp of Mesh(dp=2, tp=2)" in meshed
     assert "ncclAllReduce" in call("show", pair, "--strategy", "data_parallel", "--fluid-names")
 
 

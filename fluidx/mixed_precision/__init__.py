@@ -1,4 +1,4 @@
-"""Training in mixed precision: products in 16 bits, parameters and what needs range or digits in float32, the loss scaled."""
+"""Training in mixed precision: matrix products in 16 bits, parameters and sensitive operators in float32, and loss scaling."""
 
 from ..rewrite.amp_lists import AutoMixedPrecisionLists
 from .optimizer import OptimizerWithMixedPrecision, decorate

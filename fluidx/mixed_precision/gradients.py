@@ -1,4 +1,4 @@
-"""Which copy of a gradient is the finished one: the 16 bits that come out of the backward pass, or what they are widened to."""
+"""Choose the final gradient: the 16-bit result of the backward pass, or its float32 copy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..ir.opdef import opdef
 
 
 def finish_in_16_bits(block: Block, params_grads: Sequence[tuple[Parameter, Variable]]) -> None:
-    """Where a gradient is a wider copy of one of 16 bits, say that it is finished before that, and widen it in the optimizer's section.
+    """If a gradient is a widened copy of a 16-bit value, make the 16-bit value the final gradient, and widen it in the optimizer's section.
 
-    A strategy moves a gradient where it is finished, so 16 bits travel, and 16 bits wait for the update. A gradient that something else
-    reads, that has float32 terms, or that is finished elsewhere (one that is merged over several runs) stays as it is.
+    A strategy communicates the final gradient, so 16 bits travel, and 16 bits are kept until the update. A gradient is left as it is if
+    another operator reads it, if it has float32 terms, or if it is finished elsewhere (merged over several runs).
     """
     ops = block.oplist
     writer = {n: k for k, op in enumerate(ops) for n in op.output_arg_names}
@@ -33,6 +33,6 @@ def finish_in_16_bits(block: Block, params_grads: Sequence[tuple[Parameter, Vari
 
 
 def _widens(block: Block, op: Operator) -> bool:
-    """Does an operator hand on 16-bit floats in more bits?"""
+    """Does an operator only convert 16-bit floats to a wider float dtype?"""
     types = [block.desc(n).type for n in (*op.input_arg_names, *op.output_arg_names)]
     return opdef(op.type).moves() and len(types) == 2 and types[0].dtype in HALVES and types[1].dtype not in HALVES and types[1].is_float

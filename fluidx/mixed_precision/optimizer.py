@@ -35,16 +35,17 @@ def decorate(
     dtype: str = "float16",
     reduce_dtype: str | None = None,
 ) -> OptimizerWithMixedPrecision:
-    """The optimizer, training in mixed precision: products in `dtype`, what needs range or digits in float32 (see the ops' page).
+    """An optimizer that trains in mixed precision: matrix products in `dtype`, operators that need range or precision in float32 (see the
+    ops' page).
 
-    `minimize` rewrites the forward operators of the program in place. Parameters and their state stay float32; a cast makes the 16 bits
-    that products read. The loss is multiplied by a scale and the gradients are divided by it, so that small ones do not vanish in 16 bits.
-    With `use_dynamic_loss_scaling` a step with an infinite or undefined gradient changes no parameter and no state of the optimizer, the
-    scale falls by `decr_ratio` after `decr_every_n_nan_or_inf` such steps in a row, and grows by `incr_ratio` after `incr_every_n_steps`
-    good ones. bfloat16 has the range of float32 and needs no scale: `init_loss_scaling=1.0, use_dynamic_loss_scaling=False`.
+    `minimize` rewrites the forward operators of the program in place. Parameters and their state stay float32; a cast makes the 16-bit copy
+    that products read. The loss is multiplied by a scale and the gradients are divided by it, so that small gradients do not become 0 in 16
+    bits. With `use_dynamic_loss_scaling` a step with an infinite or NaN gradient changes no parameter and no optimizer state; the scale is
+    multiplied by `decr_ratio` after `decr_every_n_nan_or_inf` such steps in a row, and by `incr_ratio` after `incr_every_n_steps` good
+    steps. bfloat16 has the range of float32 and needs no scale: `init_loss_scaling=1.0, use_dynamic_loss_scaling=False`.
 
-    `reduce_dtype` is what ranks add gradients up in: the 16 bits themselves, half the bytes, or float32. Without it, float16 for
-    float16; float32 for bfloat16, whose 8 digits lose terms in sums over many ranks.
+    `reduce_dtype` is the dtype in which ranks add gradients up: `dtype` itself, which halves the bytes, or float32. The default is float16
+    for float16, and float32 for bfloat16, whose 8 binary digits lose terms in sums over many ranks.
     """
     return OptimizerWithMixedPrecision(
         optimizer, amp_lists, init_loss_scaling, incr_every_n_steps, decr_every_n_nan_or_inf, incr_ratio, decr_ratio,
@@ -53,7 +54,7 @@ def decorate(
 
 
 class OptimizerWithMixedPrecision(WrappedOptimizer):
-    """What `decorate` makes; its options are explained there."""
+    """The result of `decorate`, which explains the options."""
 
     def __init__(
         self,
@@ -90,10 +91,10 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         self._loss_scaling: Variable | None = None
         self._scaled_loss: Variable | None = None
 
-    # -- what users ask -----------------------------------------------------------------------------------------------------
+    # -- accessors ----------------------------------------------------------------------------------------------------------
 
     def get_loss_scaling(self) -> Variable:
-        """The scale of the loss, a float32 variable of one element that can be fetched. There is none where it is 1 for good."""
+        """The scale of the loss, a float32 variable of one element that can be fetched. It does not exist if the scale is a constant 1."""
         return self._known("get_loss_scaling", self._loss_scaling)
 
     def get_scaled_loss(self) -> Variable:
@@ -106,10 +107,10 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
             raise wrong(f"{self.label}.{asked}: there is no scaled loss {why}")
         return value
 
-    # -- how it is done -----------------------------------------------------------------------------------------------------
+    # -- implementation -----------------------------------------------------------------------------------------------------
 
     def _backward(self, asked: GradientOptions) -> ParamsGrads:
-        """Rewrite the forward operators, scale the loss, and append the gradients of what came out, which are scaled too."""
+        """Rewrite the forward operators, scale the loss, and append the gradients of the result, which are scaled too."""
         loss = asked.loss
         program = loss.block.program
         block = program.global_block()
@@ -125,12 +126,12 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
 
     def _scale(self, program: Program, startup: Program) -> Variable:
         known = self._scales.get(program)
-        if known is None or not program.global_block().has_var(known.name):  # it went with an earlier attempt that failed
+        if known is None or not program.global_block().has_var(known.name):  # an earlier attempt failed and removed it
             known = self._scales[program] = _state(program, startup, "loss_scaling", "float32", self.init_loss_scaling)
         return known
 
     def _scaled(self, block: Block, loss: Variable, scale: Variable) -> Variable:
-        """The loss as float32, times the scale. The operator that makes the loss is marked as one that does."""
+        """The float32 loss times the scale. The operator that makes `loss` gets the role of the loss."""
         at = max((k for k, op in enumerate(block.oplist) if loss.name in op.output_arg_names), default=None)
         if at is not None:
             block.oplist[at] = block.oplist[at].replace(role=Role.LOSS)
@@ -151,7 +152,7 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         if program in self._applied:
             raise wrong(f"{_OWNER}: the scale in {program.label()} is updated once a step; add the losses up and minimize once")
         self._applied.add(program)
-        block = pairs[0][1].block  # updates stand where the gradients do, which may be in a branch
+        block = pairs[0][1].block  # updates go into the block of the gradients, which may be a branch
         start = len(block.oplist)
         b, scale = Builder(block, role=Role.OPTIMIZE), self._scales[program]
         counted: dict[str, Any] = {} if self.use_dynamic_loss_scaling else {"Count": None}
@@ -167,10 +168,10 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         return block.oplist[start:]
 
     def _overflow(self, b: Builder, counts: list[Variable], startup: Program) -> Variable:
-        """Whether any gradient, on any rank, has an element that is no finite number; and the scale's next value, which follows from it."""
+        """Whether any gradient on any rank has an infinite or NaN element; also appends the update of the scale that follows from it."""
         program = b.block.program
         total = b.emit("sum", counts) if len(counts) > 1 else counts[0]
-        if self.communicates:  # what one rank sends goes into the updates of all: they skip together
+        if self.communicates:  # a bad value of one rank enters the updates of all ranks: they skip the step together
             total = b.replica_mean(total)
         none = b.fill_constant(shape=(1,), dtype="float32", value=0.0)
         overflow = b.greater_than(total, none, name=unused_name(b.block, program, "overflow"))
@@ -183,7 +184,7 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
 
 @contextmanager
 def _as_it_was_on_errors(program: Program) -> Iterator[None]:
-    """Leave the blocks as they were found when an error is raised."""
+    """Restore the blocks if an error is raised."""
     found = [(block, list(block.oplist), dict(block.descs)) for block in program.blocks]
     try:
         yield

@@ -1,4 +1,4 @@
-"""Where the ranks are: hosts with devices, or a mesh with named axes, and the groups that follow from that."""
+"""Descriptions of the ranks: a Cluster of hosts with devices, or a Mesh with named axes, and the groups of ranks that each declares."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ..ir.errors import TranspileError
 
 Groups = dict[str, tuple[tuple[int, ...], ...]]
 
-# groups by their role
+# names of groups
 DATA = "dp"  # ranks that train on different data
 NODE = "node"  # the ranks of a host
-RAIL = "rail"  # the ranks of one number on all hosts
+RAIL = "rail"  # the ranks with the same position on every host
 SERVERS = "ps"  # all ranks where some of them are servers
 
 
 class Link(NamedTuple):
-    """What communication takes: seconds for a message, however small, and for each byte."""
+    """The cost of a link in seconds: `message` for each message, however small, and `byte` for each byte."""
 
     message: float
     byte: float
 
 
 class Links(NamedTuple):
-    """The prices by which algorithm="auto" chooses: of a message between hosts and inside a host, and of a collective that is left to the
-    communicator inside a host. Those inside a host are measured between two threads: 1 MiB in 20 and in 14 us."""
+    """The costs that algorithm="auto" compares: a message between hosts, a message inside a host, and a collective of the communicator
+    inside a host. The two costs inside a host were measured between two threads: 1 MiB in 20 and in 14 us."""
 
     between: Link = Link(15e-6, 1 / 10e9)
     inside: Link = Link(1.5e-6, 1 / 50e9)
@@ -35,7 +35,7 @@ class Links(NamedTuple):
 
 
 def several(axes: Mapping[str, int]) -> dict[str, int]:
-    """The axes over which a value can lie otherwise than whole: one rank has all of it, unless there are servers, which have none.
+    """The axes over which a value can have a placement other than replicated: those with several ranks, and all axes if there are servers.
 
     >>> several({"tp": 2, "dp": 1})
     {'tp': 2}
@@ -44,7 +44,7 @@ def several(axes: Mapping[str, int]) -> dict[str, int]:
 
 
 def need_hosts(what: str, mesh: Cluster | Mesh | Served, instead: str) -> None:
-    """Raise TranspileError where the ranks are on one host; `instead` is what to take then."""
+    """Raise TranspileError if the ranks are on one host; `instead` is the advice in the message."""
     if isinstance(mesh, Mesh):
         raise TranspileError(f"{what} goes over the hosts of a Cluster, whose one axis is dp; with {mesh!r}, {instead}")
     if mesh.hosts == 1:
@@ -53,8 +53,8 @@ def need_hosts(what: str, mesh: Cluster | Mesh | Served, instead: str) -> None:
 
 
 def endpoints(given: Any, wanted: str, number: str) -> list[str]:
-    """Endpoints "host:port" out of a list, or out of a text with commas. Raises TranspileError for what is none: `wanted` begins the
-    sentence that says what may be given, `number` is how a number of ranks is.
+    """Endpoints "host:port" from a list, or from a text with commas. Raises TranspileError for anything else: `wanted` begins the sentence
+    that says what may be given, and `number` shows how to give a number of ranks.
 
     >>> endpoints("a:1, b:1", "", "")
     ['a:1', 'b:1']
@@ -75,7 +75,7 @@ def endpoints(given: Any, wanted: str, number: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`hosts` machines with `devices_per_host` devices each. `links` are prices for algorithm="auto".
+    """`hosts` machines with `devices_per_host` devices each. `links` are the costs that algorithm="auto" compares.
 
     >>> c = Cluster(hosts=2, devices_per_host=2)
     >>> c.world_size, c.groups()["node"], c.groups()["rail"]
@@ -99,7 +99,8 @@ class Cluster:
         return self.hosts * self.devices_per_host
 
     def groups(self) -> Groups:
-        """`dp`, all ranks; with several hosts also `node`, the ranks of a host, and `rail`, the ranks with one local number."""
+        """`dp`, all ranks; with several hosts also `node`, the ranks of a host, and `rail`, the ranks with the same position on every
+        host."""
         n, d = self.world_size, self.devices_per_host
         groups: Groups = {DATA: (tuple(range(n)),)}
         if self.hosts > 1:
@@ -151,7 +152,7 @@ class Cluster:
 
 
 class Mesh:
-    """Ranks in named axes, the last one running fastest: `Mesh(dp=2, tp=4)` has 8 ranks, of which 0 to 3 are one group of `tp`.
+    """A grid of ranks with named axes; the last axis varies fastest: in `Mesh(dp=2, tp=4)`, ranks 0 to 3 of the 8 are one group of `tp`.
 
     >>> m = Mesh(dp=2, tp=2)
     >>> m.world_size, m.groups()
@@ -168,7 +169,7 @@ class Mesh:
             if not isinstance(n, int) or isinstance(n, bool) or n < 1:
                 raise TranspileError(f"Mesh: axis {name} must be an integer of at least 1, got {n!r}")
             if not name.isidentifier():
-                raise TranspileError(f"Mesh: {name!r} is no name for an axis; names are letters, digits and underscores: dp, tp")
+                raise TranspileError(f"Mesh: {name!r} is not a name for an axis; names are letters, digits and underscores: dp, tp")
         if not axes:
             raise TranspileError("Mesh: name at least one axis: Mesh(dp=4)")
         self.sizes = dict(axes)
@@ -183,11 +184,11 @@ class Mesh:
 
     @property
     def axes(self) -> dict[str, int]:
-        """The groups that values are cut over, with their sizes: what `dp` cuts lies inside of what the others cut."""
+        """The groups that values are cut over, with their sizes. `dp` is the innermost: it cuts the parts that the other axes leave."""
         return {**{a: n for a, n in self.sizes.items() if a != DATA}, **{a: n for a, n in self.sizes.items() if a == DATA}}
 
     def groups(self) -> Groups:
-        """For each axis, the sets of ranks that differ in it alone."""
+        """For each axis, the sets of ranks that differ only in this axis."""
         out: Groups = {}
         after = self.world_size
         for name, n in self.sizes.items():
@@ -208,9 +209,10 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Served:
-    """Ranks that train and, numbered behind them, ranks that only serve them: the trainers' own groups, and `ps`, all ranks.
+    """Trainers, and servers with the numbers after them. The groups are those of the trainers, and `ps`, which has all ranks.
 
-    Servers that `keep` have parameters and state; others have nothing between steps, and add up what they are sent.
+    With `keep`, servers store parameters and state. Without it they store nothing between steps and only add up the values that they
+    receive.
 
     >>> Served(Cluster(1, 2), servers=1).groups()
     {'dp': ((0, 1),), 'ps': ((0, 1, 2),)}
@@ -223,7 +225,7 @@ class Served:
     @staticmethod
     def of(trainers: Cluster | Mesh, servers: int, keep: bool = True) -> Served:
         if list(trainers.axes) != [DATA]:
-            raise TranspileError(f"servers serve trainers that have one axis, dp; {trainers!r} has {', '.join(trainers.axes)}")
+            raise TranspileError(f"servers need trainers with one axis, dp; {trainers!r} has {', '.join(trainers.axes)}")
         return Served(trainers, servers, keep)
 
     @property
@@ -235,7 +237,7 @@ class Served:
         return self.trainers.links
 
     def hosts_of(self, ranks: Sequence[int]) -> int:
-        """How many hosts these ranks are on; servers are taken to be where the trainers are."""
+        """How many hosts these ranks are on; servers count as being on the hosts of the trainers."""
         return self.trainers.hosts_of([r for r in ranks if r < self.trainers.world_size])
 
     @property

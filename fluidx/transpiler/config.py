@@ -18,9 +18,9 @@ _WHOLE = 2**62  # elements: parameters are not sliced
 class DistributeTranspilerConfig:
     """fluid's configuration object. `mode` "nccl2" or "collective" trains with collectives; `collective_mode` chooses how.
 
-    `split_method="HashName"` chooses roots by hash, "RoundRobin" and None by size; chunks are given by `chunk_mb`. `mode="pserver"` trains
-    with parameter servers, as many as `transpile(pservers=...)` lists; `min_block_size`, `slice_var_up` and `split_method` say how they
-    share. `wait_port` and `print_log` are taken and not read: they only tell processes how to meet.
+    `split_method="HashName"` chooses roots by hash, "RoundRobin" and None by size; `chunk_mb` is the size of chunks. `mode="pserver"`
+    trains with parameter servers, as many as `transpile(pservers=...)` lists; `min_block_size`, `slice_var_up` and `split_method` say how
+    parameters are divided among them. `wait_port` and `print_log` are accepted and ignored: in fluid they only say how processes connect.
 
     >>> DistributeTranspilerConfig(mode="collective", collective_mode="ring_optimizer").strategy()
     ring_optimizer(chunk_mb=4, roots='greedy')

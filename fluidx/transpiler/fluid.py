@@ -1,4 +1,4 @@
-"""fluid's names beside its transpiler: dispatchers of variables to servers, and memory optimizations that are made in any case."""
+"""Other names of fluid's transpiler module: dispatchers that assign variables to servers, and calls for memory that have no effect here."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class RoundRobin(PSDispatcher):
 def memory_optimize(
     input_program: Any, skip_opt_set: Any = None, print_log: bool = False, level: int = 0, skip_grads: bool = True
 ) -> None:
-    """Without effect, as in fluid 1.8: a plan shares the memory of values that do not live at the same time in any case."""
+    """Has no effect, as in fluid 1.8: a plan always shares memory between values that are not live at the same time."""
 
 
 def release_memory(input_program: Any, skip_opt_set: Any = None) -> None:
-    """Without effect, as in fluid 1.8: memory is planned."""
+    """Has no effect, as in fluid 1.8: a plan decides when memory is free."""

@@ -1,4 +1,4 @@
-"""What a rank sends in one run of its program: bytes over each group, known before anything runs."""
+"""How many bytes a rank sends over each group in one run of its program, computed without running it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ..view.diff import show_bytes
 
 
 class Traffic(dict[str, float]):
-    """{group: bytes} that a rank sends; `operators` is the number of those that send.
+    """{group: bytes} that a rank sends; `operators` is the number of operators that send.
 
-    A collective counts as the best algorithm does whose ranks all send alike (Thakur et al. 2005): an all_reduce among n ranks 2(n-1)/n of
-    its value, all_gather, reduce_scatter, broadcast and reduce (n-1)/n. A send counts as it is.
+    A collective without an algorithm counts as the best algorithm in which all ranks send equally much (Thakur et al. 2005): an all_reduce
+    among n ranks sends 2(n-1)/n of its value; all_gather, reduce_scatter, broadcast and reduce send (n-1)/n. A send counts its own bytes.
     """
 
     operators: int = 0
@@ -28,7 +28,7 @@ class Traffic(dict[str, float]):
 
 
 def traffic(program: Program, rank: int, batch: int = 1) -> Traffic:
-    """What a rank sends in one run of its program, in which every open axis has the size `batch`. Blocks count once.
+    """The bytes that a rank sends in one run of its program if every open axis has the size `batch`. Each block counts once.
 
     >>> text = '''
     ... program p {
@@ -58,7 +58,7 @@ def traffic(program: Program, rank: int, batch: int = 1) -> Traffic:
 
 
 def _local_type(op: Operator, block: Block, coords: Coords, batch: int) -> TensorType:
-    """The type of what the members of the operator's group have together. What a message carries is all the sender's own."""
+    """The type of the value that the ranks of the operator's group hold together; for a message, the type of the sender's local value."""
     d = block.desc(op.input_arg_names[0])
     shape = [batch if s == ANY else s for s in d.type.shape]
     mine = () if opdef(op.type).effect is Effect.P2P else (op.attrs["group"],)

@@ -36,11 +36,11 @@ from .strategies import Strategy, data_parallel, get, parameter_server
 from .traffic import Traffic, traffic
 from .unused import unused
 
-_FEW_RANKS = 64  # of so many, the programs are proved together if one does not follow from the program for all ranks
+_FEW_RANKS = 64  # up to so many rank programs are proved together if one does not follow from the program for all ranks
 
 
 class Fingerprint:
-    """What tells a pair of programs from others, worked out when it is asked for: to print them takes as long as to transpile."""
+    """A hash of a pair of programs, computed when it is first needed: printing the programs takes as long as transpiling them."""
 
     def __init__(self, pair: ProgramPair):
         self.pair = pair
@@ -96,8 +96,8 @@ class DistributeTranspiler:
         current_endpoint: str = "",
     ) -> DistributeTranspiler:
         """Make the rank programs. `trainers`: a rank count, a Cluster, or endpoints "host:port" in rank order, grouped by host; `pservers`:
-        those of servers. The given programs stay untouched. `current_endpoint` chooses this process's trainer_id among endpoints. Raises
-        TranspileError when the program is the result of a transpile, has no batch axis to split, or has gradients without a loss.
+        the endpoints of servers. The given programs are not changed. `current_endpoint` chooses this process's trainer_id among endpoints.
+        Raises TranspileError when the program is the result of a transpile, has no batch axis to split, or has gradients without a loss.
         """
         self._take_servers(pservers, sync_mode)
         ranks = Cluster.of(trainers)
@@ -130,14 +130,14 @@ class DistributeTranspiler:
         self._origin = Fingerprint(self.pair)
         self._report: Report | None = None
         self._common = False  # is the report a proof of the programs for all ranks?
-        for k in range(self.strategy.servers):  # what a server cannot do is said here
+        for k in range(self.strategy.servers):  # raise for programs that a server cannot run
             for special in self._special:
                 special.check_server(self._server(k))
         self._dump()
         return self
 
     def _take_servers(self, pservers: Any, sync_mode: bool) -> None:
-        """fluid's call: endpoints of servers say how many there are."""
+        """Take the number of servers from `pservers`, as fluid's call does."""
         if not sync_mode:
             parameter_server(sync=False)
         listed = [] if pservers in ("", None) else endpoints(pservers, "pservers must be", "strategies.parameter_server(4)")
@@ -151,9 +151,9 @@ class DistributeTranspiler:
         self._pservers = listed
 
     def _after(self, sources: list[ProgramPair], job: Job, step: str, one: Pass, before: ProgramPair, result: ProgramPair) -> None:
-        """What FLUIDX_DEBUG asks for behind each pass: 1 a line and a check of the program by itself, 2 the diff, 3 the programs. With
-        FLUIDX_VERIFY, a proof. The last of `sources` is what ranks are proved against."""
-        if ONE_DEVICE in one.requires:  # a proof takes its word, and not that of other passes before it
+        """Debug output after each pass. FLUIDX_DEBUG=1 prints a line and checks the program by itself, 2 prints the diff, 3 the programs.
+        With FLUIDX_VERIFY, the result is proved. The ranks are proved against the last of `sources`."""
+        if ONE_DEVICE in one.requires:  # the proof trusts this pass, but not the passes for ranks that came before it
             source = sources[-1]
             sources.append(result if before is source else one.run(source, Job(job.mesh, job.fetch, job.fed)))
         level = debug_level()
@@ -245,13 +245,13 @@ class DistributeTranspiler:
 
     @property
     def pair(self) -> ProgramPair:
-        """Main and startup as they speak for all ranks."""
+        """The main and startup programs for all ranks."""
         if self._pair is None:
             raise TranspileError("nothing was transpiled yet; call transpile(program=..., startup_program=..., trainers=...) first")
         return self._pair
 
     def _repr_html_(self) -> str:
-        """The page of before and after, for notebooks; a transpiler that has made nothing is its repr."""
+        """The comparison of before and after, for notebooks; the repr if nothing was transpiled."""
         return escape(repr(self)) if self._pair is None else in_notebook(self)
 
     # -- results ----------------------------------------------------------------------------------------------------------------
@@ -262,12 +262,12 @@ class DistributeTranspiler:
 
     @property
     def main(self) -> Program:
-        """The main program that speaks for all ranks."""
+        """The main program for all ranks."""
         return self.pair.main
 
     @property
     def startup(self) -> Program:
-        """The startup program that speaks for all ranks."""
+        """The startup program for all ranks."""
         return self.pair.startup
 
     def _rank(self, rank: int | None) -> tuple[Program, Program]:
@@ -288,7 +288,8 @@ class DistributeTranspiler:
         return self._ranks[rank]
 
     def _check_rank(self, rank: int) -> None:
-        """Hold a rank's programs against those for all ranks, where these are proved. Raises VerifyError if they do not follow."""
+        """Compare a rank's programs with the programs for all ranks, if those are proved. Raises VerifyError if they do not follow from
+        them."""
         report = self._report
         if report is None or report.stamp is None or report.stamp.changed(self.main) or report.stamp.changed(self.startup):
             return
@@ -333,9 +334,9 @@ class DistributeTranspiler:
     def verify(self, every_rank: bool = False) -> Report:
         """Prove the rank programs right, or raise VerifyError. The report says what was proved; see docs/verifier.md.
 
-        The proof is made once, and anew when a rank program was changed since. The programs for all ranks are proved, where rank programs
-        follow from them; a rank program that is made later is compared with them, and VerifyError is raised if it does not follow.
-        `every_rank`: make all rank programs and prove these.
+        The proof is made once, and again if a rank program has changed since. If the rank programs follow from the programs for all ranks,
+        those are proved; a rank program that is made later is compared with them, and VerifyError is raised if it does not follow.
+        `every_rank`: make all rank programs and prove each of them.
 
         >>> import fluidx as fx
         >>> main, startup = fx.Program("line"), fx.Program("line_startup")
@@ -362,7 +363,7 @@ class DistributeTranspiler:
         return report
 
     def _proved_for_all(self) -> Report | None:
-        """The proof of the programs for all ranks, if it holds, and holds for the rank programs that are made."""
+        """The proof of the programs for all ranks; None if it fails, or if an existing rank program does not follow from them."""
         if not all(special.is_common for special in self._special):
             return None
         try:
@@ -374,7 +375,7 @@ class DistributeTranspiler:
             for rank in [*self._ranks]:
                 if self._common:
                     self._check_rank(rank)
-        except VerifyError:  # what is wrong is said of rank programs
+        except VerifyError:  # the error is reported for rank programs instead
             self._common, self._report = False, None
             return None
         return self._report
@@ -386,19 +387,19 @@ class DistributeTranspiler:
         return verify_ranks(self.source, mains, startups, repr(self.strategy))
 
     def diff(self, rank: int | None = None) -> Any:
-        """What transpiling changed: the given program against the program for all ranks, or against one rank's."""
+        """What transpiling changed: the given program compared with the program for all ranks, or with the program of `rank`."""
         after = self.pair if rank is None else ProgramPair(*self._rank(rank))
         return diff(self._given, after, names=("one device", "all ranks" if rank is None else f"rank {rank}"))
 
     def explain(self) -> list[str]:
-        """Every change of placement with its bytes and reason, and what passes left alone, and why."""
+        """One line for each change of placement, with its bytes and reason, and for each operator that a pass did not change, with the
+        reason."""
         _ = self.pair
         return [str(line) for line in self._log]
 
     def balance(self) -> float:
-        """The heaviest rank's share of the updates over the mean, in bytes: 1.0 is perfect, and what a strategy without roots gives.
-
-        Where there are servers, they alone update, and the mean is theirs.
+        """The bytes that the busiest rank updates, divided by the mean: 1.0 is perfect. A strategy without roots has 1.0. If there are
+        servers, only they update, and the mean is over the servers.
         """
         main = self.main
         descs = main.global_block().descs
@@ -430,7 +431,8 @@ class DistributeTranspiler:
 
 
 def _updated(param: str, carried: Mapping[str, Operator]) -> str:
-    """The name under which a parameter's new value lies where it is updated: before what carries it home, alone or among others."""
+    """The name of a parameter's new value where it is updated: before the communication that brings it, alone or packed, to its storage
+    placement."""
     number = 0
     while (op := carried.get(param)) is not None and op.input_arg_names:
         if len(op.output_arg_names) > 1:

@@ -1,4 +1,4 @@
-"""What a transpile was asked for and has no use for: an axis that nothing lies over, ranks that never meet. Each is said in a warning."""
+"""Warnings about requests that have no effect: a mesh axis that no value is placed over, or ranks that never communicate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .strategies import Strategy
 
 
 def unused(strategy: Strategy, source: Program, made: ProgramPair, job: Job) -> list[str]:
-    """Sentences that say what has no effect, and what to write instead."""
+    """Sentences that name a request without effect, and what to write instead."""
     found = list(job.unused)
     meets = next((op for _, op in _ops(source) if opdef(op.type).replica_collective), None)
     updates = [(block, op) for block, op in _ops(made.main) if op.role is Role.OPTIMIZE and op.output("ParamOut")]
@@ -24,12 +24,12 @@ def unused(strategy: Strategy, source: Program, made: ProgramPair, job: Job) -> 
     apart = any(e.is_own for d in made.main.global_block().descs.values() for e in d.placement)
     if several and meets is not None and not apart:
         found.append(
-            f"{strategy!r} keeps the parameters of all ranks the same, so that {meets.type} changes nothing and saves nothing; "
-            f"LocalSGD, DGC and Adasum are for ranks that train by themselves: fx.strategies.replicas(){where(meets)}"
+            f"{strategy!r} keeps the parameters of all ranks equal, so {meets.type} changes nothing and saves nothing; "
+            f"LocalSGD, DGC and Adasum are for ranks that train separately: fx.strategies.replicas(){where(meets)}"
         )
     if apart and updates and meets is None:
         found.append(
-            f"{strategy!r}: ranks train by themselves, and nothing in {source.label()} has them meet: {job.mesh.world_size} separate "
+            f"{strategy!r}: ranks train separately, and no operator of {source.label()} combines them: {job.mesh.world_size} separate "
             "models; minimize with fx.optimizer.LocalSGDOptimizer, or take fx.strategies.data_parallel()"
         )
     found += _idle_axes(made.main, job)
@@ -39,7 +39,7 @@ def unused(strategy: Strategy, source: Program, made: ProgramPair, job: Job) -> 
         )
     if strategy.servers and not strategy.keep and not any(op.type == "push" for _, op in _ops(made.main)):
         found.append(
-            f"{strategy!r}: the servers are sent nothing, since no sum of {source.label()} has terms on several trainers; leave them out: "
+            f"{strategy!r}: the servers receive nothing, because no sum of {source.label()} has terms on several trainers; leave them out: "
             "fx.strategies.data_parallel()"
         )
     return found
@@ -50,13 +50,13 @@ def _ops(program: Program) -> Iterator[tuple[Block, Operator]]:
 
 
 def _cuts(strategy: Strategy) -> bool:
-    """Has a strategy parameters lie otherwise than on all ranks?"""
+    """Does a strategy store or update parameters with a placement other than replicated?"""
     places = [p for p in strategy.passes if isinstance(p, Place)]
     return any(p.update not in (None, EVERYWHERE) or p.rest != EVERYWHERE for p in places)
 
 
 def _idle_axes(main: Program, job: Job) -> Iterator[str]:
-    """The axes of a mesh whose ranks all do the same."""
+    """Warnings about axes of a mesh whose ranks all do the same work."""
     if not isinstance(job.mesh, Mesh):
         return
     over = {e.group for block in main.blocks for d in block.descs.values() for e in d.placement}
@@ -64,6 +64,6 @@ def _idle_axes(main: Program, job: Job) -> Iterator[str]:
     for axis in (a for a, n in sizes.items() if n > 1 and a not in over):
         fewer = ", ".join(f"{a}={n * sizes[axis] if a == 'dp' else n}" for a, n in sizes.items() if a != axis) or f"dp={sizes[axis]}"
         yield (
-            f"nothing lies over axis {axis} of {job.mesh!r}: its {sizes[axis]} ranks all do the same work; cut parameters over it, "
+            f"no value is placed over axis {axis} of {job.mesh!r}: its {sizes[axis]} ranks all do the same work; cut parameters over it, "
             f"ParamAttr(placement=Shard(1, {axis!r})), or give trainers=fx.Mesh({fewer})"
         )

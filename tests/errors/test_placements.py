@@ -73,7 +73,7 @@ def test_an_annotation_over_a_group_of_a_cluster():
         (lambda: fx.Mesh(2, 2), "Mesh: name the axes, Mesh(dp=2, tp=2), instead of 2, 2"),
         (lambda: fx.Mesh(dp=0), "Mesh: axis dp must be an integer of at least 1, got 0"),
         (lambda: fx.Mesh(dp=2.0), "Mesh: axis dp must be an integer of at least 1, got 2.0"),
-        (lambda: fx.Mesh(**{"a b": 2}), "Mesh: 'a b' is no name for an axis; names are letters, digits and underscores: dp, tp"),
+        (lambda: fx.Mesh(**{"a b": 2}), "Mesh: 'a b' is not a name for an axis; names are letters, digits and underscores: dp, tp"),
         (
             lambda: transpile(trainers={"dp": 2}),
             "trainers must be a rank count, a Cluster, a Mesh, or endpoints 'host:port' in a list, got {'dp': 2}",

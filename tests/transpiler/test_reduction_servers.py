@@ -188,7 +188,7 @@ def merged():
     [
         (lambda: fx.strategies.reduction_servers(0), "reduction_servers: servers must be an integer of at least 1, got 0"),
         (lambda: fx.strategies.reduction_servers(bucket_mb=-1), "reduction_servers: bucket_mb must be a number of MiB, 0 or more, got -1"),
-        (lambda: transpiled(integer_mlp(), fx.Mesh(dp=2, tp=2)), "servers serve trainers that have one axis, dp; Mesh("),
+        (lambda: transpiled(integer_mlp(), fx.Mesh(dp=2, tp=2)), "servers need trainers with one axis, dp; Mesh("),
         (
             lambda: transpiled(integer_mlp(), fx.Cluster(2, 2), hierarchical=True),
             "hierarchical=True has no use where gradients go to servers; leave it out",

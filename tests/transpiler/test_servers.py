@@ -84,7 +84,7 @@ def test_fluids_call():
         (lambda: fx.strategies.parameter_server(0), "parameter_server: servers must be an integer of at least 1, got 0"),
         (lambda: fx.strategies.parameter_server(split="rr"), "parameter_server: unknown split='rr'"),
         (lambda: fx.strategies.parameter_server(sync=False), "sync=False is not available: the result of a step would depend on"),
-        (lambda: transpiled(integer_mlp(), fx.Mesh(dp=2, tp=2)), "servers serve trainers that have one axis, dp"),
+        (lambda: transpiled(integer_mlp(), fx.Mesh(dp=2, tp=2)), "servers need trainers with one axis, dp"),
         (lambda: transpiled(integer_mlp()).get_pserver_program("c:1"), "there is no server 'c:1'; there are: 1 servers"),
         (
             lambda: fx.DistributeTranspiler("zero1").transpile(program=integer_mlp().main, startup_program=fx.Program(), pservers="a:1"),
@@ -130,7 +130,7 @@ def test_pservers_and_a_strategy_around_servers_have_to_agree():
     assert fx.DistributeTranspiler(around).transpile(**given, pservers="a:1,b:1").world_size == 4
     with pytest.raises(fx.TranspileError, match="pservers lists 1 servers, and micro_batches.* has 2: give it as many"):
         fx.DistributeTranspiler(around).transpile(**given, pservers="a:1")
-    with pytest.raises(fx.TranspileError, match="has servers, whose trainers have no axis of stages; take micro_batches"):
+    with pytest.raises(fx.TranspileError, match="has servers, and these exclude an axis of stages; take micro_batches"):
         fx.strategies.pipeline(2, of=fx.strategies.parameter_server(2))
 
 

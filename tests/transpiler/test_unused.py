@@ -33,20 +33,20 @@ def single_elements(strategy):
 SAID = {
     "LocalSGD where parameters are shared": (
         lambda: transpile(S.data_parallel(), optimizer=O.LocalSGDOptimizer(O.SGD(0.1), 4)),
-        r"data_parallel\(\) keeps the parameters of all ranks the same, so that replica_mean changes nothing .*replicas\(\)",
+        r"data_parallel\(\) keeps the parameters of all ranks equal, so replica_mean changes nothing .*replicas\(\)",
     ),
     "DGC where gradients are added up": (
-        lambda: transpile(S.zero1(), optimizer=O.DGCMomentum(0.1, 0.9, 0, least=10)), r"so that replica_.*mean changes nothing",
+        lambda: transpile(S.zero1(), optimizer=O.DGCMomentum(0.1, 0.9, 0, least=10)), r"so replica_.*mean changes nothing",
     ),
     "replicas that never meet": (
-        lambda: transpile(S.replicas(), 3), r"replicas\(\): ranks train by themselves, .* 3 separate models; .*LocalSGDOptimizer",
+        lambda: transpile(S.replicas(), 3), r"replicas\(\): ranks train separately, .* 3 separate models; .*LocalSGDOptimizer",
     ),
     "an axis without an annotation": (
         lambda: transpile(S.data_parallel(), fx.Mesh(dp=2, tp=3)),
-        r"nothing lies over axis tp of Mesh\(dp=2, tp=3\): its 3 ranks all do the same work; .*trainers=fx.Mesh\(dp=6\)",
+        r"no value is placed over axis tp of Mesh\(dp=2, tp=3\): its 3 ranks all do the same work; .*trainers=fx.Mesh\(dp=6\)",
     ),
     "nothing to cut": (lambda: single_elements(S.zero1()), r"zero1\(\) cuts no parameter of program ones, and none has a root"),
-    "servers of one trainer": (lambda: transpile(S.reduction_servers(1), 1), r"the servers are sent nothing"),
+    "servers of one trainer": (lambda: transpile(S.reduction_servers(1), 1), r"the servers receive nothing"),
     "gradients that have 16 bits": (lambda: half(S.data_parallel(wire="bfloat16")), r"wire='bfloat16' narrows nothing: no gradient"),
     "factors that are larger": (
         lambda: classifier(O.PowerSGDOptimizer(O.SGD(0.1), 40)), r"PowerSGDOptimizer: no gradient is larger than its factors of rank 40",

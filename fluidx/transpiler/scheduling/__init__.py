@@ -1,1 +1,1 @@
-"""Scheduling: the order of communication and of pipeline stages."""
+"""Scheduling: the order of communication operators and of pipeline stages."""

@@ -1,4 +1,4 @@
-"""Gathering: operators of one kind move later, to the last of them. Only independent operators change their order. Linear."""
+"""Move operators of one kind later, so that they stand next to each other. Only independent operators change their order. Linear time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ...ir.program import Program
 
 
 class AdjacentOperators:
-    """Operators of one kind that stand together. A subclass may limit which.
+    """A run of operators of one kind that will stand next to each other. A subclass may limit its members.
 
-    It stands where its last operator stood; one that is `late`, where a result of it is needed.
+    The run stands where its last operator stood; a `late` run stands before the first operator that needs a result of it.
     """
 
     late = False
@@ -22,10 +22,10 @@ class AdjacentOperators:
     def __init__(self, kind: Hashable):
         self.kind = kind
         self.ops: list[Operator] = []
-        self.place = (0, 0)  # in front of which of the other operators it stands; among the runs there, its turn
+        self.place = (0, 0)  # the index of the other operator that it stands before, and its position among the runs there
 
     def add(self, op: Operator) -> bool:
-        """Let an operator join those that are there, if it may. The first one may."""
+        """Add an operator to the run if it fits; returns whether it was added. The first operator always fits."""
         self.ops.append(op)
         return True
 
@@ -34,19 +34,19 @@ class AdjacentOperators:
         return False
 
     def in_order(self) -> list[Operator]:
-        """The operators as they are to be written."""
+        """The operators in the order in which they are written."""
         return self.ops
 
     def close(self) -> None:
-        """The next operator of the kind begins a new run: this one is full, or does not take it."""
+        """Called when the run takes no more operators; the next operator of the kind begins a new run."""
 
 
 def gathered(
     program: Program, types: Container[str], run_of: Callable[[Operator], Hashable], begin: Callable[[Hashable], AdjacentOperators]
 ) -> Iterator[list[Operator] | AdjacentOperators]:
-    """The operators of block 0: runs of those that stand together, and stretches of others.
+    """The operators of block 0 in their new order: runs of operators that stand together, and lists of the other operators.
 
-    Operators of other `types` stay where they are; `run_of` says the kind of one, and `begin` makes an empty run of a kind.
+    Only operators of these `types` move. `run_of` gives the kind of an operator, and `begin` makes an empty run of a kind.
     """
     return _Gathering(program, begin).run(types, run_of)
 
@@ -55,7 +55,7 @@ _NAMES = attrgetter("input_arg_names", "output_arg_names")
 
 
 def _touching(program: Program) -> Callable[[Operator], tuple[tuple[str, ...], tuple[str, ...]]]:
-    """A function that gives what an operator reads and writes, sub-blocks included."""
+    """A function that gives the names that an operator reads and writes, including its sub-blocks."""
     return partial(flow.touches, program) if len(program.blocks) > 1 else _NAMES
 
 
@@ -64,8 +64,8 @@ class _Gathering:
         self.program, self.begin = program, begin
         self.others: list[Operator] = []
         self.runs: list[AdjacentOperators] = []
-        self.open: dict[Hashable, AdjacentOperators] = {}  # what more operators may join
-        self.makes: dict[str, AdjacentOperators] = {}  # the names that runs write which may still move, and those that they read
+        self.open: dict[Hashable, AdjacentOperators] = {}  # runs that more operators may join
+        self.makes: dict[str, AdjacentOperators] = {}  # runs that may still move, by the names that they write, and by those that they read
         self.reads: dict[str, tuple[AdjacentOperators, ...]] = {}
         self.turn = 0
 
@@ -84,7 +84,7 @@ class _Gathering:
         return self._merged()
 
     def _settle(self, ins: tuple[str, ...], outs: tuple[str, ...]) -> None:
-        """End the runs that an operator needs, or that need what it overwrites."""
+        """End the runs whose results an operator reads, or that read a value that it overwrites."""
         for n in (*ins, *outs):
             if (run := self.makes.get(n)) is not None:
                 self._end(run)
@@ -111,14 +111,14 @@ class _Gathering:
             self._fill(run)
 
     def _fill(self, run: AdjacentOperators) -> None:
-        """No more operators join."""
+        """Close a run: no more operators join it."""
         run.close()
         del self.open[run.kind]
         if not run.late:
             self._forget(run)
 
     def _end(self, run: AdjacentOperators) -> None:
-        """What comes from here on stands behind the run."""
+        """Fix the place of a run: later operators stand after it."""
         if self.open.get(run.kind) is run:
             del self.open[run.kind]
         if run.late:
@@ -147,19 +147,19 @@ class _Gathering:
 
 
 class Waiting:
-    """What is written as soon as somebody touches what it makes, or at the end."""
+    """Operators that are written late: before the first operator that touches their results, or at the end."""
 
     def __init__(self, program: Program):
         self.touches = _touching(program)
         self.writes: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {}
 
     def add(self, names: Iterable[str], write: Callable[[], None]) -> None:
-        """`write` makes the values of these names."""
+        """Register `write`, which writes the operators that make these names."""
         found = tuple(names), write
         self.writes.update(dict.fromkeys(found[0], found))
 
     def before(self, ops: Iterable[Operator], keep: Callable[[Operator], None] | None = None) -> None:
-        """Write what these operators touch, in front of each of them, which is then given to `keep`."""
+        """Before each of these operators, write the waiting operators whose results it touches; then pass it to `keep`."""
         touches, waiting = self.touches, self.writes.keys()
         for op in ops:
             if waiting:
@@ -183,10 +183,8 @@ class Waiting:
 
 
 def first_readers(program: Program, types: Container[str]) -> dict[int, Role | None]:
-    """For each operator of these types in block 0, by id, the role of the first one that works with what it makes; None for what nobody
-    reads.
-
-    What communicates works with nothing: its readers count.
+    """For each operator of these types in block 0, by id, the role of the first operator that computes with its results; None if no
+    operator reads them. A communication operator does not compute: its readers count instead.
     """
     ops = program.global_block().oplist
     touches = _touching(program)

@@ -1,6 +1,6 @@
-"""Schedules of a pipeline: what each stage does in which order, and in which slot of time.
+"""Schedules of a pipeline: the order of the work of each stage, and the time slot of each piece of work.
 
-A slot is the time of one forward or one backward of one micro-batch in one stage; both count alike.
+A slot is the time that one stage needs for one forward or one backward of one micro-batch; both count as one slot.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def gpipe(stages: int, turns: int, stage: int) -> list[Action]:
 
 
 def one_f_one_b(stages: int, turns: int, stage: int) -> list[Action]:
-    """As many forwards as there are stages behind, then one forward and one backward in turn, then the backwards that are left.
+    """First one forward for each later stage, then one forward and one backward alternately, then the remaining backwards.
 
-    A stage keeps the activations of at most as many micro-batches as there are stages from it on. Source: Narayanan et al., "PipeDream"
-    (2019) and "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021).
+    Stage s of p keeps the activations of at most p - s micro-batches. Source: Narayanan et al., "PipeDream" (2019) and "Efficient
+    Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021).
 
     >>> " ".join(map(str, one_f_one_b(3, 4, stage=0)))
     'F0 F1 F2 B0 F3 B1 B2 B3'
@@ -42,7 +42,8 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], list[Action]]] = {"1f1b": one_
 
 
 def slots(schedule: str, stages: int, turns: int) -> list[dict[Action, int]]:
-    """The slot of every action, for each stage: a forward begins behind that of the stage before, a backward behind that of the next.
+    """The slot of every action, for each stage: a forward starts after the forward of the previous stage, a backward after that of the
+    next.
 
     >>> [list(of.values()) for of in slots("gpipe", stages=2, turns=2)]
     [[0, 1, 4, 5], [1, 2, 3, 4]]
@@ -60,7 +61,7 @@ def slots(schedule: str, stages: int, turns: int) -> list[dict[Action, int]]:
 
 
 def _after(found: list[dict[Action, int]], stage: int, action: Action) -> float:
-    """The slot of what an action waits for."""
+    """The slot of the action that `action` waits for: -1 if there is none, infinity if it has no slot yet."""
     before = stage + 1 if action.backward else stage - 1
     if before < 0:
         return -1

@@ -1,4 +1,5 @@
-"""Strategies: where parameters are updated and how what moves is lowered. Each is one screen; a new one is one function more."""
+"""The catalogue of strategies. A strategy says where parameters are stored and updated, and how communication is done; each is one
+function."""
 
 from __future__ import annotations
 
@@ -45,11 +46,11 @@ def __getattr__(name: str) -> Any:
 
 
 def get(name: Any, **options: Any) -> Strategy:
-    """A strategy by name, "package.module:function" for one of your own; a Strategy is given back as it is. Unknown names and options raise
-    TranspileError with the nearest.
+    """A strategy by name, or "package.module:function" for your own; a Strategy is returned unchanged. An unknown name or option raises
+    TranspileError, which names the nearest one.
 
-    A text names options in braces, and beside one strategy passes, which are done first, in their order: those of fluidx.rewrite, and
-    "package.module:Class" for one of your own.
+    A text may give options in braces, and may list passes beside the strategy: passes of fluidx.rewrite by name, and your own as
+    "package.module:Class". They run before the strategy, in their order.
 
     >>> get("ring_optimizer", chunk_mb=1)
     ring_optimizer(chunk_mb=1, roots='greedy')
@@ -72,13 +73,13 @@ def get(name: Any, **options: Any) -> Strategy:
 
 
 def _pipeline(text: str, options: dict[str, Any]) -> Strategy:
-    """What a text of a strategy and passes says; `options` are more of the strategy's."""
+    """The strategy that a text with a strategy and passes describes; `options` are further options of the strategy."""
     stages = [Stage(text, {})] if set("{,").isdisjoint(text) else parse_pipeline(text)
     found = [(s, PASSES.get(s.name) or (_imported(s.name) if ":" in s.name else None)) for s in stages]
     unknown = next((s.name for s, own in found if own is None and s.name not in CATALOGUE), None)
     if unknown is not None:
         every = nearest(unknown, [*CATALOGUE, *PASSES], "there are")
-        raise TranspileError(f"{text!r} has {unknown!r}, which is no strategy and no pass; {every}")
+        raise TranspileError(f"{text!r} has {unknown!r}, which is neither a strategy nor a pass; {every}")
     passes = [_pass(s, own) for s, own in found if _is_pass(own)]
     chosen = [(s, own) for s, own in found if not _is_pass(own)]
     if len(chosen) != 1:
@@ -109,7 +110,7 @@ def _check_options(name: str, has: Sequence[str], options: Mapping[str, Any]) ->
 
 
 def _imported(name: str) -> Any:
-    """What stands in a module under a name."""
+    """The object that "package.module:name" names."""
     module, _, attribute = name.partition(":")
     try:
         found: Any = import_module(module)
@@ -123,7 +124,7 @@ def _imported(name: str) -> Any:
 
 
 def _own(name: str, found: Any, options: dict[str, Any]) -> Strategy:
-    """What a function of the user's makes, or a Strategy that stands under that name."""
+    """The Strategy that a user's function returns, or a user's Strategy object."""
     if callable(found):
         takes = inspect.signature(found).parameters.values()
         if all(p.kind is not p.VAR_KEYWORD for p in takes):
@@ -136,7 +137,7 @@ def _own(name: str, found: Any, options: dict[str, Any]) -> Strategy:
         raise TranspileError(f"strategy {name!r} must be a Strategy, or a function that makes one, got {type(made).__name__}: {made!r}")
     try:
         return replace(made, called=(show_stage(name, options), made.steps[: made.first]))
-    except TranspileError:  # an option that text cannot say
+    except TranspileError:  # an option without a text form
         return made
 
 

@@ -1,4 +1,4 @@
-"""What a strategy is: a name, its options, and named steps, each a pass."""
+"""The class Strategy (a name, options, and named steps, each a pass), and `strategy()`, which makes one."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from .pipeline_text import show_pass, show_stage
 
 Steps = tuple[tuple[str, Pass], ...]
 BUCKETS = Bucket()
-OWN: dict[str, tuple[str, ...]] = {}  # the options that each strategy of the catalogue has beside those of all
+OWN: dict[str, tuple[str, ...]] = {}  # by strategy of the catalogue: the options that it has beside the common ones
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A name with options, and named steps, each a pass. `repr` is the call that makes it.
+    """A strategy: a name with options, and named steps, each a pass. `repr` is the call that makes it.
 
     A strategy is data: `before`, `after` and `replace` give a new one, and steps are found by their names: groups, place, startup,
     lower, bucket, hosts, carry, and those that a strategy adds.
@@ -47,10 +47,10 @@ class Strategy:
     name: str
     options: tuple[tuple[str, Any], ...]
     steps: Steps
-    servers: int = 0  # ranks behind those that train
+    servers: int = 0  # ranks that follow the trainers
     keep: bool = True  # do they keep parameters, or only add up?
-    first: int = 0  # steps in front of the strategy's own
-    called: tuple[str, Steps] = ("", ())  # as texts call it where that is not its name, and the steps in front that this includes
+    first: int = 0  # the number of steps before the strategy's own
+    called: tuple[str, Steps] = ("", ())  # the name in texts if it differs, and the steps before the strategy's own that this name includes
 
     def __post_init__(self) -> None:
         for step, one in self.steps:
@@ -67,11 +67,11 @@ class Strategy:
         return [n for n, _ in self.steps]
 
     def before(self, step: str, one: Pass, name: str = "") -> Strategy:
-        """The same strategy with a pass in front of a step."""
+        """The same strategy with a pass before a step."""
         return self._with(self._find(step), self._new(one, name))
 
     def after(self, step: str, one: Pass, name: str = "") -> Strategy:
-        """The same strategy with a pass behind a step."""
+        """The same strategy with a pass after a step."""
         return self._with(self._find(step) + 1, self._new(one, name))
 
     def replace(self, step: str, one: Pass) -> Strategy:
@@ -81,11 +81,11 @@ class Strategy:
 
     @property
     def rewrites(self) -> tuple[Pass, ...]:
-        """The passes in front of the strategy's own, which rewrite the program for one device."""
+        """The passes before the strategy's own steps; they rewrite the program for one device."""
         return self.passes[: self.first]
 
     def with_rewrites(self, *rewrites: Pass) -> Strategy:
-        """The same strategy with passes in front of its own steps, behind those that are there.
+        """The same strategy with more passes before its own steps, after the rewrites that it already has.
 
         >>> import fluidx as fx
         >>> print(fx.strategies.zero1(bucket_mb=4).with_rewrites(fx.rewrite.JoinAttention()))
@@ -98,8 +98,8 @@ class Strategy:
         return made
 
     def __str__(self) -> str:
-        """The text form, which strategies.get and --strategy take; `repr` where an option has none. Of the steps that were added, it has
-        those in front."""
+        """The text form, which strategies.get and --strategy take; `repr` if an option has no text form. Of added steps it shows only those
+        before the strategy's own."""
         text, included = self.called
         if self.steps[: len(included)] != included:
             text, included = "", ()
@@ -110,7 +110,7 @@ class Strategy:
         return ",".join(stages)
 
     def _with(self, at: int, step: tuple[str, Pass]) -> Strategy:
-        """The same strategy with one step more."""
+        """The same strategy with one more step."""
         return replace(self, steps=(*self.steps[:at], step, *self.steps[at:]), first=self.first + (at <= self.first))
 
     def _new(self, one: Pass, name: str) -> tuple[str, Pass]:
@@ -133,12 +133,12 @@ class Strategy:
 class Common(TypedDict, total=False):
     """The options that every strategy takes.
 
-    `loss` names the loss, when it must be checked; `strict` refuses communication that the strategy itself does not ask for. `algorithm`
-    says how collectives are carried out: a name (see algorithms/), an Algorithm of your own or "module:name" of one, a table by collective,
-    group and size (algorithms/selection.py), "auto", or "" for the communicator's own. `hierarchical`: True, False,
-    or "auto" for where there are several hosts. `wire`: "float16" or "bfloat16", as which gradients travel, or "" for as they are; they are
-    multiplied by `wire_scale` before and divided by it behind (see passes/wire.py for what is done without one). `cpu_offload` keeps
-    parameters that rest cut, and the optimizer's state, in the memory of the host, and updates them there (passes/offload.py).
+    `loss` names the loss, if it must be checked; `strict` refuses communication that the strategy itself does not ask for. `algorithm` says
+    how collectives are carried out: a name (see algorithms/), an Algorithm of your own or "module:name" of one, a table by collective,
+    group and size (algorithms/selection.py), "auto", or "" for the communicator's own. `hierarchical`: True, False, or "auto", which means
+    True if there are several hosts. `wire`: the dtype in which gradients travel, "float16" or "bfloat16", or "" for their own dtype; they
+    are multiplied by `wire_scale` before and divided by it afterwards (see passes/wire.py for the default scale). `cpu_offload` stores
+    sharded parameters and the optimizer's state in host memory, and updates them there (passes/offload.py).
     """
 
     loss: Any
@@ -151,7 +151,8 @@ class Common(TypedDict, total=False):
 
 
 def no_option(name: str, option: str, own: Sequence[str]) -> TranspileError:
-    """The error for an option that a strategy has not: the nearest of all that it has, or else its own first and then those of all."""
+    """The error for an unknown option: it suggests the nearest option, or else lists the strategy's own options and then the common
+    ones."""
     if near := misspelt(option, (*own, *Common.__annotations__)):
         return TranspileError(f"{name} has no option {option!r}; did you mean {near!r}?")
     shared = ", ".join(Common.__annotations__)
@@ -164,11 +165,11 @@ def strategy(
     kept: bool = False, own: bool = False, bucket: Bucket = BUCKETS, usual: str = "", carried: tuple[str, ...] = (),
     **common: Unpack[Common],
 ) -> Strategy:  # fmt: skip
-    """A strategy from its choices: where parameters are updated and rest (see choices.py and Place), what travels together, how collectives
-    are carried out, and passes that schedule the result.
+    """A strategy from its choices: where parameters are updated and stored (see placement/parameter_homes.py and Place), what is sent in
+    one message, how collectives are carried out, and the passes that schedule the result.
 
-    `options` are its own, as they are shown. `usual` is its default algorithm, for the collectives `carried`, () for all; the others are
-    whole, and in two levels where there are several hosts.
+    `options` are its own, as `repr` shows them. `usual` is its default algorithm for the collectives `carried`, () for all; the other
+    collectives are left to the communicator, or are hierarchical if there are several hosts.
     """
     own_options = options or {}
     for option in common:
@@ -211,13 +212,13 @@ def strategy(
 
 
 def changed(function: Callable[..., Strategy], **options: Any) -> dict[str, Any]:
-    """The options that are not as a strategy has them by default: what its call has to say."""
+    """The options that differ from the defaults of a strategy: those that its call must show."""
     known = inspect.signature(function).parameters
     return {name: value for name, value in options.items() if value != known[name].default}
 
 
 def buckets(name: str, bucket_mb: float, first_bucket_mb: float, late: tuple[str, ...] = ()) -> Bucket:
-    """The pass for a strategy's options. Raises TranspileError for sizes that are none."""
+    """The Bucket pass for a strategy's options. Raises TranspileError for invalid sizes."""
     for option, value, least in (("bucket_mb", bucket_mb, "0 or more"), ("first_bucket_mb", first_bucket_mb, "above 0")):
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not (value >= 0 if least == "0 or more" else value > 0):
             raise TranspileError(f"{name}: {option} must be a number of MiB, {least}, got {value!r}")

@@ -1,4 +1,4 @@
-"""Strategies that cut the batch into micro-batches, which ranks or pipeline stages work on one after the other."""
+"""Strategies that cut the batch into micro-batches: gradient accumulation (`micro_batches`) and pipeline parallelism (`pipeline`)."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from .base import Common, Strategy, strategy
 
 
 def micro_batches(count: int = 4, of: Strategy | None = None, **common: Unpack[Common]) -> Strategy:
-    """Compute a batch in `count` micro-batches, one after the other, and add their gradients up: 1/count of the memory for activations.
+    """Compute a batch in `count` micro-batches, one after the other, and add up their gradients: 1/count of the memory for activations.
 
-    `of` is the strategy for the ranks, which cut the batch first; without it data_parallel, which takes what else is given. The answers are
-    one device's, as those of `of` are; what it sends for a step it sends once, behind the last micro-batch.
+    `of` is the strategy for the ranks, which cut the batch first; the default is data_parallel with the other options. The results are
+    those of one device, as the results of `of` are. What `of` sends for a step is sent once, after the last micro-batch.
     """
     return _in_turns("micro_batches", {"count": count}, of, common)
 
 
 def pipeline(micro_batches: int = 4, schedule: str = "1f1b", of: Strategy | None = None, **common: Unpack[Common]) -> Strategy:
-    """Operators under `device_guard("stage:1")` run on rank 1 of the mesh axis `pp`; its stages work on different micro-batches at a time.
+    """Operators under `device_guard("stage:1")` run on rank 1 of the mesh axis `pp`; the stages work on different micro-batches at the same
+    time.
 
-    `schedule`: "1f1b" keeps the activations of at most as many micro-batches as there are stages, "gpipe" those of all; both leave
-    (p - 1)/(m + p - 1) of the time of p stages unused, with m micro-batches. `of` is the strategy over the other axes; without it
-    data_parallel, which takes what else is given. The answers are one device's.
+    `schedule`: "1f1b" keeps the activations of at most as many micro-batches as there are stages, "gpipe" those of all micro-batches. Both
+    leave (p - 1)/(m + p - 1) of the time of p stages unused, with m micro-batches. `of` is the strategy over the other axes; the default is
+    data_parallel with the other options. The results are those of one device.
     Source: Huang et al., "GPipe" (2019); Narayanan et al., "PipeDream" (2019).
     """
-    if schedule not in tuple(SCHEDULES):  # which asks for no hash
+    if schedule not in tuple(SCHEDULES):  # a tuple: the option may be unhashable
         raise TranspileError(f"pipeline: unknown schedule={schedule!r}; {nearest(str(schedule), SCHEDULES, 'there are')}")
     cut = _in_turns("pipeline", {"micro_batches": micro_batches, "schedule": schedule}, of, common)
     if cut.servers:
-        raise TranspileError(f"pipeline: of={of!r} has servers, whose trainers have no axis of stages; take micro_batches(of=...) without")
+        raise TranspileError(f"pipeline: of={of!r} has servers, and these exclude an axis of stages; take micro_batches(of=...) without")
     return cut.after("unroll", Schedule(schedule), "schedule")
 
 
 def _in_turns(name: str, options: dict[str, Any], of: Strategy | None, common: Common) -> Strategy:
-    """A strategy whose batch is cut into as many micro-batches as the first of its options says."""
+    """A strategy that cuts the batch into micro-batches; their number is the first of its options."""
     option, count = next(iter(options.items()))
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_TURNS:
         raise TranspileError(f"{name}: {option} must be an integer from 1 to {MAX_TURNS}, got {count!r}")

@@ -27,7 +27,7 @@ class Stage(NamedTuple):
 
 
 def parse_pipeline(text: str) -> list[Stage]:
-    """The stages of a text, in order. Raises TranspileError where it is none, with the place.
+    """The stages of a text, in order. Raises TranspileError for a malformed text, with the position.
 
     >>> parse_pipeline("zero1{bucket_mb=4, algorithm=ring},join_attention")
     [Stage(name='zero1', options={'bucket_mb': 4, 'algorithm': 'ring'}), Stage(name='join_attention', options={})]
@@ -36,7 +36,7 @@ def parse_pipeline(text: str) -> list[Stage]:
 
 
 def show_stage(name: str, options: Mapping[str, Any]) -> str:
-    """A stage as text that parses back. Raises TranspileError for an option that text cannot say.
+    """A stage as text that parses back. Raises TranspileError for an option without a text form.
 
     >>> show_stage("zero1", {"bucket_mb": 4.0, "strict": True, "algorithm": ""})
     'zero1{bucket_mb=4.0,strict=true,algorithm=""}'
@@ -46,7 +46,7 @@ def show_stage(name: str, options: Mapping[str, Any]) -> str:
 
 
 def show_pass(one: Pass) -> str:
-    """A pass as a stage. Raises TranspileError where no text can name its class.
+    """A pass as a stage. Raises TranspileError if its class is not at the top level of a module.
 
     >>> from fluidx.rewrite import ChannelsLast
     >>> show_pass(ChannelsLast(always=True))
@@ -66,7 +66,7 @@ def _shown(name: str, key: str, value: Any) -> str:
         return repr(value)
     if isinstance(value, str) and '"' not in value:
         return value if _PLAIN.fullmatch(value) and value not in _WORDS else f'"{value}"'
-    raise TranspileError(f"{name}: {key}={value!r} has no text form; text says numbers, words, true, false and none")
+    raise TranspileError(f"{name}: {key}={value!r} has no text form; text has numbers, words, true, false and none")
 
 
 def _stages(text: str) -> Iterator[Stage]:
@@ -89,7 +89,7 @@ def _stages(text: str) -> Iterator[Stage]:
 
 
 def _options(text: str, at: int, options: dict[str, Any]) -> int:
-    """Read `key=value, ...}`; returns the place behind it."""
+    """Read `key=value, ...}`; returns the position after it."""
     while text[(at := _skip(text, at)) : at + 1] != "}":
         found = _OPTION.match(text, at)
         if found is None:

@@ -1,4 +1,4 @@
-"""The strategy of Fairring and Herring: every device of a host is a server for a shard of the sums."""
+"""The strategy of Fairring and Herring: every device of a host adds up one shard of the gradients and serves it to the other hosts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from .base import Common, Strategy, buckets, changed, strategy
 def rails(
     slice_mb: float = 25, staging_mb: float = 50, parallelism: int = 4, bucket_mb: float | str = 25, **common: Unpack[Common]
 ) -> Strategy:  # fmt: skip
-    """data_parallel over several hosts whose gradients go over the rails: the hops of an all_reduce do not grow with the hosts.
+    """data_parallel over several hosts, with gradients sent over the rails: the rounds of an all_reduce do not grow with the number of
+    hosts.
 
-    Each rank sends 2(h-1)/h of 1/g of the bytes over the network, for h hosts with g devices. `slice_mb`: the most that travels as one;
-    `parallelism`: slices on their way at a time, `staging_mb`: the most bytes of them. What is no all_reduce goes as in data_parallel.
+    Each rank sends 2(h-1)/h of 1/g of the bytes over the network, for h hosts with g devices. `slice_mb`: the largest slice; `parallelism`:
+    how many slices are in flight at a time, `staging_mb`: the most bytes of these. Other collectives are sent as in data_parallel.
     `bucket_mb="auto"`: buckets of 25 MiB on up to 8 hosts, and in proportion to the hosts on more, 50 on 16 and 100 on 32, so that a
-    message stays as large as it is on 8; slice_mb and staging_mb are for 8 hosts then, and grow alike.
+    message stays as large as it is on 8; slice_mb and staging_mb then are the sizes for 8 hosts, and grow in the same proportion.
     Sources: Fairring (Facebook Research); Thangakrishnan et al., "Herring" (2020).
     """
     for name, value in (("slice_mb", slice_mb), ("staging_mb", staging_mb)):

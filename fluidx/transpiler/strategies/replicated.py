@@ -11,11 +11,12 @@ from .base import Common, Strategy, buckets, changed, strategy
 
 
 def data_parallel(bucket_mb: float = 25, first_bucket_mb: float = 1, overlap: bool = True, **common: Unpack[Common]) -> Strategy:
-    """Broadcast the initial values, all_reduce the gradients bucket by bucket, optimize on every rank.
+    """Broadcast the initial values, all_reduce the gradients bucket by bucket, and update every parameter on every rank.
 
-    2(n-1)/n of the parameters' bytes per rank and step. Gradients travel in buckets of at most `bucket_mb` MiB, the first of
-    `first_bucket_mb`, each as soon as its last gradient is finished, or with `overlap=False` behind backward; `bucket_mb=0` sends each by
-    itself. Sources: the AllReduce scheme of Paddle's NCCL design document; the buckets of PyTorch's DistributedDataParallel.
+    A rank sends 2(n-1)/n of the parameters' bytes in a step. Gradients travel in buckets of at most `bucket_mb` MiB; the first bucket has
+    `first_bucket_mb`. Each bucket is sent as soon as its last gradient is finished, or with `overlap=False` after backward; `bucket_mb=0`
+    sends each gradient by itself. Sources: the AllReduce scheme of Paddle's NCCL design document; the buckets of PyTorch's
+    DistributedDataParallel.
     """
     if not isinstance(overlap, bool):
         raise TranspileError(f"data_parallel: overlap is True or False, got {overlap!r}")

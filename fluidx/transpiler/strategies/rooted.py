@@ -1,4 +1,4 @@
-"""Strategies whose parameters are updated by one rank each, their root, or in pieces by several."""
+"""Strategies in which one rank, its root, updates each parameter, or several ranks update pieces of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def reduce_broadcast(
     """Reduce each gradient to its parameter's root, optimize there, broadcast the parameter.
 
     The optimizer's state exists once. `roots`: "greedy" balances bytes, "round_robin" takes ranks in turn, "hash" is a fixed hash of the
-    name. What goes to or comes from one root travels in buckets, as with data_parallel.
+    name. Values to or from one root travel in buckets, as with data_parallel.
     Source: Paddle's BuildStrategy.ReduceStrategy.Reduce.
     """
     _check_roots(roots)
@@ -29,10 +29,10 @@ def reduce_broadcast(
 
 
 def ring_optimizer(chunk_mb: float = 4, roots: str = "greedy", **common: Unpack[Common]) -> Strategy:
-    """Carry gradients round the ring to their roots piece by piece, optimize there, carry the new values on round the ring.
+    """Send gradients around the ring to their roots piece by piece, update there, and send the new values on around the ring.
 
-    2(n-1) hops in all; 1/n of the optimizer's work and state on each rank. `chunk_mb`: largest piece in MiB. `roots`: which rank gets a
-    piece, as in reduce_broadcast.
+    2(n-1) message rounds in all; 1/n of the optimizer's work and state on each rank. `chunk_mb`: largest piece in MiB. `roots`: which rank
+    gets a piece, as in reduce_broadcast.
     Source: the ring scheme of Paddle's NCCL design document (steps 1 to 6).
     """
     _check_roots(roots)

@@ -1,4 +1,4 @@
-"""Strategies with ranks behind the trainers that serve them: that keep the parameters, or that only add up."""
+"""Strategies with server ranks, which keep the parameters (`parameter_server`) or only add up gradients (`reduction_servers`)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ SPLITS = ("round_robin", "hash")
 def parameter_server(
     servers: int = 1, sync: bool = True, min_block: int = 8192, split: str = "round_robin", **common: Unpack[Common]
 ) -> Strategy:
-    """`servers` ranks behind the trainers keep the parameters and the optimizer's state: trainers pull the parameters in front of their
-    first use and push their gradients, servers add these up and optimize.
+    """`servers` ranks, numbered after the trainers, keep the parameters and the optimizer's state: trainers pull the parameters before
+    their first use and push their gradients; servers add these up and update the parameters.
 
-    Each step sends the parameters to every trainer and a gradient from each. Parameters are cut into slices of at least `min_block`
-    elements, at most one for each server, dealt in turn or by a `split` "hash". `algorithm` is for what trainers add up among themselves.
+    Each step sends the parameters to every trainer and the gradients from every trainer. Parameters are cut into slices of at least
+    `min_block` elements, at most one for each server, assigned to servers in turn or, with `split="hash"`, by a hash. `algorithm` is for
+    sums among the trainers.
     Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (2014); fluid's pserver mode.
     """
     _check_counts("parameter_server", servers=servers, min_block=min_block)
@@ -41,16 +42,17 @@ def parameter_server(
         )
     rest = OnServers(servers, min_block, split)
     options = {"servers": servers, "min_block": min_block, "split": split}
-    one_by_one = Bucket(0)  # startup hands out what servers keep and what they have no use for: together it would be for nobody
+    one_by_one = Bucket(0)  # startup sends values that servers keep and values that they do not: one message with both fits no receiver
     made = strategy("parameter_server", options=options, rest=rest, kept=True, bucket=one_by_one, **common)
     return replace(made, servers=servers)
 
 
 def reduction_servers(servers: int = 1, bucket_mb: float = 25, first_bucket_mb: float = 1, **common: Unpack[Common]) -> Strategy:
-    """data_parallel whose gradients are added up by `servers` ranks behind the trainers, which do nothing else: their processors are free.
+    """data_parallel in which `servers` ranks, numbered after the trainers, add up the gradients; these ranks do nothing else.
 
-    A trainer sends each bucket of its gradients once, a slice to each server, and receives the sums once: P bytes out and in, where a ring
-    takes 2(n-1)/n of P. Each of k servers has n/k of P in and out. What is no sum of a known size stays among the trainers.
+    A trainer sends each bucket of its gradients once, a slice to each server, and receives the sums once: P bytes out and P bytes in, where
+    a ring sends 2(n-1)/n of P. Each of k servers receives and sends n/k of P. Other collectives, and sums of open size, stay among the
+    trainers.
     Sources: BytePS (Jiang et al. 2020); Google's Reduction Server; the CPU servers of Herring (Thangakrishnan et al. 2020).
     """
     _check_counts("reduction_servers", servers=servers)

@@ -1,4 +1,4 @@
-"""Strategies whose parameters rest in units that come into use together."""
+"""The strategy `fsdp`: parameters are stored sharded, in units that are gathered and freed together."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from .base import Common, Steps, Strategy, strategy
 
 
 def fsdp(units: float | str = 25, reshard_after_forward: bool = True, prefetch: int = 1, **common: Unpack[Common]) -> Strategy:
-    """zero3 by units: one all_gather brings a unit's parameters into use, and its gradients are scattered back together.
+    """zero3 by units: one all_gather gathers the parameters of a unit for use, and one reduce_scatter returns its gradients.
 
-    `units`: at most so many MiB each, "scope" for those of one fx.name_scope, or "parameter". `prefetch`: so many units are gathered ahead
-    of the one at work. Backward finds the unit whole that forward used last; `reshard_after_forward=False` keeps all of them for it.
+    `units`: the most MiB of a unit, "scope" for one unit per fx.name_scope, or "parameter". `prefetch`: how many units are gathered ahead
+    of the one that computes. The last unit of forward stays gathered for backward; `reshard_after_forward=False` keeps all units gathered
+    for it.
     Source: PyTorch's FullyShardedDataParallel.
     """
     mb = isinstance(units, (int, float)) and not isinstance(units, bool) and units > 0

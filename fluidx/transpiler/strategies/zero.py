@@ -1,4 +1,4 @@
-"""Strategies that shard: the optimizer's state, the gradients, the parameters."""
+"""The ZeRO strategies, which shard the optimizer's state (zero1), the gradients (zero2) and the parameters (zero3)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from .base import Common, Strategy, buckets, changed, strategy
 
 
 def zero1(bucket_mb: float = 25, first_bucket_mb: float = 1, **common: Unpack[Common]) -> Strategy:
-    """Each rank keeps and updates its part of the optimizer's state: reduce_scatter gradients, all_gather the new parameters.
+    """Each rank keeps and updates its part of the optimizer's state: reduce_scatter the gradients, all_gather the new parameters.
 
-    The bytes of data_parallel, 1/n of the state. Parameters are updated in flat ranges of buckets (see data_parallel), one collective a
-    bucket; `bucket_mb=0` cuts each along an axis instead. Source: Rajbhandari et al., "ZeRO" (2020), stage 1.
+    It sends as many bytes as data_parallel, and each rank has 1/n of the state. Parameters are updated in flat ranges of buckets (see
+    data_parallel), with one collective per bucket; `bucket_mb=0` cuts each parameter along an axis instead. Source: Rajbhandari et al.,
+    "ZeRO" (2020), stage 1.
     """
     return _zero("zero1", ("reduce_scatter",), bucket_mb, first_bucket_mb, common)
 
 
 def zero2(bucket_mb: float = 25, first_bucket_mb: float = 1, **common: Unpack[Common]) -> Strategy:
-    """zero1 whose gradients are reduced and cut as soon as a bucket of them is finished, so that no rank keeps all whole ones.
+    """zero1 in which gradients are reduced and scattered as soon as a bucket of them is finished, so no rank keeps all full gradients.
 
     Source: Rajbhandari et al., "ZeRO" (2020), stage 2.
     """
@@ -34,12 +35,12 @@ def _zero(name: str, late: tuple[str, ...], bucket_mb: float, first_bucket_mb: f
 
 
 def zero3(reshard_after_forward: bool = True, **common: Unpack[Common]) -> Strategy:
-    """zero2 whose parameters rest cut, too: each is gathered in front of its first reader in forward and again in backward.
+    """zero2 in which parameters are stored sharded, too: each is gathered before its first reader in forward, and again in backward.
 
-    What forward gathered last, backward finds. 1/n of parameters, gradients and state on each rank, for at most half as many bytes more
-    than data_parallel sends.
-    `reshard_after_forward=False` keeps what forward gathered for backward: the bytes of data_parallel again, and whole parameters until
-    backward has read them. Source: Rajbhandari et al., "ZeRO" (2020), stage 3.
+    The parameters that forward gathers last stay for backward. Each rank has 1/n of parameters, gradients and state, and sends at most 1.5
+    times the bytes of data_parallel.
+    `reshard_after_forward=False` keeps gathered parameters for backward: as many bytes as data_parallel, and full parameters in memory
+    until backward has read them. Source: Rajbhandari et al., "ZeRO" (2020), stage 3.
     """
     if not isinstance(reshard_after_forward, bool):
         raise TranspileError(f"zero3: reshard_after_forward is True or False, got {reshard_after_forward!r}")
