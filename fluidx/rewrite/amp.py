@@ -6,7 +6,7 @@ one of its operands was worked out in float32, else 16 bits where one came in 16
 
 A value computed in 16 bits is a variable of 16 bits from then on. Where its name has to stay float32 (state, data, what is written twice,
 what a loop carries, what operators of other sections touch, finished gradients), the 16 bits get a name of their own and the old name is
-a cast back. Bodies of branches and loops are rewritten like everything else (ir/forms.py).
+a cast back. Bodies of branches and loops are rewritten like everything else (ir/form_walk.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ..ir import flow
 from ..ir.conversions import Conversions, Order
 from ..ir.dtypes import HALVES
 from ..ir.errors import ProgramError, nearest
-from ..ir.forms import FormChoice, FormWalk, Held, Names
+from ..ir.form_walk import FormWalk
+from ..ir.forms import FormChoice, Held, Names
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Operator, Role
 from ..ir.pass_base import ONE_DEVICE, Job, Pass, named

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from ..ir import flow
 from ..ir.conversions import Conversions, Order
 from ..ir.errors import ProgramError
-from ..ir.forms import FormChoice, FormWalk, Held, Names
+from ..ir.form_walk import FormWalk
+from ..ir.forms import FormChoice, Held, Names
 from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Operator
 from ..ir.pass_base import ONE_DEVICE, Job, Pass, named

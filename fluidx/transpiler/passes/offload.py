@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ...ir import flow
 from ...ir.conversions import Conversions, Order
-from ...ir.forms import FormChoice, FormWalk, Held, Names
+from ...ir.form_walk import FormWalk
+from ...ir.forms import FormChoice, Held, Names
 from ...ir.memory_spaces import elements_read, pattern_in
 from ...ir.opdef import Effect, OpDef, opdef
 from ...ir.operator import Operator, Role, unary

@@ -8,8 +8,10 @@ from typing import Any
 
 from ...ir import flow
 from ...ir.errors import TranspileError, nearest
+from ...ir.form_walk import FormWalk
+from ...ir.forms import FormChoice, Held, Names
 from ...ir.make_op import filled
-from ...ir.opdef import opdef
+from ...ir.opdef import OpDef, opdef
 from ...ir.operator import Operator, Role, unary
 from ...ir.parts import check_placement, entry_of
 from ...ir.pass_base import Job, Pass
@@ -19,10 +21,11 @@ from ...ir.var import Var
 from ..cluster import DATA, SERVERS, several
 from ..placement.choose_row import PatternClasses, may_write
 from ..placement.gathered_parameters import GatherForUse, Use
+from ..placement.moves import Move, every_move
 from ..placement.parameter_homes import EVERYWHERE
 from ..placement.pipeline_stages import between_stages, pins, rest_at_stages
 from ..placement.placement_walk import no_axis, where
-from ..placement.propagate import Move, Propagation, every_move
+from ..placement.propagate import Propagation
 
 
 @dataclass(frozen=True)
@@ -293,51 +296,52 @@ def _ordered(placement: Placement, axes: Mapping[str, int]) -> Placement:
 # -- startup --------------------------------------------------------------------------------------------------------------------
 
 
-def place_startup(startup: Program, rest: dict[str, Placement], job: Job) -> None:
+def place_startup(startup: Program, rest: Mapping[str, Placement], job: Job) -> None:
     """Sources write straight into the placement of what they define, when a rule says how; else the whole value is made and cut."""
     block = startup.global_block()
     for n, d in list(block.descs.items()):
         if n in rest and rest[n] != d.placement:
             block.descs[n] = d.changed(placement=rest[n])
-    ops, block.oplist = block.oplist, []
-    kinds = PatternClasses()
-    for op in ops:
-        cut = [n for n in op.output_arg_names if block.descs.get(n) is not None and block.descs[n].placement]
-        if not cut or _source(startup, op, kinds):
-            reads = {n: _whole(block, n, op, job) for n in op.input_arg_names if block.descs[n].placement}
-            block.oplist.append(op.renamed(reads) if reads else op)
-            continue
-        aside = {n: f"{n}.whole" for n in cut}
-        for n, made in aside.items():
-            block.descs[made] = Var(made, block.descs[n].type, stop_gradient=True)
-        block.oplist.append(op.replace(outputs={s: tuple(aside.get(n, n) for n in names) for s, names in op.outputs.items()}))
-        for n, made in aside.items():
-            block.oplist.append(_redistribute(made, n, op))
+    StartupPlacement(startup, job).run()
 
 
-def _source(startup: Program, op: Operator, kinds: PatternClasses) -> bool:
-    """Can an operator without inputs write its outputs where they lie?"""
-    if op.input_arg_names:
-        return False
-    definition, block = opdef(op.type), startup.global_block()
-    names = definition.flat_slots(op.outputs, definition.out_slots)
-    descs = [None if n is None else block.descs[n] for n in names]
-    kind = kinds.of(definition, [], [None if d is None else d.type for d in descs], op.attrs)
-    axes = [(group, len(sets[0])) for group, sets in startup.groups.items()]
-    return may_write(kind, [None if d is None else d.placement for d in descs], axes)
+class StartupPlacement(FormWalk):
+    """A walk over placements in which variables rest where they are declared, and all but sources is computed whole."""
 
+    def __init__(self, startup: Program, job: Job):
+        super().__init__(startup)
+        self.log, self.kinds = job.log, PatternClasses()
+        self.axes = [(group, len(sets[0])) for group, sets in startup.groups.items()]
 
-def _whole(block: Any, name: str, op: Operator, job: Job) -> str:
-    full = f"{name}.full"
-    if full not in block.descs:
-        block.descs[full] = Var(full, block.descs[name].type, stop_gradient=True)
-    block.oplist.append(_redistribute(name, full, op))
-    job.log.append(f"%{name}: {show_placement(block.descs[name].placement)} to replicate, for {op.type} of startup")
-    return full
+    def stored(self, d: Var) -> Placement:
+        return d.placement
 
+    def choose(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> FormChoice | None:
+        if not any(map(self.home.get, op.output_arg_names)) and not any(map(self.home.get, op.input_arg_names)):
+            return None
+        rests = [REPLICATE if n is None else self.block.desc(n).placement for n in outs]
+        if not op.input_arg_names:
+            types = [None if n is None else self.block.desc(n).type for n in outs]
+            if may_write(self.kinds.of(definition, [], types, op.attrs), rests, self.axes):
+                return FormChoice.of([], [Held((place,)) for place in rests])
+        return FormChoice.of([None if n is None else REPLICATE for n in ins], [Held((REPLICATE,))] * len(outs))
 
-def _redistribute(source: str, target: str, near: Operator) -> Operator:
-    return unary("redistribute", source, target, filled("redistribute", {"reason": "startup"}), near.site)
+    def convert(self, name: str, source: str, target: str, want: Placement, near: Operator) -> None:
+        self.out.append(unary("redistribute", source, target, filled("redistribute", {"reason": "startup"}), near.site))
+        if target != name:
+            self.log.append(f"%{name}: {show_placement(self.home[name])} to {show_placement(want)}, for {near.type} of startup")
+
+    def declared(self, d: Var, form: Placement) -> Var:
+        return d
+
+    def copy(self, d: Var, form: Placement) -> Var:
+        return Var(d.name, d.type, form, stop_gradient=True)
+
+    def ending(self, form: Placement) -> str:
+        return "full"
+
+    def _new_result(self, name: str, form: Placement) -> str:
+        return self.new(name, form, "whole")
 
 
 __all__ = ["Place", "check_loss", "place_startup", "where"]

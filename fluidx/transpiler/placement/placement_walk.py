@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from ...ir.entries import axis_of
 from ...ir.errors import TranspileError, nearest
-from ...ir.forms import FormChoice, FormWalk, Held, Names, Results
+from ...ir.form_walk import FormWalk
+from ...ir.forms import FormChoice, Held, Names, Results
 from ...ir.opdef import OpDef
 from ...ir.operator import Operator
 from ...ir.parts import entry_of

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 from ...ir.errors import TranspileError
 from ...ir.flow import sub_reads, sub_writes
@@ -18,52 +17,14 @@ from ...ir.opdef import OpDef, opdef
 from ...ir.operator import Frozen, Operator, unary
 from ...ir.parts import entry_of
 from ...ir.program import Block, Program
-from ...ir.types import REPLICATE, At, Placement, TensorType, show_placement
+from ...ir.types import REPLICATE, At, Placement, show_placement
 from ...ir.unique_name import unused
 from ...ir.var import Var
 from .choose_row import may_write, move_cost, nominal_bytes
 from .decompose import not_again, written_out
 from .loop_sums import begun, only_added_to
+from .moves import Move, Route, every_move, suffix
 from .placement_walk import PlacementWalk, elsewhere, where
-
-
-class Move(NamedTuple):
-    """A change of placement that the walk put between two operators."""
-
-    name: str
-    old: Placement
-    new: Placement
-    type: TensorType
-    reason: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole value, an open axis counted as 1024."""
-        return nominal_bytes(self.type)
-
-    @property
-    def sends(self) -> bool:
-        """Does anything leave a rank? What every rank of a group has, each of them cuts for itself."""
-        return not set(self.old) <= set(self.new)
-
-    def __str__(self) -> str:
-        moved = f"{self.nbytes} bytes" if self.sends else "nothing is sent"
-        return f"%{self.name}: {show_placement(self.old)} to {show_placement(self.new)}, {moved}, for {self.reason}"
-
-
-class Route(NamedTuple):
-    """How what lies in some way gets to a placement: from which of those at hand, and what its new name ends in. `here`: it lies there."""
-
-    here: bool
-    nearest: int
-    ending: str
-    place: Placement
-    alone: Held  # it lies there and nowhere else
-    also: Held  # it lies there too
-
-
-def every_move(move: Move, op: Operator) -> None:
-    """Refuse no move."""
 
 
 class Propagation(PlacementWalk):
@@ -348,13 +309,3 @@ class Propagation(PlacementWalk):
             )
 
         return self._held(out, (min((q for _, h in held for q in h.forms), key=cost),))
-
-
-def suffix(old: Placement, new: Placement) -> str:
-    """What the name of a moved copy ends in: sum, part, full or moved."""
-    owed = [e for e in old if e.op]
-    if owed and not any(e.op for e in new):
-        return owed[0].op
-    if not old:
-        return "part"
-    return "moved" if new else "full"
