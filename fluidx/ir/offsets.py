@@ -120,7 +120,7 @@ class Offsets(Sequence[int]):
         >>> [*Offsets.within([0, 2, 5, 6], [3, 3])]
         [(0, 2, 3, 3), (0, 0, 2, 3)]
         """
-        start = 0
+        start, marks = 0, tuple(marks)
         for size in sizes:
             lo, hi = bisect_right(marks, start), bisect_left(marks, start + size)
             window = [0, *[m - start for m in marks[lo:hi]], size]

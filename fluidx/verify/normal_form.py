@@ -21,6 +21,7 @@ from math import isfinite, prod
 from typing import Any
 
 from ..ir.dtypes import FLOATS
+from ..ir.offsets import Offsets
 from ..ir.operator import BlockRef
 from ..ir.types import ANY, Placement, TensorType
 from .adasum import AdasumMeaning, Span
@@ -457,7 +458,9 @@ class ExpressionTable:
 _PLAIN = (int, str, bool, type(None))  # values of one of these types that are equal say the same
 
 
-def _shown(value: Any) -> str | tuple[int, ...]:
+def _shown(value: Any) -> str | tuple[int, ...] | Offsets:
+    if value.__class__ is Offsets:
+        return value
     if type(value) is tuple and value and {*map(type, value)} == {int}:  # bounds of many ranks: their text takes long
         return value
     return "block" if isinstance(value, BlockRef) else repr(value)
