@@ -1,4 +1,5 @@
-"""Rewrites of programs for one device or one rank: constants, identities, common subexpressions, dead code, and some that are asked for."""
+"""Rewrites of a program for one device or one rank: constant folding, identities, common subexpressions, dead code, and optional
+rewrites."""
 
 from ..ir.pass_base import Job, Pass
 from .amp import Amp

@@ -1,12 +1,12 @@
-"""Mixed precision: the operators of a program rewritten so that those which may work in 16 bits.
+"""Automatic mixed precision (amp): rewrite a program so that operators that may compute in 16 bits do so.
 
-An operator's declaration says what it works in, 16 bits, float32 or any, and each of its operands is read in that: from the copy at hand,
-or from a cast written in front of it, once for each value. An operator that takes any follows what was computed before it: float32 where
-one of its operands was worked out in float32, else 16 bits where one came in 16. Parameters, data and constants have no say.
+An operator's declaration says in which precision it computes: 16 bits, float32 or any. Each of its operands is read in that precision, from
+an existing copy or from a new cast; a value is cast once. An operator that takes any precision follows its operands: it computes in float32
+if one of them was computed in float32, else in 16 bits if one of them has 16 bits. Parameters, data and constants do not count.
 
-A value computed in 16 bits is a variable of 16 bits from then on. Where its name has to stay float32 (state, data, what is written twice,
-what a loop carries, what operators of other sections touch, finished gradients), the 16 bits get a name of their own and the old name is
-a cast back. Bodies of branches and loops are rewritten like everything else (ir/form_walk.py).
+A value computed in 16 bits becomes a 16-bit variable. Some names must stay float32: state, data, variables that are written twice,
+loop-carried values, variables that operators of other sections touch, and final gradients. There the 16-bit value gets a new name, and the
+old name is a cast back. Bodies of branches and loops are rewritten in the same way (ir/form_walk.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TRAINING = (*FORWARD, Role.BACKWARD)
 @named
 @dataclass(frozen=True, repr=False)
 class Amp(Pass):
-    """Products in 16 bits, what needs range or digits in float32: forward and backward operators as their declarations say.
+    """Matrix products in 16 bits, operators that need range or precision in float32: forward and backward operators as they declare.
 
     Parameters, the optimizer's state and finished gradients stay float32, and so do updates. `lists` are exceptions to the declarations.
     A program that has gradients already can be rewritten for bfloat16, which has the range of float32; float16 needs a scaled loss, which
@@ -69,7 +69,7 @@ class Amp(Pass):
 
 
 class Casts(Conversions):
-    """What a proof knows of this rewrite: casts between float32 and 16 bits convert, and operators read what their declarations say."""
+    """The conversions of this rewrite, for the proof: casts between float32 and 16 bits, and operators that read the dtype they declare."""
 
     def __init__(self, lists: AutoMixedPrecisionLists, dtype: str, roles: Container[Role] = TRAINING):
         self.lists, self.dtype, self.roles = lists, dtype, roles
@@ -94,7 +94,7 @@ class Casts(Conversions):
 
 
 def cast_program(program: Program, lists: AutoMixedPrecisionLists, dtype: str, roles: Container[Role] = FORWARD) -> None:
-    """Rewrite operators of these roles in place. Raises ProgramError where one of them cannot work in `dtype`."""
+    """Rewrite operators of these roles in place. Raises ProgramError if one of them cannot compute in `dtype`."""
     unknown = next((n for n in lists.black_varnames if not program.declares(n)), None)
     if unknown is not None:
         has = nearest(unknown, program.global_block().descs, "it has")
@@ -104,8 +104,9 @@ def cast_program(program: Program, lists: AutoMixedPrecisionLists, dtype: str, r
 
 
 class _Dtypes(FormWalk):
-    """Forms are float32, 16 bits that this rewrite made of it, and "" for everything else, which is left alone: what the rewrite did not
-    narrow, it does not widen. A value's mark is what it was worked out in, 16 bits or float32; none where nothing computed it."""
+    """The walk over dtypes. The forms are float32, the 16-bit dtype for values that this rewrite narrowed, and "" for all other values,
+    which stay as they are: only values that the rewrite narrowed are widened. A value's mark is the dtype in which it was computed, 16 bits
+    or float32; None if no operator computed it."""
 
     def __init__(self, program: Program, lists: AutoMixedPrecisionLists, dtype: str, roles: Container[Role]):
         super().__init__(program)
@@ -139,11 +140,11 @@ class _Dtypes(FormWalk):
         return FormChoice.of(wanted, [Held(("",)) if n is None else by_name[n] for n in outs])
 
     def _works_in(self, op: Operator, definition: type[OpDef]) -> str:
-        """What an operator works in; "" where it takes any, and nothing that was computed."""
-        if definition.in_place:  # its result is its first operand, which stays as it is
+        """The dtype in which an operator computes; "" if it takes any and none of its operands was computed."""
+        if definition.in_place:  # its result is its first operand, whose dtype does not change
             first = op.input_arg_names[0]
             return self._type(first).dtype if self.held(first).forms[0] else ""
-        if definition.constant:  # nothing of its operands but their sizes is in the result
+        if definition.constant:  # the result depends only on the sizes of its operands
             return ""
         said = self.lists.of(op)
         if said != "any":
@@ -152,19 +153,19 @@ class _Dtypes(FormWalk):
         return next((d for d in (WIDE, self.dtype) if d in found), "")
 
     def _type(self, name: str, form: str | None = None) -> Any:
-        """The type of a value as it is, or in a form. Declarations follow at the end of a block."""
+        """The current type of a value, or its type in `form`. The declarations are updated at the end of a block."""
         t = self.block.desc(name).type
         form = form or self.home.get(name)
         return t.with_dtype(form) if form and t.dtype != form else t
 
     def _made(self, name: str, made: TensorType, works_in: str) -> Held:
-        """How a result is made when the op's rule gives it a type."""
+        """The form and mark of a result to which the op's type rule gives the type `made`."""
         half, d = made.__class__ is TensorType and made.dtype == self.dtype, self.block.desc(name)
         mark = (self.dtype if half else WIDE) if works_in else None
         return Held((self.dtype if half and d.type.dtype != self.dtype else self.given(d),), mark)
 
     def common(self, op: Operator, out: str, held: Sequence[tuple[str, Held]]) -> Held:
-        """16 bits where all branches have worked a result out in these."""
+        """16 bits if all branches computed the result in 16 bits."""
         first = held[0][1]
         half = all(h.forms[0] and h.mark == self.dtype for _, h in held)
         form = self.dtype if half and out not in self.home else WIDE if first.forms[0] else ""
@@ -188,7 +189,7 @@ class _Dtypes(FormWalk):
 
 
 def _fixed(program: Program, roles: Container[Role]) -> set[str]:
-    """Names whose variables keep their type."""
+    """The names of variables that keep their type."""
     fixed = {d.name for block in program.blocks for d in block.descs.values() if d.persistable or d.is_data}
     seen: set[str] = set()
     for block in program.blocks:

@@ -1,4 +1,4 @@
-"""Which operators work in 16 bits: what their declarations say, with the exceptions of one training."""
+"""AutoMixedPrecisionLists: which operators compute in 16 bits, by their declarations and the user's exceptions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _OWNER = "AutoMixedPrecisionLists"
 
 
 class AutoMixedPrecisionLists:
-    """Exceptions to what the ops' declarations say: types of operators that work in 16 bits, or in float32, whatever they say.
+    """Exceptions to the declarations of ops: op types that compute in 16 bits, or in float32, whatever they declare.
 
-    An operator that reads or writes a variable of `custom_black_varnames` works in float32, and so does the variable.
+    An operator that reads or writes a variable of `custom_black_varnames` computes in float32, and the variable stays float32.
 
     >>> lists = AutoMixedPrecisionLists(custom_black_list=["matmul"])
     >>> lists.of_type("matmul"), lists.of_type("conv2d"), lists.of_type("relu"), lists.of_type("softmax")
@@ -35,11 +35,11 @@ class AutoMixedPrecisionLists:
         self.black_varnames = {v.name if isinstance(v, Variable) else v for v in custom_black_varnames or ()}
 
     def of_type(self, op_type: str) -> str:
-        """What operators of a type work in: "half", "float32" or "any"."""
+        """The precision of operators of a type: "half", "float32" or "any"."""
         return self._custom.get(op_type) or opdef(op_type).in_mixed_precision()
 
     def of(self, op: Operator) -> str:
-        """The same for one operator, whose variables may be excepted."""
+        """The precision of one operator; its variables may be in `custom_black_varnames`."""
         if self.black_varnames and not self.black_varnames.isdisjoint((*op.input_arg_names, *op.output_arg_names)):
             return "float32"
         return self.of_type(op.type)
@@ -65,7 +65,7 @@ def _types(argument: str, given: Iterable[str] | None) -> set[str]:
         if name not in OPS:
             raise wrong(f"{_OWNER}: {argument}: there is no op {name!r}; {instead_of(str(name))}")
         if OPS[name].bodies:
-            raise wrong(f"{_OWNER}: {argument}: {name} runs blocks, whose ops work as they say themselves; list those")
+            raise wrong(f"{_OWNER}: {argument}: {name} runs blocks, and the ops inside choose their own precision; list those")
     return names
 
 

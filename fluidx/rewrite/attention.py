@@ -1,4 +1,4 @@
-"""Attention that is written out as products and a softmax becomes one operator, which does not keep the scores."""
+"""JoinAttention: replace attention written as products and a softmax by one operator, which does not keep the scores."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from .values import Chain, ChainValues
 _PRODUCT, _SOFTMAX, _TURN = "matmul", "softmax", "transpose"
 _SCORES = Form(lambda scores, mask, *, factor: factor * scores + mask, given=("scores",), neutral={"mask": 0.0})
 _SCALED = Form(lambda x, *, factor: factor * x, given=("x",))
-_NEVER = -1e9  # what is added to scores that are not to count; exp of it is 0 beside any score that is not as large
+_NEVER = -1e9  # added to the scores of hidden positions: its exp is 0 beside any score that is not that large
 
 
 @named
 @dataclass(frozen=True, repr=False)
 class JoinAttention(Pass):
-    """A product of queries and keys, softmax along its last axis, and the product with values, as scaled_dot_product_attention.
+    """Replace the product of queries and keys, softmax along its last axis, and the product with values by scaled_dot_product_attention.
 
-    Numbers that multiply queries, keys or scores become its scale, what is added to the scores its mask. A mask that is a known constant, 0
-    up to the diagonal and -1e9 or less above it, becomes `causal`. Gradients that are those of the chain become those of the one operator.
-    Results differ by rounding; a row that may look nowhere, its mask all -infinity, gives zeros where softmax gives NaN.
+    Numbers that multiply queries, keys or scores become its scale; a value that is added to the scores becomes its mask. A mask that is a
+    known constant, 0 up to the diagonal and -1e9 or less above it, becomes `causal`. The chain's gradient operators become the new
+    operator's gradient. Results differ by rounding; a row whose mask is all -infinity gives zeros where softmax gives NaN.
 
-    Left alone are chains of which another value is read, fetched or fed, or of which ranks hold parts, a softmax along another axis,
-    weights that are dropped at random, operands that broadcast against each other other than by heads, and gradients that come from
-    elsewhere too.
+    The pass leaves a chain as it is if another operator, a fetch or a feed uses a value inside it, if ranks hold parts of its values, if
+    the softmax is along another axis, if dropout is applied to the weights, if operands broadcast other than by heads, or if a value inside
+    it has gradients from other operators.
     """
 
     requires = (ONE_DEVICE,)
@@ -49,7 +49,7 @@ class JoinAttention(Pass):
 
 @dataclass(frozen=True)
 class _Operand:
-    """A value without the numbers that it was multiplied with, and the operators that did; `axis` is how it has to be turned."""
+    """A value before it was multiplied with numbers, and the operators that multiplied it; `axis` is the permutation that it needs."""
 
     name: str
     factor: float = 1.0
@@ -58,7 +58,7 @@ class _Operand:
 
 
 def _joined(joiner: Joiner, k: int, softmax: Operator) -> str:
-    """Join the products around one softmax; returns why not. Empty where its result is multiplied with nothing."""
+    """Join the products around one softmax; returns the reason if it cannot. The reason is empty if no product reads the softmax."""
     (x,), (w,), values = softmax.inputs["X"], softmax.outputs["Out"], joiner.values
     after = [j for j in values.uses.get(w, ()) if values.ops[j].type == _PRODUCT and values.ops[j].inputs["X"] == (w,)]
     after = [j for j in after if values.ops[j].role is softmax.role and not values.ops[j].attrs["transpose_x"]]
@@ -70,7 +70,7 @@ def _joined(joiner: Joiner, k: int, softmax: Operator) -> str:
     if softmax.attrs["axis"] not in (-1, len(values.shape(x)) - 1):
         return f"the softmax is along axis {softmax.attrs['axis']}, not along the last one"
     if weighted.attrs != opdef(_PRODUCT).defaults:
-        return f"%{weighted.output_arg_names[0]} is not the product of weights and values as they are"
+        return f"%{weighted.output_arg_names[0]} is not the product of the untransposed weights and values"
     reason = f"%{x} is not a product of queries and keys, scaled and masked"
     for j in _products_behind(values, x):
         (s,) = values.ops[j].output_arg_names
@@ -83,7 +83,7 @@ def _joined(joiner: Joiner, k: int, softmax: Operator) -> str:
 
 
 def _products_behind(values: ChainValues, x: str) -> Iterator[int]:
-    """The products that elementwise operators lead from to a value, the nearest first."""
+    """The products from which elementwise operators compute a value, the nearest first."""
     waiting, seen = [x], set[int]()
     for n in waiting:
         j = values.maker(n)
@@ -122,7 +122,7 @@ def _join(joiner: Joiner, chain: Chain, scores: str, j: int, weighted: Operator,
 
 
 def _unscaled(values: ChainValues, x: str, reader: int) -> _Operand:
-    """A value as it was before it was multiplied with numbers, for `reader` alone."""
+    """The value that was multiplied with numbers to make `x`, if only `reader` reads the products."""
     found = _Operand(x)
     while (at := _own_maker(values, found.name, reader)) is not None and (before := _multiplied(values, values.ops[at])) is not None:
         found, reader = _Operand(before[0], found.factor * before[1], (at, *found.ops)), at
@@ -130,7 +130,7 @@ def _unscaled(values: ChainValues, x: str, reader: int) -> _Operand:
 
 
 def _multiplied(values: ChainValues, op: Operator) -> tuple[str, float] | None:
-    """The operand and the number whose product an operator makes; None for any other."""
+    """The operand and the number that an operator multiplies; None for other operators."""
     element, rest = opdef(op.type).element, [n for n in op.input_arg_names if values.number(n) is None]
     (out,) = op.output_arg_names
     if element is None or len(rest) != 1 or values.shape(rest[0]) != values.shape(out):
@@ -143,7 +143,7 @@ def _multiplied(values: ChainValues, op: Operator) -> tuple[str, float] | None:
 
 
 def _keys(values: ChainValues, product: Operator, j: int) -> _Operand | None:
-    """The keys, with the rows before the columns; None where they are not at hand so."""
+    """The keys with rows before columns; None if the program has no such value."""
     (y,) = product.inputs["Y"]
     if product.attrs["transpose_y"]:
         return _unscaled(values, y, j)
@@ -159,7 +159,7 @@ def _keys(values: ChainValues, product: Operator, j: int) -> _Operand | None:
 
 
 def _own_maker(values: ChainValues, x: str, reader: int) -> int | None:
-    """The operator that makes a value for `reader`, and for gradients, alone."""
+    """The operator that makes a value which only `reader` and gradients read; None if there is none."""
     at, role = values.maker(x), values.ops[reader].role
     if at is None or values.why_needed(x) or values.ops[at].role is not role or len(values.ops[at].output_arg_names) != 1:
         return None
@@ -167,26 +167,26 @@ def _own_maker(values: ChainValues, x: str, reader: int) -> int | None:
 
 
 def _why_not(values: ChainValues, chain: Chain, s: str, q: _Operand, k: _Operand, v: str, mask: str | None) -> str:
-    """Why the operator would broadcast otherwise than the product does."""
+    """The reason if the joined operator would broadcast in another way than the product; empty if not."""
     sizes = values.sizes
     queries, keys, rows = sizes.shape(q.name), sizes.shape(k.name), sizes.shape(v)
     keys = tuple(keys[a] for a in k.axis) or keys
     if not 2 <= len(queries) == len(keys) == len(rows):
-        return f"%{q.name}, %{k.name} and %{v} do not have one number of axes, 2 or more"
+        return f"%{q.name}, %{k.name} and %{v} do not have the same number of axes, at least 2"
     heads = slice(-3, -2)
     if keys[:-2] != rows[:-2] or keys[:-3] != queries[:-3] or (keys[heads] != queries[heads] and keys[heads] != (1,)):
-        return f"%{q.name}, %{k.name} and %{v} broadcast, or may do so, other than by heads"
+        return f"%{q.name}, %{k.name} and %{v} broadcast, or may broadcast, other than by heads"
     if mask is None:
         return ""
     at, shape, scores = chain.others[mask], sizes.shape(mask), sizes.shape(s)
     shape = (1,) * (len(scores) - len(shape)) + shape
     if len(shape) != len(at) or any((a == 1) != (b == 1) for a, b in zip(at, shape, strict=True)):
-        return f"%{mask} does not meet the last axes of the scores"
+        return f"%{mask} does not align with the last axes of the scores"
     return "" if all(a in (1, b) for a, b in zip(shape, scores, strict=True)) else f"%{mask} may be larger than the scores"
 
 
 def _is_causal(values: ChainValues, mask: str, scores: tuple[int, ...]) -> bool:
-    """Is a mask a known constant that has row i look at the first i + 1 columns?"""
+    """Is a mask a known constant that shows row i only the first i + 1 columns?"""
     array = values.constant(mask)
     if array is None or array.ndim < 2 or array.shape[-2:] != scores[-2:] or array.size != array.shape[-2] * array.shape[-1]:
         return False

@@ -1,4 +1,4 @@
-"""Rewrites: programs in, programs out, and `simplified`, those that leave every bit as it is, in one walk."""
+"""The basic rewrites as passes, `rewritten`, which runs passes, and `simplified`, which runs the bit-exact rewrites in one walk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .walk import NameFacts, Rule, TypeQuery
 @named
 @dataclass(frozen=True, repr=False)
 class FoldConstants(Pass):
-    """Compute what follows from attributes, and from sizes where they are known, once. Values above `kb` kilobytes are left."""
+    """Compute constant values once: those that follow from attributes and known sizes. Values above `kb` kilobytes are left."""
 
     kb: int = MOST_BYTES // 1024
     requires = (ONE_DEVICE,)
@@ -34,7 +34,7 @@ class FoldConstants(Pass):
 @named
 @dataclass(frozen=True, repr=False)
 class DropIdentities(Pass):
-    """Read a value where operators only hand it on: copies, casts to the same dtype, `x * 1`; one transpose or reshape in place of two."""
+    """Remove operators that leave a value unchanged (copies, casts to the same dtype, `x * 1`), and merge two transposes or reshapes."""
 
     requires = (ONE_DEVICE,)
 
@@ -49,7 +49,7 @@ class DropIdentities(Pass):
 @named
 @dataclass(frozen=True, repr=False)
 class MergeEqual(Pass):
-    """Compute once what operators of one section compute of the same values with the same attributes. Never random numbers."""
+    """Merge equal operators of one section: same type, inputs and attributes. Random operators are never merged."""
 
     requires = (ONE_DEVICE,)
 
@@ -60,7 +60,7 @@ class MergeEqual(Pass):
 @named
 @dataclass(frozen=True, repr=False)
 class DropDead(Pass):
-    """Keep what a fetch, a persistable variable or an effect needs."""
+    """Remove operators that no fetch, persistable variable or effect needs."""
 
     requires = (ONE_DEVICE,)
 
@@ -78,10 +78,9 @@ def rewritten(
     fed: Iterable[Any] = (),
     log: list[str] | None = None,
 ) -> Program:
-    """The program after the passes, in their order; by default those that leave every bit as it is.
-
-    `fetch` are the variables, or names, that will be fetched; without them what no operator reads is kept. `fed` are fed ones that are not
-    declared as data. Reasons for what was left alone go to `log`.
+    """The program after the passes, in their order; the default passes keep every bit of the results. `fetch` are the variables, or names,
+    that will be fetched; without `fetch`, values that no operator reads are kept. `fed` are fed variables that are not declared as data.
+    Reasons why passes left operators unchanged go to `log`.
 
     >>> import fluidx as fx
     >>> p = fx.Program.parse_from_string('''program p {
@@ -104,7 +103,7 @@ def rewritten(
 
 
 def simplified(program: Program, fetch: Iterable[str], fed: Collection[str] = ()) -> Program:
-    """`rewritten` by the passes that leave every bit as it is, in one walk: what the executor makes of a program before it plans."""
+    """The program after the bit-exact rewrites, done in one walk: the executor does this before it plans a program."""
     ops = live_ops(program, fed, fetch)
     found = simplify(program, ops, _types(program), list(fetch), fed, natively=False)
     return with_ops(program, found.ops)
@@ -112,14 +111,15 @@ def simplified(program: Program, fetch: Iterable[str], fed: Collection[str] = ()
 
 @dataclass(frozen=True)
 class Simplified:
-    """The operators that run, and those of them that read other names than before, with what they were. `asked` is what that hangs on."""
+    """The result of `simplify`: the operators, and pairs (before, after) of those that read other names now. `asked` are the questions
+    about types, with their answers, on which the result depends."""
 
     ops: Sequence[Operator]
     renamed: Sequence[tuple[Operator, Operator]]
     asked: Sequence[TypeQuery]
 
     def holds(self, types: Mapping[str, TensorType]) -> bool:
-        """Is this what comes out where values have these types?"""
+        """Is the result the same for values of these types?"""
         return all(one.holds(types) for one in self.asked)
 
 
@@ -131,7 +131,8 @@ def simplify(
     fed: Collection[str],
     natively: bool | None,
 ) -> Simplified:
-    """The operators that do what `ops` of block 0 do, bit by bit. `natively`: whether C kernels compute constants; None: nothing does."""
+    """The simplified `ops` of block 0, with bit-equal results. `natively`: whether C kernels compute constants; None: no constants are
+    computed."""
     walk = NameFacts(program, ops, types, fetch, fed)
     constants = Constants(walk, bool(natively))
     fold: Rule = constants.note if natively is None else constants
@@ -146,13 +147,13 @@ def _walked(program: Program, job: Job, rules: Any) -> Program:
 
 
 def _types(program: Program) -> dict[str, TensorType]:
-    """What is declared; an open axis stays one."""
+    """The declared types; open axes stay open."""
     return {n: d.type for n, d in program.global_block().descs.items()}
 
 
 def with_ops(program: Program, ops: Sequence[Operator], drop_state: Collection[str] = ()) -> Program:
-    """A copy of the program with these operators in block 0, and without the variables that nothing names any more; state stays, but for
-    that in `drop_state`."""
+    """A copy of the program with these operators in block 0, without variables that no operator names any more. State variables stay,
+    except those in `drop_state`."""
     new = program.copy()
     block = new.global_block()
     block.oplist = list(ops)

@@ -1,4 +1,4 @@
-"""For inference: batch normalization by fixed statistics, a product and a sum by channel, computed into the filters before it."""
+"""Fold batch normalization with fixed statistics into the filters before it, for inference: it is a product and a sum per channel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRAINS = (Role.BACKWARD, Role.OPTIMIZE)
 
 @dataclass(frozen=True)
 class Folded:
-    """A program without the normalizations that could be folded, the new values of its parameters, and why others were left."""
+    """The result of folding: the program, the new values of its parameters, and the reasons for operators that were not folded."""
 
     program: Program
     values: dict[str, np.ndarray]
@@ -29,9 +29,8 @@ class Folded:
 
 
 def fold_batch_norms(program: Program, value: Callable[[str], np.ndarray], fetched: Collection[str] = ()) -> Folded:
-    """Fold every batch_norm behind an operator that is linear in a parameter (a convolution, a product), and perhaps a bias.
-
-    `value` gives what a parameter holds. Where there is no bias, that of the normalization becomes one. What is `fetched` stays as it is.
+    """Fold every batch_norm that follows an operator linear in a parameter (a convolution, a product), with or without a bias. `value`
+    gives the value of a parameter. If there is no bias, the bias of the normalization becomes one. Values in `fetched` are not changed.
     Raises ProgramError for a program that trains.
     """
     if (found := what_trains(program)) is not None:
@@ -53,7 +52,7 @@ def fold_batch_norms(program: Program, value: Callable[[str], np.ndarray], fetch
 
 
 def what_trains(program: Program) -> tuple[Operator, str] | None:
-    """An operator for which a program is no inference, and what it does; None where there is none."""
+    """The first operator that only a training program has, and what it does; None if there is none."""
     for block in program.blocks:
         for op in block.oplist:
             if op.role in _TRAINS:
@@ -71,12 +70,12 @@ class Folder:
         self.uses, self.makers = flow.uses(program), flow.definitions(program)
         self.ops = ops
         self.values: dict[str, np.ndarray] = {}
-        self.instead: dict[int, tuple[Operator, ...]] = {}  # by id of an operator
-        self.freed: set[str] = set()  # parameters that nothing reads any more
+        self.instead: dict[int, tuple[Operator, ...]] = {}  # replacements, by the id of the replaced operator
+        self.freed: set[str] = set()  # parameters that no operator reads any more
         self.log: list[str] = []
 
     def fold(self, norm: Operator) -> str:
-        """Fold one normalization; returns why not."""
+        """Fold one normalization; returns the reason if it cannot be folded."""
         scale, shift, mean, variance = (norm.inputs[slot][0] for slot in ("Scale", "Bias", "Mean", "Variance"))
         if made := [n for n in (scale, shift, mean, variance) if n in self.makers and n not in norm.output_arg_names]:
             return f"%{made[0]} is computed"
@@ -90,7 +89,7 @@ class Folder:
         if before.type == "elementwise_add":
             add = before
             if not self._is_bias(add, axis):
-                return f"%{add.inputs['Y'][0]} is no bias by channel that this operator alone reads"
+                return f"%{add.inputs['Y'][0]} is not a per-channel bias that only this operator reads"
             before, reason = self._only_maker(add.inputs["X"][0], add)
             if before is None:
                 return reason
@@ -104,7 +103,7 @@ class Folder:
         if self.descs[bias].type.dtype != self.descs[x].type.dtype:
             return f"%{bias} is {self.descs[bias].type}, which cannot be added to %{x}, {self.descs[x].type}"
         if any(self.descs[n].placement for n in (weight, bias, scale, shift, mean, variance)):
-            return "parts of its parameters lie on several ranks"
+            return "its parameters are sharded over several ranks"
         rate = self.value(scale).astype("float64") / np.sqrt(self.value(variance).astype("float64") + norm.attrs["epsilon"])
         old = self._now(bias) if add is not None else 0.0
         w = self._now(weight)
@@ -127,7 +126,7 @@ class Folder:
         self.values[name] = value.astype(np_dtype(self.descs[name].type.dtype))
 
     def _only_maker(self, name: str, reader: Operator) -> tuple[Operator | None, str]:
-        """The operator that makes a value which `reader` alone reads; None, and why."""
+        """The operator that makes a value which only `reader` reads; or None and the reason."""
         d, made = self.descs.get(name), self.makers.get(name, [])
         if len(made) != 1 or d is None or d.persistable:
             return None, f"%{name} is made by {'several operators' if made else 'no operator'}"
@@ -154,11 +153,12 @@ class Folder:
         return len(self.uses.get(name, ())) == 1
 
     def _weight(self, op: Operator, axis: int) -> tuple[str, int] | str:
-        """The parameter that the results of `op` are linear in, and its axis that makes axis `axis` of them: the access pattern says."""
+        """The parameter in which the results of `op` are linear, and its axis that becomes axis `axis` of the results, by the access
+        pattern; or the reason why there is none."""
         definition = opdef(op.type)
         ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
         if definition.effect is not Effect.PURE or len(outs) != 1:
-            return f"op {op.type} makes more than a product"
+            return f"op {op.type} is not a plain product"
         types = [[None if n is None else self.descs[n].type for n in names] for names in (ins, outs)]
         p = definition.pattern_of(types[0], types[1], op.attrs)
         channels = p.outs[0][axis] if p.outs[0] is not None else ()
@@ -167,4 +167,4 @@ class Folder:
             if rest or name is None or axes is None or not self._is_parameter(name) or not channels or axes.count(channels) != 1:
                 continue
             return (name, axes.index(channels)) if self._read_once(name) else f"%{name} is read elsewhere"
-        return f"op {op.type} has no parameter whose axis makes the channels"
+        return f"op {op.type} has no parameter with an axis for the channels"

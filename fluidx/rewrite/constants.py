@@ -1,4 +1,4 @@
-"""Constant folding: what follows from attributes, and from sizes where they are known, is computed once, when the program is rewritten."""
+"""Constant folding: values that follow from attributes and known sizes are computed once, when the program is rewritten."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from ..ir.types import ANY, TensorType
 from ..ops.kernels import bodies, narrow, wide, wide_type
 from .walk import Answer, NameFacts, most_bytes
 
-MOST_BYTES = 64 * 1024  # of a folded value and of what it is made of: attributes hold it, and every run copies it
+MOST_BYTES = 64 * 1024  # the limit for a folded value and its operands: attributes hold the value, and every run copies it
 
 
 class Constants:
-    """The rule: an operator that only computes, of known values alone, becomes one that fills in its result.
-
-    `natively`: the bodies that a run would choose, so that a folded value has the bits of a computed one. Random numbers, and what
-    depends on state or a feed, are no constants; a result with a NaN is left, whose bits an attribute does not hold.
+    """The rule: an operator without effects, all of whose operands are known, becomes an operator that fills in its result. `natively`: use
+    the C kernels that a run would use, so that a folded value has the bits of a computed one. Random numbers and values that depend on
+    state or a feed are not constants. A result with a NaN is not folded, because an attribute does not keep the bits of a NaN.
     """
 
     def __init__(self, walk: NameFacts, natively: bool = False, most_bytes: int = MOST_BYTES):
         self.walk, self.natively, self.most_bytes = walk, natively, most_bytes
-        self.known: dict[str, Any] = {}  # of a name: its array (None where it cannot be computed), or the operator that makes it
+        self.known: dict[str, Any] = {}  # by name: the array, None if it cannot be computed, or the operator that makes it
 
     def __call__(self, op: Operator, definition: type[OpDef]) -> Answer:
         reads = op.input_arg_names
@@ -36,7 +35,7 @@ class Constants:
             return None
         if not self._follows(op, definition):
             return None
-        if not reads or definition.view is not None:  # a view costs nothing, and a kernel may add up strided values in another order
+        if not reads or definition.view is not None:  # a view is free, and a kernel may add up strided values in another order
             self._know(op, op)
             return None
         values = self._computed(op, definition)
@@ -47,16 +46,16 @@ class Constants:
         return tuple([_filling(op, n, self.walk.type_of(n), v) for n, v in zip(op.output_arg_names, values, strict=True)])
 
     def note(self, op: Operator, definition: type[OpDef]) -> Answer:
-        """Fold nothing, and note what is made of attributes alone."""
+        """Fold nothing, but remember values that follow from attributes alone."""
         if not op.input_arg_names and self._follows(op, definition):
             self._know(op, op)
         return None
 
     def _follows(self, op: Operator, definition: type[OpDef]) -> bool:
-        """Is all known that the operator's results depend on, and small?"""
+        """Are all values that the operator's results depend on known and small?"""
         if definition.effect is not Effect.PURE or definition.takes_ctx or definition.view_ctx or definition.native_takes_ctx:
             return False
-        if definition.bind_control is not None:  # what it does is more than its result
+        if definition.bind_control is not None:  # it does more than compute its result
             return False
         return (definition.constant or all(n in self.known for n in op.input_arg_names)) and self._is_small(op)
 
@@ -71,7 +70,7 @@ class Constants:
         return walk.ask(_sizes_known, names) and walk.whole(names) and walk.ask(most_bytes, op.output_arg_names, self.most_bytes)
 
     def value(self, name: str) -> np.ndarray | None:
-        """The value of a known name, computed when it is first asked for; None where it cannot be."""
+        """The value of a known name, computed at the first call; None if it cannot be computed."""
         found = self.known[name]
         if isinstance(found, Operator):
             values = self._computed(found, OPS[found.type]) or repeat(None)
@@ -80,7 +79,7 @@ class Constants:
         return found
 
     def _computed(self, op: Operator, definition: type[OpDef]) -> list[np.ndarray] | None:
-        """What the op's own kernel makes, in the order of the outputs; None where it fails, which it may do at its own time."""
+        """The results of the op's kernel, in the order of the outputs; None if the kernel raises: then the run will raise the error."""
         types = {n: self.walk.type_of(n) for n in (*op.input_arg_names, *op.output_arg_names)}
         if definition.constant:
             ins: dict[str, Any] = {n: np.broadcast_to(np.zeros((), np_dtype(types[n].dtype)), types[n].shape) for n in op.input_arg_names}
@@ -94,7 +93,7 @@ class Constants:
         try:
             with np.errstate(all="ignore"):
                 self._call(op, definition, ins, outs, types)
-        except Exception:  # an id out of range, say: the run says so, with the line
+        except Exception:  # such as an index out of range: the run reports it, with the line
             return None
         return [outs[n] for n in op.output_arg_names]
 
@@ -121,12 +120,12 @@ def _sizes_known(types: Mapping[str, TensorType], names: tuple[str, ...]) -> boo
 
 
 def _has_bits(value: np.ndarray) -> bool:
-    """Do attributes hold the value to the bit? Of NaNs they keep no sign."""
+    """Can attributes hold every bit of the value? They lose the sign of NaNs."""
     return value.dtype.kind in "iub" or not bool(np.isnan(value.astype("float64")).any())
 
 
 def _filling(op: Operator, name: str, t: TensorType, value: np.ndarray) -> Operator:
-    """The operator that fills in a value, in the place of `op`: it keeps its line."""
+    """The operator that fills in a value in place of `op`; it keeps the source line of `op`."""
     first = value.reshape(-1)[:1]
     attrs: dict[str, Any] = {"shape": t.shape, "dtype": t.dtype}
     if first.size and value.tobytes() == first.tobytes() * value.size and float(first.item()) == first.item():

@@ -1,4 +1,4 @@
-"""Softmax and the cross entropy of its result as one operator, forward and backward: the loss then never takes the logarithm of 0."""
+"""JoinCrossEntropy: replace softmax and cross_entropy by one operator, forward and backward, which never takes the logarithm of 0."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from .region import Region, Use
 @named
 @dataclass(frozen=True, repr=False)
 class JoinCrossEntropy(Pass):
-    """softmax, then cross_entropy, as softmax_with_cross_entropy, with their gradients.
-
-    Values change: where a probability rounds to 0 the loss of both is 1e20, that of one is right, and a gradient of 0 or NaN is what it
-    should be; elsewhere they differ by rounding. The probabilities keep their name. Left alone are values that parts of ranks hold, a
-    softmax along another axis, and one that has gradients from elsewhere too.
+    """Replace softmax followed by cross_entropy, with their gradients, by softmax_with_cross_entropy. Values change: if a probability
+    rounds to 0, the two operators give the loss 1e20 and a gradient of 0 or NaN, and the one operator gives the correct loss and gradient;
+    elsewhere they differ by rounding. The probabilities keep their name. The pass leaves values of which ranks hold parts, a softmax along
+    another axis, and a softmax that has gradients from other operators.
     """
 
     requires = (ONE_DEVICE,)
@@ -33,16 +32,16 @@ class JoinCrossEntropy(Pass):
 
 
 def _joined(joiner: Joiner, k: int, loss: Operator) -> str:
-    """Join one loss with the softmax that it reads; returns why not."""
+    """Join one loss with the softmax that it reads; returns the reason if it cannot."""
     (p,), (label,), (y,), values = loss.inputs["X"], loss.inputs["Label"], loss.outputs["Y"], joiner.values
     at = values.maker(p)
     if at is None or values.ops[at].type != "softmax" or joiner.taken(at):
-        return f"%{p} is not made by a softmax that it has for itself"
+        return f"%{p} is not the result of a softmax that only this operator reads"
     (x,), axis = values.ops[at].inputs["X"], values.ops[at].attrs["axis"]
     if axis not in (-1, len(values.shape(x)) - 1):
         return f"the softmax is along axis {axis}, cross entropy along the last one"
     if any(len(values.makers.get(n, ())) > 1 for n in (x, label, y)) or any(j > at for j in values.makers.get(label, ())):
-        return f"%{x}, %{label} or %{y} has another value at the softmax"
+        return f"%{x}, %{label} or %{y} is written more than once, or after the softmax"
 
     def write(b: Builder, use: Use) -> None:
         logits, labels = (b.block.var(use(n)) for n in (x, label))

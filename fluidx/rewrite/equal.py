@@ -1,4 +1,4 @@
-"""Common subexpressions: of operators that do the same with the same values, the first is enough."""
+"""Common subexpression elimination: of operators with the same inputs and attributes, only the first is kept."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from ..ir.opdef import Effect, OpDef
 from ..ir.operator import Frozen, Operator, Role, attrs_key
 from .walk import Answer, NameFacts, most_bytes
 
-_MOST_BYTES = 64 * 1024  # of a value made out of nothing: a larger one is made again as fast as it is read, and needs no memory meanwhile
+_MOST_BYTES = 64 * 1024  # the limit for values without operands: making a larger one again is as fast as reading it, and frees memory
 
 
 class Equal:
-    """The rule: an operator like an earlier one of its section is dropped; where its result has to exist, it is a copy."""
+    """The rule: an operator equal to an earlier one of its section is dropped; if its result has to exist, it becomes a copy."""
 
     def __init__(self, walk: NameFacts):
         self.walk = walk
@@ -26,12 +26,11 @@ class Equal:
         values: tuple = reads
         if not walk.changing.isdisjoint(reads):
             if definition.view is not None:
-                return None  # whether it is a view or a copy hangs on how long it lives
+                return None  # whether it is a view or a copy depends on its liveness
             values = tuple([(n, walk.version.get(n, 0)) if n in walk.changing else n for n in reads])
         if not reads and not walk.ask(most_bytes, outs, _MOST_BYTES):
             return None
-        # not across sections: a backward pass that computes a value again, or moves it, does so in order not to keep it. By id, as an enum
-        # hashes slowly
+        # not across sections: a backward pass recomputes or moves a value in order not to keep it. By id, because an enum # hashes slowly
         key = (op.type, id(op.role), id(self.section), values, *op.attrs.values())
         first = self.seen.setdefault(key, op)
         if first is not op and not self._same(first, op):
@@ -47,7 +46,7 @@ class Equal:
         return (op.replace(type="assign", inputs=Frozen(X=first.output_arg_names), outputs=Frozen(Out=outs), attrs=Frozen()),)
 
     def _same(self, first: Operator, op: Operator) -> bool:
-        """Equal keys are not enough: 0 and -0 are one key, 1 and True are, and names in other slots."""
+        """Compare exactly, because different operators may have one key: 0 and -0 do, 1 and True do, and the same names in other slots."""
         if first.inputs != op.inputs or first.device != op.device or first.outputs.keys() != op.outputs.keys():
             return False
         if [len(n) for n in first.outputs.values()] != [len(n) for n in op.outputs.values()]:

@@ -1,7 +1,7 @@
-"""Formulas: sums of products of powers, in one form however they are written, so that chains of elementwise operators can be compared.
+"""Formulas: sums of products of powers in a normal form, so that chains of elementwise operators can be compared.
 
 `x * x`, `pow(x, 2)` and `square(x)` are one formula, and so are `d / sqrt(v)`, `d * rsqrt(v)` and `d * v ** -0.5`. A sum is not multiplied
-out: it is one factor of a product. Nothing is said of rounding, of 0 / 0, or of a power outside of its domain.
+out: it is one factor of a product. Equal formulas may differ in rounding, at 0 / 0, and for powers outside of their domain.
 
 >>> x, v = name("x"), name("v")
 >>> d = plus(x, number(-3.0))
@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from ..ops.expr.nodes import Expr, nodes, number_of, substitute, symbols, trace
 
-_MOST = 8  # terms, and factors of one; what is longer is no formula that a pass looks for
+_MOST = 8  # the most terms, and the most factors of a term: no pass looks for a longer formula
 
 Factors = tuple[tuple["str | Formula", float], ...]  # (name or sum, exponent), sorted
 
 
 class Formula(NamedTuple):
-    """A sum: of each term its factors and its coefficient, sorted. The factors of a number are none."""
+    """A sum of terms, sorted; a term is its factors and its coefficient. A number has no factors."""
 
     terms: tuple[tuple[Factors, float], ...]
 
@@ -64,7 +64,7 @@ def plus(a: Formula, b: Formula) -> Formula:
 
 def times(a: Formula, b: Formula) -> Formula:
     (ca, fa), (cb, fb) = _as_product(a), _as_product(b)
-    if not fa or not fb:  # a number goes into every term
+    if not fa or not fb:  # a number multiplies every term
         c, other = (ca, b) if not fa else (cb, a)
         return Formula(tuple((f, t * c) for f, t in other.terms)) if c else number(0.0)
     exponents = dict(fa)
@@ -74,7 +74,7 @@ def times(a: Formula, b: Formula) -> Formula:
 
 
 def power(a: Formula, e: float) -> Formula | None:
-    """`a` to a constant power; None where that is no product of powers, or where what it was made of could lose its sign."""
+    """`a` to a constant power; None if that is not a product of powers, or if the sign of a base could be lost."""
     c, factors = _as_product(a)
     whole = float(e).is_integer()
     plain = c > 0 and len(factors) <= 1 and all(x == 1.0 for _, x in factors)
@@ -87,7 +87,7 @@ def power(a: Formula, e: float) -> Formula | None:
 
 
 def _as_product(a: Formula) -> tuple[float, Factors]:
-    """(coefficient, factors); of several terms one factor, whose first term is positive."""
+    """(coefficient, factors). A sum of several terms is one factor, whose first term is positive."""
     if not a.terms:
         return 0.0, ()
     if len(a.terms) == 1:
@@ -105,7 +105,7 @@ def _product(coefficient: float, exponents: Mapping[str | Formula, float]) -> Fo
 
 
 def of(expr: Expr, values: Mapping[str, Formula]) -> Formula | None:
-    """The formula of a scalar expression over symbols whose formulas are given; None for another function, or a long one."""
+    """The formula of a scalar expression over symbols with given formulas; None for other functions, or if it is too long."""
     done: dict[Expr, Formula | None] = {}
     for n in nodes(expr):
         if n.fn == "sym":
@@ -137,9 +137,10 @@ _FUNCTIONS: dict[str, Callable[..., Formula | None]] = {
 
 
 class Form:
-    """A formula with holes, written as a function: given names, names that are found, and (keyword-only) numbers that are found.
+    """A pattern of a formula, written as a function. Its parameters are the given names, names to be found, and (keyword-only) numbers to
+    be found.
 
-    `neutral` are holes that may be absent, with the number that stands in their place.
+    `neutral` are parameters that may be absent from a formula, with the number that takes their place.
 
     >>> form = Form(lambda x, scale, *, factor: factor * x * scale, given=("x",), neutral={"scale": 1.0})
     >>> form.match(times(times(name("s"), name("y")), number(2.0)), {"x": "y"})
@@ -153,17 +154,17 @@ class Form:
         parameters = inspect.signature(body).parameters.values()
         holes = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in given)
         self.numbers = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-        self.ways: list[tuple[Expr, tuple[str, ...]]] = []  # an expression, and its holes for names
+        self.ways: list[tuple[Expr, tuple[str, ...]]] = []  # an expression, and its parameters for names
         for some in (gone for k in range(len(absent) + 1) for gone in combinations(absent, k)):
             e = substitute(trace(body), {hole: absent[hole] for hole in some})
             self.ways.append((e, tuple(h for h in holes if h not in some)))
 
     def match(self, formula: Formula, given: Mapping[str, str]) -> dict[str, str | float] | None:
-        """What has to stand in the holes for this to be `formula`; None where nothing does."""
+        """Values of the parameters with which the pattern equals `formula`; None if there are none."""
         return next(self.matches(formula, given), None)
 
     def matches(self, formula: Formula, given: Mapping[str, str]) -> Iterator[dict[str, str | float]]:
-        """All the ways: two names that do the same, as terms of a sum do, fit both ways."""
+        """All matches: two names with the same role, such as two terms of a sum, match in both orders."""
         names, numbers = formula.names(), formula.numbers()
         if not set(given.values()).issubset(names):
             return

@@ -1,4 +1,4 @@
-"""Operators that leave a value as it is, bit by bit, and pairs of which one does what both do."""
+"""Remove operators that return a value unchanged, bit by bit, and merge pairs of operators into one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..ops.expr.numpy import evaluate
 from .constants import Constants
 from .walk import Answer, NameFacts
 
-# 0 and -0 differ in bits alone; the others are what a product or a quotient may lose
+# 0 and -0 differ only in their bits; a product or a quotient may lose the others
 _PROBES = (0.0, -0.0, 1.0, -1.5, float("inf"), float("-inf"), float("nan"), 5e-324, 1e-45, 1.7e308, 3e38)
 
 
 class Identities:
-    """The rule. `constants`, where it runs too, knows what an operand is multiplied with."""
+    """The rule. `constants`, if that rule runs too, knows the constant operands of products."""
 
     def __init__(self, walk: NameFacts, constants: Constants | None = None):
         self.walk, self.constants = walk, constants
@@ -33,7 +33,7 @@ class Identities:
         return None
 
     def _kept(self, op: Operator, definition: type[OpDef]) -> Answer:
-        """Of an op that may leave its first operand as it is."""
+        """The answer for an op that may return its first operand unchanged."""
         walk, outs = self.walk, op.output_arg_names
         if not op.input_arg_names:
             return None
@@ -43,7 +43,7 @@ class Identities:
         laid_out = definition.view is not None or walk.in_one_piece(x)
         if same and laid_out and walk.free(op) and walk.alike(x, out):
             walk.stands_for(x, out)
-            return () if len(outs) == 1 else (op,)  # a mask, say: it goes where nothing reads it
+            return () if len(outs) == 1 else (op,)  # such as a mask, which dead-code elimination removes
         return self._with_the_one_before(op, definition, x) if definition.merge_two is not None else None
 
     def _with_the_one_before(self, op: Operator, definition: type[OpDef], x: str) -> Answer:
@@ -61,7 +61,8 @@ class Identities:
         return found if (found := self._kept(joined, definition)) is not None else (joined,)
 
     def _with_constant(self, op: Operator, definition: type[OpDef]) -> Answer:
-        """Of an elementwise op, one operand of which is one known number: x * 1 and x + (-0), which are x; x + 0 makes 0 of -0."""
+        """The answer for an elementwise op with one known number as operand: x * 1 and x + (-0) are x; x + 0 is not, since it turns -0 into
+        0."""
         walk, (out,) = self.walk, op.output_arg_names
         assert self.constants is not None and definition.element is not None
         for k, number in enumerate(op.input_arg_names):
@@ -77,7 +78,7 @@ class Identities:
         return None
 
     def _leaves(self, op: Operator, definition: type[OpDef], at: int, number: float) -> bool:
-        """Is the scalar formula its operand `at` where the other one is `number`, to the bit?"""
+        """Does the scalar formula return its operand `at`, bit by bit, if the other operand is `number`?"""
         assert definition.element is not None
         t = self.walk.type_of(op.output_arg_names[0])
         e, shapes = definition.element(op.attrs, [t.shape, t.shape], t.ndim)
@@ -86,7 +87,7 @@ class Identities:
             return False
         dtype = np_dtype(t.dtype)
         if dtype.kind in "iub":
-            return True  # in whole numbers what simplifies is equal
+            return True  # for integers, equal formulas have equal bits
         with np.errstate(all="ignore"):
             probes = np.array(_PROBES).astype(dtype)
             made = np.asarray(evaluate(e, np, {x: probes, other: np.full_like(probes, number)}))
@@ -94,7 +95,7 @@ class Identities:
 
 
 def _keeps(types: Mapping[str, TensorType], op: Operator, definition: type[OpDef]) -> bool | None:
-    """Does the operator hand on its first operand, if that lies in one piece? None where a type is not known."""
+    """Does the operator return its first operand unchanged if that is contiguous? None if a type is not known."""
     x, out = types.get(op.input_arg_names[0]), types.get(op.output_arg_names[0])
     if x is None or out is None:
         return None

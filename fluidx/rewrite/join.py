@@ -1,4 +1,4 @@
-"""Many operators as one, forward and backward: what the passes share that join a chain which someone wrote out."""
+"""Joiner: replace a chain of operators by one operator, forward and backward. The passes JoinAttention and others share it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .base import with_ops
 from .region import Region, Write, Written, as_it_is, found_in, written
 from .values import ChainValues
 
-_SUM = "sum"  # what backward adds the gradients of one value up with
+_SUM = "sum"  # the op with which backward adds up the gradients of one value
 
 
 @dataclass
 class _Edit:
-    """Operators in the place of some, by index, and variables that are new."""
+    """Replacements of operators, by index, and new variables."""
 
     instead: dict[int, list[Operator]] = field(default_factory=dict)
     declared: dict[str, Var] = field(default_factory=dict)
 
 
 class Joiner:
-    """Collects what is to be joined in a program; `program()` is the result."""
+    """Collects the chains to be joined in a program; `program()` returns the new program."""
 
     def __init__(self, program: Program, job: Job):
         self.before, self.values = program, ChainValues(program, job)
@@ -38,7 +38,7 @@ class Joiner:
         self.names = set(self.descs)
 
     def program(self) -> Program:
-        """The program with all that was joined. Constants that nothing else reads are gone with their readers."""
+        """The program with all joins. Constants that only joined operators read are removed."""
         if not self.edit.instead:
             return self.before
         made = self.before.copy()
@@ -62,19 +62,18 @@ class Joiner:
         return left
 
     def taken(self, k: int) -> bool:
-        """Is an operator part of what was joined?"""
+        """Was an operator joined?"""
         return k in self.edit.instead
 
     def fresh(self, name: str) -> str:
-        """A name that nothing else has."""
+        """An unused name."""
         name = unused(name, self.names, "_".__mul__)
         self.names.add(name)
         return name
 
     def join(self, region: Region, write: Write) -> str:
-        """Put what `write` writes in the place of a region, and its gradients in the place of those of the region; returns why not.
-
-        What `write` makes beside the region's results has names from `fresh`.
+        """Replace a region by the operators that `write` writes, and the region's gradients by theirs; returns the reason if it cannot.
+        Values that `write` makes beside the region's results have names from `fresh`.
         """
         values, results = self.values, (region.out, *region.kept)
         inner = [n for k in region.ops for n in self.ops[k].output_arg_names if n not in results]
@@ -89,7 +88,7 @@ class Joiner:
                     return f"%{n} is read elsewhere"
         try:
             if differentiated:
-                edit = self._both(region, inner, write) or f"%{differentiated} has gradients from elsewhere too"
+                edit = self._both(region, inner, write) or f"%{differentiated} has gradients from other operators too"
             else:
                 edit = self._edited(region, written(values, region, write))
         except ProgramError as e:
@@ -122,7 +121,7 @@ class Joiner:
         if not values.walk.whole(n for op in ops for n in (*op.input_arg_names, *op.output_arg_names)):
             return "ranks hold parts of the values"
         if len({op.device for op in ops}) > 1 or len({op.role for op in ops} - {Role.LOSS}) > 1:
-            return "its operators stand on several devices or in several sections"
+            return "its operators are on several devices or in several sections"
         return self._changed(region.inputs, region.ops[0], region.ops[-1])
 
     def _changed(self, names: Collection[str], first: int, last: int) -> str:
@@ -139,7 +138,7 @@ class Joiner:
     # -- with gradients -------------------------------------------------------------------------------------------------------------
 
     def _both(self, region: Region, inner: Collection[str], write: Write) -> _Edit | str:
-        """The edit for a region and its gradients; or why not, empty where these are not found."""
+        """The edit for a region and its gradients; or the reason, which is empty if the gradients are not found."""
         reason = ""
         for wanted in self._wanted(region):
             try:
@@ -154,7 +153,7 @@ class Joiner:
         return reason
 
     def _wanted(self, region: Region) -> Iterator[tuple[str, ...]]:
-        """Inputs that gradients can have been asked for: first those that are trained or follow from such, then any others."""
+        """Sets of inputs that may need gradients: first the inputs that are trained or follow from trained ones, then any others."""
         floats = [n for n in region.inputs if self.descs[n].type.is_float]
         likely = tuple(n for n in floats if not self.descs[n].stop_gradient)
         if likely:
@@ -174,14 +173,14 @@ class Joiner:
         if any(map(self.taken, at)):
             return "some of its gradients were joined with others"
         if found.seed in terms or len(set(terms)) < len(terms) or any(t in values.walk.changing for t in terms):
-            return f"the gradient of %{region.out} or of an input is that of another value, too"
+            return f"the gradient of %{region.out} or of an input is also the gradient of another value"
         if not values.walk.whole(found.names.values()):
             return "ranks hold parts of the gradients"
         read = (*region.inputs, region.out, *region.kept)
         return self._changed(read, region.ops[-1] + 1, max(at)) or self._changed([found.seed], min(at), max(at))
 
     def _replaced(self, region: Region, found: _Found, joined: Written) -> _Edit | str:
-        """The edit with the gradients of the joined operators at the place of the first that has the gradient of `out`."""
+        """The edit that puts the gradients of the joined operators at the first operator that reads the gradient of `out`."""
         edit, called = self._edited(region, joined), dict[str, str]()
         finishes = {g: p for k in found.at for p, g in _pairs(self.ops[k])}
         edit.instead |= {k: [] for k in found.at}
@@ -204,7 +203,7 @@ class Joiner:
         return edit
 
     def _sum_of(self, found: _Found, terms: list[str]) -> int | str:
-        """The operator that adds up what flows back to one input; -1 where that is one value; or why there is none."""
+        """The operator that adds up the gradient terms of one input; -1 if there is one term; or the reason why there is none."""
         if len(terms) == 1:
             return -1
         readers = {k for n in terms for k in self.values.uses.get(n, ())} - found.at
@@ -217,7 +216,8 @@ class Joiner:
         return min(readers) if all(added.count(n) == 1 for n in terms) else f"%{terms[0]} is not added to the others, once each"
 
     def _added_up(self, k: int, terms: list[str], made: list[str], edit: _Edit, finishes: dict[str, str]) -> dict[str, str]:
-        """Have the sum `k` add up what is made in the place of `terms`, or go where nothing else is added; names for what is made."""
+        """Let the sum `k` add the values `made` in place of `terms`, or remove it if it adds nothing else; returns new names for these
+        values."""
         (add,) = edit.instead.get(k) or self.edit.instead.get(k) or (self.ops[k],)
         ((slot, names),) = add.inputs.items()
         left = tuple(n for n in names if n not in terms[len(made) :])
@@ -232,7 +232,8 @@ class Joiner:
 
 @dataclass(frozen=True)
 class _Found:
-    """The gradients of a region: as they would be written, their names in the program, and where they stand."""
+    """The gradients of a region, found in the program: the operators as backward would write them, their names in the program, and their
+    indices."""
 
     own: Written
     names: Mapping[str, str]
@@ -243,7 +244,7 @@ class _Found:
         return self.names[self.own.seed]
 
     def terms(self, name: str = "") -> list[str]:
-        """What flows back to an input, or to all."""
+        """The gradient terms of an input, or of all inputs."""
         return [self.names[t] for n, t in self.own.terms if name in ("", n)]
 
 

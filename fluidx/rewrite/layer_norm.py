@@ -1,4 +1,4 @@
-"""Layer normalization that is written out as means, differences and roots becomes one operator."""
+"""JoinLayerNorm: replace layer normalization written as means, differences and roots by one operator."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _NORMALIZED = Form(
 @named
 @dataclass(frozen=True, repr=False)
 class JoinLayerNorm(Pass):
-    """The mean over the last axes, what differs from it, the mean of its squares, and the quotient with a root of that, as layer_norm.
+    """Replace the mean over the last axes, the difference from it, the mean of the squares, and the division by its root by layer_norm.
 
-    However it is written: squares, products and powers, roots and quotients by them or products with reciprocal ones, factors in any
-    order, means with their axes or without. What is multiplied and added afterwards and has the size of the normalized axes becomes Scale
-    and Bias. Gradients that are those of the chain become those of layer_norm. Results differ by rounding.
+    All spellings are found: squares, products or powers; division by roots or multiplication by reciprocal roots; factors in any order;
+    means that keep their axes or drop them. A factor and a term that follow and have the size of the normalized axes become Scale and Bias.
+    The chain's gradient operators become the gradient of layer_norm. Results differ by rounding.
 
-    Left alone are chains of which another value is read, fetched or fed, or of which ranks hold parts, other axes, and gradients that come
-    from elsewhere too.
+    The pass leaves a chain as it is if another operator, a fetch or a feed uses a value inside it, if ranks hold parts of its values, if
+    the axes are not the last ones, or if a value inside it has gradients from other operators.
     """
 
     requires = (ONE_DEVICE,)
@@ -50,7 +50,7 @@ class JoinLayerNorm(Pass):
 
 @dataclass(frozen=True)
 class _Norm:
-    """What a value is as a normalization: its weights, by name, and epsilon."""
+    """The parameters of a normalization: the names of Scale and Bias, and epsilon."""
 
     axis: int
     epsilon: float
@@ -59,7 +59,8 @@ class _Norm:
 
 
 def _joined(joiner: Joiner, mean: Operator) -> str:
-    """Join what follows from one mean, as much of it as can be; returns why not. Empty where no variance follows."""
+    """Join the longest possible chain that starts at one mean; returns the reason if it cannot. The reason is empty if no variance
+    follows."""
     (x,), (m,), values = mean.inputs["X"], mean.outputs["Out"], joiner.values
     axes = _axes(values, mean)
     row = kept_shape(values.shape(x), axes)
@@ -72,9 +73,9 @@ def _joined(joiner: Joiner, mean: Operator) -> str:
     (v,) = values.ops[variances[0]].outputs["Out"]
     ndim = len(values.shape(x))
     if not axes[0] or axes != tuple(range(axes[0], ndim)):
-        return f"the axes {list(axes)} of %{x} are not its last ones, behind one or more"
+        return f"the axes {list(axes)} of %{x} are not its last ones, after at least one other"
     chain = Chain(values, x, {m: row, v: row})
-    given, reason = {"x": x, "mean": m, "variance": v}, f"%{v} does not become the root that %{x} - %{m} is divided by"
+    given, reason = {"x": x, "mean": m, "variance": v}, f"%{v} does not become the root by which %{x} - %{m} is divided"
     reasons = []
     for n in reversed(chain.known):
         for found in _NORMALIZED.matches(chain.known[n].formula, given):
@@ -92,7 +93,7 @@ def _axes(values: ChainValues, op: Operator) -> tuple[int, ...]:
 
 def _why_not(chain: Chain, out: str, norm: _Norm) -> str:
     if chain.known[out].shape != chain.like:
-        return f"%{out} has another shape than what is normalized"
+        return f"%{out} does not have the shape of the normalized value"
     rest = (*(1,) * norm.axis, *chain.like[norm.axis :])
     for n in (norm.scale, norm.shift):
         if n is not None and (chain.others[n] != rest or OPEN in rest):

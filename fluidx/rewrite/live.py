@@ -1,4 +1,4 @@
-"""Which operators of a program a run needs: what is fetched, state and effects hold them, and what they read."""
+"""Dead-code analysis: which operators of a program a run needs for its fetches, state and effects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ..ir.program import Program
 
 
 def live_ops(program: Program, fed: Collection[str], fetch: Iterable[str], ops: Sequence[Operator] | None = None) -> list[Operator]:
-    """Operators that a fetch, a persistable variable or an effect needs, of `ops` or of block 0. A value that is fed is not computed.
+    """The operators of `ops`, or of block 0, that a fetch, a persistable variable or an effect needs. Operators that compute fed values are
+    left out.
 
     >>> p = Program.parse_from_string('''program p {
     ...   data %x: f32[1]

@@ -1,8 +1,8 @@
-"""Regions of a program that become one operator, and the gradients of either: written down by `gradients`, found in the program by search.
+"""Regions of a program that one operator replaces, and their gradient operators, which are found in the program by search.
 
-No pass has to know how a chain is differentiated. What backward would write for it is written once more, and the program is searched for
-just these operators, under whatever names. If they are all that reads the values of the chain, what `gradients` says of the one operator
-may stand in their place.
+No pass has to know how a chain is differentiated. The gradient operators that backward would write for the region are written again, and
+the program is searched for the same operators under any names. If no other operator reads the values of the chain, the gradients of the one
+operator can replace them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from ..ir.unique_name import unused
 from ..ir.var import Var
 from .values import ChainValues
 
-Use = Callable[[str], str]  # of an input of a region, the name to read it by
+Use = Callable[[str], str]  # maps an input of a region to the name under which it is read
 Write = Callable[[Builder, Use], object]
 
 
 @dataclass(frozen=True)
 class Region:
-    """Operators, by index in their order, the last of which makes `out` of `inputs` and constants.
-
-    What comes in their place makes `kept` as well; then it stands where the first of them does, else where the last one does.
+    """Operators, by ascending index; the last one makes `out`, and they read `inputs` and constants. Their replacement also makes the
+    values in `kept`; then it is placed at the first of them, else at the last.
     """
 
     ops: tuple[int, ...]
@@ -43,9 +42,8 @@ class Region:
 
 @dataclass(frozen=True)
 class Written:
-    """Operators that make `out` of the inputs, and their gradients.
-
-    `terms` are (input, what flows back to it), one for each time that it is read; `seed` is the gradient of `out`.
+    """Operators that make `out` from the inputs, and their gradients. `terms` are pairs (input, gradient term), one for each time that the
+    input is read; `seed` is the gradient of `out`.
     """
 
     forward: list[Operator]
@@ -55,8 +53,8 @@ class Written:
     descs: Mapping[str, Var]
 
     def without_copies(self) -> Written:
-        """Without the copies that give a gradient of its own to an input to which another value's flows back as it is: as one term of
-        several it has none."""
+        """The same without copies of gradients. Backward copies a gradient if an input receives it unchanged; it makes no copy if that is
+        one term of a sum."""
         ends = {t for _, t in self.terms}
         copied = {op.output_arg_names[0]: op.input_arg_names[0] for op in self.backward if op.type == "assign"}
         copied = {t: x for t, x in copied.items() if t in ends}
@@ -82,16 +80,15 @@ def as_it_is(values: ChainValues, region: Region) -> Write:
 
 
 def written(values: ChainValues, region: Region, write: Write, wanted: Sequence[str] = (), seed: str = "") -> Written:
-    """What `write` writes behind all that is before the region's end, and the gradients of the inputs `wanted`.
-
-    `seed` is the gradient of `out`; a new variable without. Raises ProgramError where there is no gradient, or types do not fit.
+    """The operators that `write` writes after the operators before the region's end, and the gradients of the inputs `wanted`. `seed` is
+    the gradient of `out`, a new variable by default. Raises ProgramError if there is no gradient, or if types do not match.
     """
     draft = values.program.copy()
     block, inside, last = draft.global_block(), set(region.ops), values.ops[region.ops[-1]]
     block.oplist = [op for k, op in enumerate(values.ops[: region.ops[-1]]) if k not in inside]
     b = Builder(block, role=last.role)
     b.site, b.device = last.site, last.device
-    reads: list[tuple[str, str]] = []  # (input, the copy of it that one operator reads): each has a gradient of its own
+    reads: list[tuple[str, str]] = []  # (input, its copy that one operator reads): each copy has its own gradient
 
     def use(name: str) -> str:
         if name not in wanted:
@@ -132,12 +129,12 @@ def fresh(block: Block, name: str) -> str:
 
 
 def found_in(values: ChainValues, own: Written) -> Iterator[tuple[dict[str, str], set[int]]]:
-    """Where the gradient operators stand in the program: their names there, and their indices."""
+    """The places of the gradient operators in the program: their names there, and their indices."""
     new = {own.seed, *own.made}
     ops, makers, uses = values.ops, values.makers, values.uses
 
     def anchors(op: Operator, names: Mapping[str, str]) -> Sequence[int] | None:
-        """The operators that this one can be, as far as names are known: the maker of its result, or a reader of an operand."""
+        """The candidates for an operator, by the names that are known: the maker of its result, or the readers of an operand."""
         for n in op.output_arg_names:
             if n in names:
                 return makers.get(names[n], ())
@@ -160,7 +157,7 @@ def found_in(values: ChainValues, own: Written) -> Iterator[tuple[dict[str, str]
 
 
 def _same(wanted: Operator, op: Operator, names: Mapping[str, str], new: set[str]) -> dict[str, str] | None:
-    """The names with those by which `op` is `wanted`; None where it is not."""
+    """`names` extended so that `op` equals `wanted`; None if they do not match."""
     if (op.type, op.role, op.device) != (wanted.type, wanted.role, wanted.device) or op.attrs != wanted.attrs:
         return None
     found = dict(names)

@@ -1,4 +1,4 @@
-"""For inference: products and sums by channel, computed into the filters, the bias or the normalization before them."""
+"""Fold products and sums per channel into the filters, the bias or the normalization before them, for inference."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ _PRODUCT, _SUM, _NORM = "elementwise_mul", "elementwise_add", "batch_norm"
 
 
 def fold_scales(program: Program, value: Callable[[str], np.ndarray], fetched: Collection[str] = ()) -> Folded:
-    """Fold products with a vector by channel, then sums, into what is before them and has parameters by channel.
-
-    `value` gives what a parameter holds; what is `fetched` stays as it is. The program is one for inference.
+    """Fold products with a vector per channel, then sums, into the operators before them that have parameters per channel. `value` gives
+    the value of a parameter; values in `fetched` are not changed. The program must be for inference.
     """
     values: dict[str, np.ndarray] = {}
     for kind in (_PRODUCT, _SUM):
@@ -53,7 +52,7 @@ class _Scales(Folder):
         self.instead[id(op)] = (before.replace(outputs={**before.outputs, slot: (out,)}),)
 
     def _by_channel(self, name: str, x: str, axis: int, channels: int) -> np.ndarray | None:
-        """The vector that a parameter, or a view of one, is along the channels of x; None where it is no such."""
+        """The value of a parameter, or of a view of one, as a vector along the channels of x; None if it has another shape."""
         makers = self.makers.get(name, [])
         if makers:
             op = self.ops[makers[0]]
@@ -71,7 +70,7 @@ class _Scales(Folder):
         return array.reshape(-1).astype("float64") if 0 <= at < array.ndim and array.shape[at] == array.size else None
 
     def _shifted(self, before: Operator, by: np.ndarray, axis: int) -> bool:
-        """Have `before` add so much more, if it adds a parameter."""
+        """Add `by` to the parameter that `before` adds; returns whether it adds one."""
         if before.type == _NORM:
             bias = before.inputs["Bias"][0]
         elif before.type == _SUM and self._is_bias(before, axis):
@@ -84,7 +83,7 @@ class _Scales(Folder):
         return True
 
     def _scaled(self, before: Operator, by: np.ndarray, axis: int) -> bool:
-        """Have `before` make so many times as much, if it is linear in parameters."""
+        """Multiply the results of `before` by `by` through its parameters; returns whether it is linear in parameters."""
         if before.type == _NORM:
             own = [before.inputs[slot][0] for slot in ("Scale", "Bias")]
             if not all(self._is_parameter(n) and self._read_once(n) for n in own):

@@ -1,4 +1,4 @@
-"""Values of a program as rewrites see them: who makes and reads each, which are constants, and what chains of operators compute."""
+"""Facts about the values of a program for rewrites: makers and readers, constants, and the formulas that chains of operators compute."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .constants import Constants
 from .formula import Formula, name, number, of
 from .walk import Answer, NameFacts
 
-OPEN = (1 << 31) - 1  # stands for an open size where shapes are aligned: no size that a program has
+OPEN = (1 << 31) - 1  # takes the place of an open size when shapes are aligned; no program has this size
 
 
 class ChainValues:
-    """What is known of the values of block 0; operators are meant by their index."""
+    """Facts about the values of block 0. Operators are given by their index."""
 
     def __init__(self, program: Program, job: Job):
         self.program, self.ops = program, program.global_block().oplist
@@ -41,18 +41,18 @@ class ChainValues:
         self.sizes = StandInShapes(program.global_block())
 
     def constant(self, value: str) -> np.ndarray | None:
-        """The array that a value surely is; None for one that is not known."""
+        """The array that a value always has; None if it is not known."""
         return self.constants.value(value) if value in self.constants.known else None
 
     def number(self, value: str) -> float | None:
-        """The one number that a value is known to be."""
+        """The number that a value of one element always has; None if it is not known."""
         array = self.constant(value)
         if array is None or array.size != 1 or array.dtype.kind not in "iuf":
             return None
-        return float(str(array.reshape(-1)[0]))  # 0.1, not the double that is nearest to float32's 0.1: for float32 they are the same
+        return float(str(array.reshape(-1)[0]))  # 0.1, not the double of float32's 0.1: as float32 they are equal
 
     def maker(self, value: str) -> int | None:
-        """The operator that makes a value, where there is one, and it only computes."""
+        """The operator that makes a value, if exactly one does and it has no effects; else None."""
         at = self.makers.get(value, ())
         if len(at) != 1 or (d := self.descs.get(value)) is None or d.persistable or d.is_data:
             return None
@@ -60,11 +60,11 @@ class ChainValues:
         return at[0] if definition.effect is Effect.PURE and not definition.bodies else None
 
     def shape(self, value: str) -> tuple[int, ...]:
-        """Its shape, with a number for open sizes that no size equals."""
+        """The shape of a value, with OPEN for open sizes."""
         return shown(self.descs[value].type.shape)
 
     def why_needed(self, value: str) -> str:
-        """Why a value has to exist, beside its readers; empty where it need not."""
+        """The reason why a value has to exist even without readers; empty if there is none."""
         if value in self.fed:
             return "is fed"
         if value in self.fetched:
@@ -74,27 +74,26 @@ class ChainValues:
         return "is needed by its name" if value in self.walk.kept else ""
 
     def unchanged(self, value: str, first: int, last: int) -> bool:
-        """Has a value that is read at `first` or later the same content up to `last`?"""
+        """Does a value keep its content from operator `first` to operator `last`?"""
         return value not in self.walk.changing or not any(first <= k <= last for k in self.makers.get(value, ()))
 
 
 class ChainValue(NamedTuple):
-    """A value of a chain: its formula, and its shape among the axes of the chain, some of which it may lack as sizes of 1."""
+    """A value of a chain: its formula, and its shape in the axes of the chain, with size 1 for axes that it lacks."""
 
     formula: Formula
     shape: tuple[int, ...]
 
 
 class Chain:
-    """What elementwise operators make of some values, in terms of these and of values from elsewhere.
-
-    All have the axes of `like`. A value without some of them, such as a mean, may be written with fewer axes, as long as it comes back to
-    where it belongs. `starts` are names in formulas, with their shapes among those axes; `others` the values from elsewhere, with theirs.
+    """The values that elementwise operators compute from the values `starts`, as formulas over these and other values. All values have the
+    axes of `like`. A value without some of these axes, such as a mean, may have fewer axes in between, if it gets them back in the right
+    places. `starts` are names in formulas, with their shapes in those axes; `others` are values from outside of the chain, with theirs.
     """
 
     def __init__(self, values: ChainValues, like: str, starts: Mapping[str, tuple[int, ...]]):
         self.values, self.like = values, values.shape(like)
-        self.known = {n: ChainValue(name(n), shape) for n, shape in starts.items()}  # in the order in which it is computed
+        self.known = {n: ChainValue(name(n), shape) for n, shape in starts.items()}  # in the order of computation
         self.others: dict[str, tuple[int, ...]] = {}
         role = {values.ops[values.makers[n][0]].role for n in starts}
         waiting = sorted(k for n in starts for k in values.uses.get(n, ()))
@@ -119,7 +118,7 @@ class Chain:
         return self._computed(op, definition) if definition.element is not None else None
 
     def _laid_out(self, op: Operator, definition: type[OpDef]) -> ChainValue | None:
-        """Of a view of the same elements in the same order, with the axes of the chain again or without those of size 1."""
+        """The value of a view with the same elements in the same order, which restores the axes of the chain or drops axes of size 1."""
         (x,), (out,) = op.input_arg_names, op.output_arg_names
         known, types = self.known[x], [self.values.descs[n].type for n in (x, out)]
         p = definition.pattern_of(types[:1], types[1:], op.attrs)
@@ -129,7 +128,7 @@ class Chain:
         return known if a == b and fits else None
 
     def _computed(self, op: Operator, definition: type[OpDef]) -> ChainValue | None:
-        """Of an elementwise operator."""
+        """The value of an elementwise operator."""
         (out,), names, values = op.output_arg_names, op.input_arg_names, self.values
         shape = values.shape(out)
         assert definition.element is not None
@@ -159,7 +158,7 @@ class Chain:
         return ChainValue(formula, mine.pop() if fewer else shape)
 
     def operators(self, last: str) -> list[int]:
-        """The operators that lead to a value of the chain, by index, but for those that make values from elsewhere."""
+        """The operators of the chain that compute a value, by index, without the operators that make the values from outside."""
         found: set[int] = set()
         waiting = [last]
         while waiting:

@@ -1,11 +1,11 @@
-"""One walk over the operators of a program, which keep, replace or drop themselves by rules that agree on what names mean.
+"""One walk over the operators of a program; rules keep, replace or drop each operator, and share facts about names.
 
-A rule is asked about an operator that only computes. It answers None (no opinion), or the operators that stand in its place: one is
-handed to the next rule, none means that others read another name from then on (`Walk.stands_for`).
+The walk asks each rule about every operator without effects. A rule answers None (no opinion), or a tuple of replacements: one operator,
+which the next rule then sees, or none, if later operators read another name instead (`NameFacts.stands_for`).
 
-Three kinds of names limit what a rule may do. A *changing* one has more than one value in a run: it is written twice, by a body, or
-is state, data or a feed that is written. A *kept* one has to exist: changing ones, what is fetched, what a body reads (bodies are left
-as they are), what is sent, and gradients that operators say they finish. Any other name has one value and can be replaced.
+Three kinds of names limit what a rule may do. A *changing* name has more than one value in a run: it is written twice, or by a body, or it
+is state, data or a feed that is written. A *kept* name has to exist: changing names, fetched names, names that a body reads (bodies are not
+rewritten), names that are sent, and final gradients of `role_var`. Any other name has one value and can be replaced.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ _COMPUTES = (Effect.PURE, Effect.RANDOM)
 
 
 class TypeQuery(NamedTuple):
-    """A question about types by name, what it was asked of, and the answer: true, false, None or a type."""
+    """A question about the types of names, its arguments, and the answer: true, false, None or a type."""
 
     question: Callable[..., Any]
     args: tuple[Any, ...]
     answer: Any
 
     def holds(self, types: Mapping[str, TensorType]) -> bool:
-        """Is the answer the same? A type has to be the same object: equal ones, (1,) and (True,), need not be."""
+        """Is the answer the same for these types? A type must be the same object, because equal shapes such as (1,) and (True,) may
+        differ."""
         return self.question(types, *self.args) is self.answer
 
 
@@ -46,14 +47,13 @@ def equal_types(types: Mapping[str, TensorType], name: str, other: str) -> bool:
 
 
 def most_bytes(types: Mapping[str, TensorType], names: tuple[str, ...], most: int) -> bool:
-    """Has each of the values at most so many bytes, as far as one knows?"""
+    """Does each of the values have a known size of at most `most` bytes?"""
     return all((t := types.get(n)) is not None and t.nbytes <= most for n in names)
 
 
 class NameFacts:
-    """What is known of names at one operator: types, who made them, which other name stands for one. `ops` is what came out.
-
-    `asked` is all that rules wanted to know of types: where the answers are the same, the same comes out.
+    """Facts about names at the current operator: types, makers, and the names that replace others. `ops` is the result so far. `asked` has
+    every question of the rules about types: if the answers are the same, the result is the same.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class NameFacts:
         self.asked: list[TypeQuery] = []
         self.descs = program.global_block().descs
         self.alias: dict[str, str] = {}
-        self.maker: dict[str, Operator] = {}  # of names that do not change
+        self.maker: dict[str, Operator] = {}  # for names that are not changing
         self.changing: set[str] = set()
         self.kept = set(fetch).union(given)
-        self.version: dict[str, int] = {}  # of changing names: how often they were written up to here
+        self.version: dict[str, int] = {}  # for changing names: how often they were written so far
         self.changed = False
         self.renamed: list[tuple[Operator, Operator]] = []  # operators that read other names, before and after
         self.ops: list[Operator] = []
@@ -82,7 +82,7 @@ class NameFacts:
             elif definition.effect is Effect.P2P:
                 self.kept.update(op.input_arg_names)
             if op.role_var:
-                self.kept.update(op.role_var)  # who transpiles the program looks for parameters and gradients by name
+                self.kept.update(op.role_var)  # a transpile finds parameters and gradients by name
             for n in outs:
                 if n in seen or n in given or ((d := descs.get(n)) is not None and (d.persistable or d.is_data)):
                     changing.add(n)
@@ -90,7 +90,7 @@ class NameFacts:
         self.kept.update(changing)
 
     def run(self, ops: Sequence[Operator], rules: Sequence[Rule]) -> list[Operator]:
-        """Walk over `ops`, which were given, and return what stands in their place."""
+        """Walk over the given `ops` and return the operators that replace them."""
         out, alias, maker, changing = self.ops, self.alias, self.maker, self.changing
         for op in ops:
             new = op
@@ -124,23 +124,23 @@ class NameFacts:
     # -- what rules ask ------------------------------------------------------------------------------------------------------
 
     def ask(self, question: Callable[..., Any], *args: Any) -> Any:
-        """What a question about types answers; rules look at types through questions alone."""
+        """The answer to a question about types; rules use types only through questions."""
         answer = question(self._types, *args)
         self.asked.append(TypeQuery(question, args, answer))
         return answer
 
     def type_of(self, name: str) -> TensorType:
-        """The type of a value that has one."""
+        """The type of a value that has a type."""
         t = self.ask(_type_of, name)
         assert t is not None, f"%{name} has no type"
         return t
 
     def free(self, op: Operator) -> bool:
-        """May the operator go, once other names stand for its results?"""
+        """May the operator be dropped when other names replace its results?"""
         return self.kept.isdisjoint(op.output_arg_names)
 
     def alike(self, name: str, other: str) -> bool:
-        """Have two values one type, and do their parts lie alike, in one memory?"""
+        """Do two values have the same type, placement and memory?"""
         a, b = self.descs.get(name), self.descs.get(other)
         if a is not None and b is not None and a.on_host is not b.on_host:
             return False
@@ -149,11 +149,11 @@ class NameFacts:
         return self.ask(equal_types, name, other)
 
     def whole(self, names: Iterable[str]) -> bool:
-        """Does every rank have all of these values?"""
+        """Are all of these values replicated?"""
         return not any((d := self.descs.get(n)) is not None and d.placement for n in names)
 
     def in_one_piece(self, name: str) -> bool:
-        """Does a value surely lie in one piece? A view may not, and some kernels add up in another order then."""
+        """Is a value certainly contiguous? A view may not be, and then some kernels add up in another order."""
         made = self.maker.get(name)
         return made is None or ((d := OPS[made.type]).view is None and d.view_ctx is None)
 

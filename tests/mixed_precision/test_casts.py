@@ -192,7 +192,7 @@ class _OnlyFloat32(OPS["matmul"]):
         ({"custom_white_list": ["matmull"]}, "custom_white_list: there is no op 'matmull'; did you mean 'matmul'?"),
         ({"custom_black_list": "exp"}, r"custom_black_list is a list of op types, got 'exp'; write \['exp'\]"),
         ({"custom_white_list": ["exp"], "custom_black_list": ["exp"]}, "'exp' in custom_white_list and in custom_black_list"),
-        ({"custom_white_list": ["cond"]}, "cond runs blocks, whose ops work as they say themselves"),
+        ({"custom_white_list": ["cond"]}, "cond runs blocks, and the ops inside choose their own precision"),
     ],
 )
 def test_lists_are_checked(lists, message):

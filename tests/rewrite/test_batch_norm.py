@@ -101,7 +101,7 @@ def test_what_cannot_be_folded_is_left_with_a_reason():
     _, _, t = folded_like(write, (4, 3, 3), [conv, norm, "elementwise_add", "relu", norm, conv, norm, conv, norm])
     reasons = [line.rpartition(": ")[2] for line in t.explain()]
     assert reasons == [
-        "%conv2d_0.tmp_0 is read elsewhere", "op relu has no parameter whose axis makes the channels", "%shared is read elsewhere",
+        "%conv2d_0.tmp_0 is read elsewhere", "op relu has no parameter with an axis for the channels", "%shared is read elsewhere",
         "%shared is read elsewhere",
     ]  # fmt: skip
     assert t.explain()[0].startswith("kept %batch_norm_0.tmp_0") or t.explain()[0].startswith("kept [%batch_norm_0.tmp_0")

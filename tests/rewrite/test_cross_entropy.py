@@ -38,13 +38,16 @@ def test_attributes_of_the_loss_stay():
 @pytest.mark.parametrize(
     "text, reason",
     [
-        (FORWARD.replace("softmax(%x)", "sigmoid(%x)"), "%p is not made by a softmax that it has for itself"),
+        (FORWARD.replace("softmax(%x)", "sigmoid(%x)"), "%p is not the result of a softmax that only this operator reads"),
         (FORWARD.replace("softmax(%x)", "softmax(%x) {axis=0}"), "the softmax is along axis 0, cross entropy along the last one"),
-        (FORWARD.replace("%loss", "%label = assign(%label)\n  %loss"), "%x, %label or %loss has another value at the softmax"),
+        (
+            FORWARD.replace("%loss", "%label = assign(%label)\n  %loss"),
+            "%x, %label or %loss is written more than once, or after the softmax",
+        ),
         (
             f"forward:{FORWARD}  %more: f32[-1,4] = exp(%p)\n"
             + BACKWARD.replace("%x@GRAD", "%sum: f32[-1,4] = sum([%p@GRAD, %more])\n  %x@GRAD").replace("%p, %p@GRAD)", "%p, %sum)"),
-            "%p has gradients from elsewhere too",
+            "%p has gradients from other operators too",
         ),
     ],
 )  # fmt: skip

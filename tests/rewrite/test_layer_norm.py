@@ -136,7 +136,7 @@ def wrong(text, old, new):
 ALL = CHAIN + WEIGHTS
 
 
-NO_ROOT = "%v does not become the root that %x - %m is divided by"
+NO_ROOT = "%v does not become the root by which %x - %m is divided"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ NO_ROOT = "%v does not become the root that %x - %m is divided by"
         (wrong(ALL, "  %h:", "  %x = exp(%x)\n  %h:"), ["y"], "%x is written in between"),
         (wrong(ALL, "%y: f32[-1,4] =", "%y: f32[-1,4] = exp(%x)\n  %y ="), ["y"], None),
         (wrong(ALL, "dim=[1]", "dim=[0]").replace("f32[-1,1]", "f32[1,4]"), ["y"],
-         "the axes [0] of %x are not its last ones, behind one or more"),
+         "the axes [0] of %x are not its last ones, after at least one other"),
         (wrong(ALL, "bias=1e-05", "bias=0.0"), ["y"], NO_ROOT),
         (wrong(ALL, "bias=1e-05", "bias=-1.0"), ["y"], "epsilon is -1.0"),
         (wrong(ALL, "%u: f32[-1,1] = scale(%v) {bias=1e-05}\n  %r: f32[-1,1] = sqrt(%u)",
