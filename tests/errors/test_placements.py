@@ -103,7 +103,7 @@ class Everything:
         (
             Everything(Partial("sum")),
             "Everything() cannot have 'w' there: partial(sum) over dp; "
-            "a parameter lies whole, cut, in pieces or at a root",
+            "a parameter is replicated, sharded, in pieces or at a root",
         ),
         (3, "a choice has a method entries(params, group, ranks), 3 has none; see transpiler/placement/parameter_homes.py"),
     ],

@@ -89,7 +89,7 @@ CASES = [(name, n) for n, names in RANKS.items() for name in names if name not i
 ])  # fmt: skip
 def test_ranks_give_one_devices_answers(name, strategy, ranks):
     if (strategy, name, ranks) == ("parameter_server", "conv", 1):
-        with pytest.raises(fx.TranspileError, match="one trainer beside servers has no other to share it with"):
+        with pytest.raises(fx.TranspileError, match="a single trainer with servers has no other trainer to share it with"):
             same(name, STRATEGIES[strategy](), ranks)
         return
     same(name, STRATEGIES[strategy](), ranks)

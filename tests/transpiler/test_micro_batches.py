@@ -169,7 +169,7 @@ def test_programs_with_turns_print_and_come_back():
         ),
         (
             lambda: transpiled(layers(2), fx.Mesh(mb=2, dp=1), S.micro_batches(2)),
-            "mb is an axis of ranks of Mesh(mb=2, dp=1); an axis of time needs another name: Turns(axis=...)",
+            "mb is an axis of ranks of Mesh(mb=2, dp=1); a time axis needs another name: Turns(axis=...)",
         ),
     ],
     ids=["none", "no integer", "no strategy", "cut twice", "a taken name"],

@@ -185,7 +185,7 @@ def test_work_that_must_wait_is_right_and_said(build, schedule):
     model = written(build, rows)
     same_answers(model, S.pipeline(3, schedule), fx.Mesh(pp=2), rows=(7, 2))
     said = [line for line in transpiled(model, fx.Mesh(pp=2), S.pipeline(3, schedule)).explain() if "of the schedule" in line]
-    assert said and "has slot" in said[0] and "and what it reads is there in slot" in said[0]
+    assert said and "has slot" in said[0] and "but its inputs are ready in slot" in said[0]
 
 
 def test_a_straight_line_waits_for_nothing():
@@ -204,7 +204,7 @@ def test_a_straight_line_waits_for_nothing():
         (lambda: S.pipeline(2, of=3), "pipeline: of must be a strategy such as strategies.zero1(), got 3"),
         (
             lambda: transpiled(layers(2), 2, S.pipeline(2)),
-            "program layers has stages, and Cluster(hosts=1, devices_per_host=2) no axis 'pp' of them; "
+            "program layers has stages, and Cluster(hosts=1, devices_per_host=2) has no axis 'pp' for them; "
             "give trainers=fx.Mesh(pp=2, dp=...), or take strategies.micro_batches",
         ),
         (

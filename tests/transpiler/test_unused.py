@@ -99,6 +99,6 @@ def test_an_axis_that_a_parameter_is_cut_over_is_used():
 
 
 def test_stages_want_an_axis_of_ranks():
-    with pytest.raises(fx.TranspileError, match=r"the 2 ranks are all of dp; give trainers=fx.Mesh\(pp=2\) and mark the stages"):
+    with pytest.raises(fx.TranspileError, match=r"all 2 ranks are in dp; give trainers=fx.Mesh\(pp=2\) and mark the stages"):
         transpile(S.pipeline(4))
     transpile(S.pipeline(4), 1)

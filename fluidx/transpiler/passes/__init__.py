@@ -1,1 +1,1 @@
-"""Passes: one rewrite of main and startup each, from programs to programs."""
+"""Passes of the transpiler: each rewrites the main and startup programs, one step of a strategy."""

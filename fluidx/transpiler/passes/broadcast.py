@@ -1,4 +1,4 @@
-"""BroadcastStartup: after startup, what all ranks hold whole comes from one of them."""
+"""BroadcastStartup: broadcast replicated state from one rank at the end of startup, so that all ranks begin with equal values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..placement.roots import RootChunk, assign
 
 @dataclass(frozen=True)
 class BroadcastStartup(Pass):
-    """Behind the last operator that writes it, broadcast every persistable that is the same on all ranks, parameters and the optimizer's
-    state alike: from `root`, or from owners that are balanced by bytes.
+    """Broadcast every replicated persistable, parameters and the optimizer's state alike, after the last operator that writes it: from
+    `root`, or from owners that are balanced by bytes.
 
     Source: the `ncclBcast` operators of Paddle's NCCL design document.
     """
@@ -29,7 +29,7 @@ class BroadcastStartup(Pass):
     def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         ranks = job.mesh.axes.get(self.group, 1)
         if self.root is not None and (not isinstance(self.root, int) or isinstance(self.root, bool) or not 0 <= self.root < ranks):
-            raise TranspileError(f"BroadcastStartup: root={self.root!r} is no rank of {self.group}, which has {ranks}")
+            raise TranspileError(f"BroadcastStartup: root={self.root!r} is not a rank of {self.group}, which has {ranks}")
         if ranks == 1:
             return pair
         writer = Writer(pair.startup)

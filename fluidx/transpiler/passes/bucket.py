@@ -1,4 +1,4 @@
-"""Bucket: what is sent one by one is sent together, packed into one value."""
+"""Bucket: pack small collectives, such as those of gradients, into larger ones."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ MOVING = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "
 
 @dataclass(frozen=True)
 class Bucket(Pass):
-    """Gather operators of the given types into buckets of at most `mb` MiB, pack each, and send it as one where its last value is ready.
+    """Gather operators of the given types into buckets of at most `mb` MiB, pack each bucket, and send it when its last value is ready.
 
-    Values of one bucket have one dtype, lie alike, and are first worked with in one section of the program: what backward waits for does
-    not wait for gradients. Of terms of a sum the first bucket that is filled has `first_mb`, so that sending begins early. What lies in
-    flat ranges goes in the buckets that were cut so (choices.InBuckets). Buckets of the types in `late` wait until a result is needed:
-    those of gradients until backward is done. `mb=0`: each value travels by itself. What `grows` is larger with more hosts (rails.growth).
+    Values of one bucket have the same dtype and placement, and are first used in the same section of the program: a value that backward
+    needs does not wait for gradients. For partial sums, the first bucket has `first_mb`, so that sending begins early. Values in flat
+    ranges go into the buckets that cut them (parameter_homes.InBuckets). Buckets of the types in `late` wait until a result is needed:
+    buckets of gradients until backward is done. `mb=0`: each value travels by itself. With `grows`, the size grows with the number of hosts
+    (rails.growth).
     Source: the buckets of PyTorch's DistributedDataParallel (Li et al. 2020); the tensor fusion of Horovod.
     """
 
@@ -74,13 +75,13 @@ class Bucket(Pass):
 
 
 class _Kinds:
-    """The kinds of operators that may be gathered: what one bucket has is of one."""
+    """The kinds of operators that may be gathered: a bucket has operators of one kind."""
 
     def __init__(self, program: Program, types: tuple[str, ...]):
         self.types = frozenset(types)
         self.readers = first_readers(program, self.types)
         self.descs = program.global_block().descs
-        self.known: dict[tuple, int] = {}  # the number of a way to lie, by the attributes and placements, which are few objects
+        self.known: dict[tuple, int] = {}  # numbers of combinations of attributes and placements, which are few objects
         self.numbers: dict[tuple, int] = {}
 
     def of(self, op: Operator) -> tuple:
@@ -95,12 +96,12 @@ class _Kinds:
 
 
 def _alike(placement: Placement) -> Placement:
-    """The placement, whatever its flat ranges are."""
+    """The placement with the bounds of its flat ranges left out."""
     return tuple(Pieces(Offsets(), e.group) if e.bounds is not None else e for e in placement)
 
 
 class _Filling(AdjacentOperators):
-    """A bucket that is filled."""
+    """A bucket that is being filled."""
 
     def __init__(self, kind: Any, options: Bucket, writer: Writer, filled: set[Hashable]):
         super().__init__(kind)
@@ -108,9 +109,9 @@ class _Filling(AdjacentOperators):
         self.options, self.writer, self.filled = options, writer, filled
         self.nbytes = self.limit = 0.0
         self.packs = False
-        self.spans: list[tuple[int, int, int]] = []  # of what lies in flat ranges: first and last rank that has some of it, and its number
-        self.ranks = 0  # among so many ranks what lies in flat ranges is split; 0: nothing lies so
-        self.sizes: dict[int, int] = {}  # and so many elements of all of it each rank has
+        self.spans: list[tuple[int, int, int]] = []  # for flat ranges: the first and last rank with elements, and the value's number
+        self.ranks = 0  # how many ranks share flat ranges; 0: there are no flat ranges
+        self.sizes: dict[int, int] = {}  # the number of elements of the bucket that each rank has
 
     def add(self, op: Operator) -> bool:
         t = self.writer.block.descs[op.input_arg_names[0]].type
@@ -128,14 +129,14 @@ class _Filling(AdjacentOperators):
         return super().add(op)
 
     def _begin(self, op: Operator) -> None:
-        """An operator is the first one."""
+        """Start the bucket with its first operator."""
         self.packs = self.options.mb > 0 and can_be_packed(self.writer, op)
         self.ranks = max(0, len(op.attrs.get("bounds", ())) - 1)
         terms = not self.ranks and any(e.op for e in self.writer.block.desc(op.input_arg_names[0]).placement)
         self.limit = (self.options.first_mb if terms and self.kind not in self.filled else self.options.mb) * 2**20
 
     def _beside(self, op: Operator) -> bool:
-        """Are an operator's flat ranges behind those of some, and in front of those of the others?"""
+        """Do an operator's flat ranges fit between the flat ranges of the bucket without overlap?"""
         if not self.spans:
             return True
         first, last = _span(op)
@@ -146,7 +147,7 @@ class _Filling(AdjacentOperators):
     def full(self) -> bool:
         if not self.ranks:
             return self.nbytes >= self.limit
-        if self.ranks - 1 not in self.sizes:  # of any elements the last rank has some
+        if self.ranks - 1 not in self.sizes:  # a bucket with elements has some on its last rank
             return False
         total = sum(self.sizes.values())
         return self.sizes.get(0, 0) == total // self.ranks and Offsets.of_sizes(self.sizes, self.ranks) == tuple(bounds(total, self.ranks))
@@ -159,6 +160,6 @@ class _Filling(AdjacentOperators):
 
 
 def _span(op: Operator) -> tuple[int, int]:
-    """The first and the last rank that has some of what lies in flat ranges."""
+    """The first and the last rank that has elements of a value in flat ranges."""
     filled = Offsets.of(op.attrs["bounds"]).filled
     return filled[0], filled[-1]

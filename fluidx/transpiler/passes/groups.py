@@ -1,4 +1,4 @@
-"""InitGroups: declare the groups of ranks, and create their communicators at the head of startup."""
+"""InitGroups: declare the groups of ranks, and create their communicators at the beginning of startup."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...ir.program_rewriter import Writer
 
 @dataclass(frozen=True)
 class InitGroups(Pass):
-    """Declare the groups of the ranks in both programs and put one nccl_init for each at the head of startup.
+    """Declare the groups of ranks in both programs, and put one nccl_init for each group at the beginning of startup.
 
     Source: the `ncclInit` operator of Paddle's NCCL design document.
     """

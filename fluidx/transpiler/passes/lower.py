@@ -1,4 +1,4 @@
-"""Lower: every redistribute becomes communication operators."""
+"""Lower: replace every redistribute by communication operators."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Lower(Pass):
 
     @staticmethod
     def _met(block: Block, op: Operator) -> list[Operator]:
-        """What stands for an operator that makes one value of those that ranks have of their own: a collective over each group."""
+        """The collectives, one over each group, that replace an operator which makes one value from replica-local values."""
         own = [e.group for e in block.desc(op.input_arg_names[0]).placement if e.is_own]
         if not own:
             return [op]
@@ -59,7 +59,7 @@ class Lower(Pass):
         if path is None:
             found = steps(*key, job.axes(block.program), block.program.turns)
             path = known[key] = [(s.type, opdef(s.type).complete_attrs(s.attrs), s.after) for s in found]
-        if len(path) == 1:  # as mostly: it reads and writes the same
+        if len(path) == 1:  # the usual case: the operator keeps its input and output names
             ops.append(op.replace(type=path[0][0], attrs=path[0][1]))
             return
         for k, (type_, attrs, after) in enumerate(path):

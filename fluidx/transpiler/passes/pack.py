@@ -1,4 +1,4 @@
-"""PackSmall: small messages to or from one root travel as one."""
+"""PackSmall: pack small messages to or from one root into one message."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .waves import FROM_OWNERS, TO_OWNERS
 
 @dataclass(frozen=True)
 class PackSmall(Pass):
-    """Of neighbouring collectives of one wave, pack those to or from one root, of one reduction and dtype, that carry less than `small_kb`
-    KiB each. `types`: the kinds, as of GatherWaves."""
+    """Among neighbouring collectives of one wave, pack those with the same root, reduction and dtype that carry less than `small_kb` KiB
+    each. `types` are the lists of types of GatherWaves."""
 
     small_kb: float = 64.0
     types: tuple[tuple[str, ...], ...] = (TO_OWNERS, FROM_OWNERS)
@@ -41,7 +41,7 @@ class PackSmall(Pass):
 
     @staticmethod
     def _write(writer: Writer, ops: list[Operator], small: _Small) -> None:
-        """One wave: what is packed before, and what is unpacked behind, so that its operators stay neighbours."""
+        """Write one wave: first all packs, then the collectives, then all unpacks, so that the collectives stay neighbours."""
         together: dict[object, list[Operator]] = {}
         for op in ops:
             together.setdefault(small.kind(op) or id(op), []).append(op)
@@ -59,7 +59,7 @@ class PackSmall(Pass):
 
 
 class _Small:
-    """The kinds of operators that send little to or from a root: what is packed together is of one."""
+    """The kinds of operators that send small values to or from a root; operators of one kind are packed together."""
 
     def __init__(self, writer: Writer, most: float):
         self.writer, self.most, self.descs = writer, most, writer.block.descs
@@ -70,6 +70,6 @@ class _Small:
         key = op.type, id(op.attrs), id(x.type), id(x.placement), id(out.type), id(out.placement)
         if key not in self.known:
             small = "root" in op.attrs and can_be_packed(self.writer, op) and x.type.nbytes < self.most
-            # terms over another group stay apart from whole values
+            # partial sums over another group are not packed with replicated values
             self.known[key] = (op.type, *op.attrs.values(), x.type.dtype, x.placement) if small else None
         return self.known[key]

@@ -1,4 +1,4 @@
-"""Place: every value of main and startup gets a placement; where a reader wants another one, a redistribute stands between."""
+"""Place: give every value of main and startup a placement, and insert a redistribute where a reader needs another one."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ from ..placement.propagate import Propagation
 
 @dataclass(frozen=True)
 class Place(Pass):
-    """Cut the batch over `group` and let the ops' rules say where everything lies; choices say it for parameters (see choices.py).
+    """Cut the batch over `group` and place all other values by the ops' placement rules; choices place the parameters (see
+    parameter_homes.py).
 
-    `rest` says where they lie between steps. In use, in forward and backward, they lie as annotated: what rests elsewhere is brought in
-    front of its first reader in each of the two, with `kept` in the first alone. `update` says where they are updated; None, where they
-    rest.
+    `rest` gives the storage placement of parameters between steps. In forward and backward they have their annotated placement: a parameter
+    that is stored in another one is gathered before its first reader in each of the two, with `kept` in forward only. `update` says where
+    they are updated; None: in the storage placement.
 
-    `strict` refuses every redistribute that sends something and that the strategy itself does not ask for: all but those of parameters in
-    use, of finished gradients, between stages, of single numbers, and of what returns to its storage placement. `loss` names the loss, when
-    that must be checked.
-    `own`: each rank trains by itself on its rows; nothing is one value but what `R` of a pattern makes of all.
+    `strict` refuses every redistribute that sends data and that the strategy itself does not ask for. Allowed are those of parameters that
+    are gathered for use, of final gradients, between stages, of single numbers, and back to the storage placement. `loss` names the loss,
+    if it must be checked.
+    `own`: each rank trains separately on its rows; all values are replica-local, except the results of operators that combine replicas (`R`
+    in their pattern).
     """
 
     update: Any = None
@@ -63,7 +65,7 @@ class Place(Pass):
         return ProgramPair(walk.program, startup)
 
     def _placed(self, main: Program, job: Job, given: Mapping[str, Placement]) -> Propagation:
-        """The walk that placed the values of main; `given` is how some data are cut."""
+        """The propagation that placed the values of main; `given` are the placements of some data."""
         block = main.global_block()
         check_loss(main, self.loss)
         axes = job.axes(main)
@@ -93,7 +95,8 @@ class Place(Pass):
         return walk
 
     def _rest(self, main: Program, job: Job) -> dict[str, Placement]:
-        """Where data and parameters lie between runs: data with an open axis 0 cut, parameters as annotated, everything else whole."""
+        """The storage placements of data and parameters: data with an open axis 0 are sharded, parameters have their annotation, all others
+        are replicated."""
         descs = main.global_block().descs
         data = [d for d in descs.values() if d.is_data]
         open_ = [d for d in data if d.type.shape[:1] == (ANY,)]
@@ -109,12 +112,12 @@ class Place(Pass):
         rest: dict[str, Placement] = {d.name: tuple(parts) for d in open_}
         if cut and self.own:
             rest |= dict.fromkeys(owned(main, rest), (dealt,))
-        if SERVERS in job.mesh.axes:  # servers compute nothing of data: what else is kept of it is one trainer's
+        if SERVERS in job.mesh.axes:  # servers compute nothing from data: other state that forward computes belongs to a trainer
             found = owned(main, rest).difference(op_outputs(main, Role.OPTIMIZE))
             if found and job.mesh.axes[self.group] == 1:
                 raise TranspileError(
-                    f"{main.label()} keeps {', '.join(sorted(found)[:3])}, which forward computes of data, and one trainer beside servers "
-                    "has no other to share it with; train on two or more, or on one device without servers"
+                    f"{main.label()} keeps {', '.join(sorted(found)[:3])}, which forward computes from data, and a single trainer "
+                    "with servers has no other trainer to share it with; train on two or more, or on one device without servers"
                 )
             rest |= dict.fromkeys(found, (At(0, self.group),))
         for d in descs.values():
@@ -127,7 +130,7 @@ class Place(Pass):
         return rest
 
     def _refuse_cut(self, d: Var, main: Program) -> None:
-        """Nothing is cut over the group whose ranks train by themselves."""
+        """Raise TranspileError for a value that is annotated over the group whose ranks train separately."""
         reader = next((op for op in main.ops if d.name in op.input_arg_names), None)
         raise TranspileError(
             f"{d.name!r} is annotated {show_placement(d.placement)}, but here each rank of {self.group} has its own copy; remove the "
@@ -137,17 +140,17 @@ class Place(Pass):
     def _places(
         self, choice: Any, params: Mapping[str, Var], annotated: Mapping[str, Placement], main: Program, job: Job
     ) -> dict[str, Placement]:
-        """Where parameters lie by a choice: as annotated, and as it says over the group."""
+        """The placements of parameters by a choice: their annotation, and the choice's entry over the group."""
         if not hasattr(choice, "entries"):
             wanted = "a choice has a method entries(params, group, ranks)"
             raise TranspileError(f"{wanted}, {choice!r} has none; see transpiler/placement/parameter_homes.py")
         group = getattr(choice, "group", self.group)
         ranks = job.mesh.axes.get(group, 1)
-        free = {n: d for n, d in params.items() if entry_of(d.placement, group) is None}  # others are where they are cut
+        free = {n: d for n, d in params.items() if entry_of(d.placement, group) is None}  # annotated parameters keep their entry
         entries = choice.entries(free, group, ranks) if ranks > 1 else {}
         _check_named(choice, entries, free, params)
         axes = job.axes(main)
-        one: dict[Placement, Placement] = {}  # equal placements are one object: the walk finds them by their identity
+        one: dict[Placement, Placement] = {}  # equal placements become one object: the walk compares them by identity
         known: dict[tuple, Placement] = {}
         places = {}
         for n, d in params.items():
@@ -157,17 +160,17 @@ class Place(Pass):
                 q = base if e is None else _ordered((*base, e), axes)
                 what = check_placement(d.type, q, main.groups, job.mesh.world_size) if q else ""
                 if what or any(e.op or e.is_local for e in q):
-                    what = what or f"{show_placement(q)}; a parameter lies whole, cut, in pieces or at a root"
+                    what = what or f"{show_placement(q)}; a parameter is replicated, sharded, in pieces or at a root"
                     raise TranspileError(f"{choice!r} cannot have {n!r} there: {what}")
                 known[key] = one.setdefault(q, q)
             places[n] = known[key]
         return places
 
     def _lent(self, at_rest: Mapping[str, Placement], annotated: Mapping[str, Placement]) -> dict[str, Placement]:
-        """Where parameters that do not rest so lie in use: as annotated."""
+        """The annotated placements of parameters that are stored in another placement."""
         lent = {n: annotated.get(n, REPLICATE) for n, q in at_rest.items() if q != annotated.get(n, REPLICATE)}
         rooted = next((n for n in lent if any(e.root is not None and e not in annotated.get(n, ()) for e in at_rest[n])), None)
-        if rooted is not None and not self.kept:  # operators that read its shape would find nothing elsewhere
+        if rooted is not None and not self.kept:  # operators on other ranks could not read its shape
             raise TranspileError(
                 f"{self.rest!r} has {rooted!r} stored {show_placement(at_rest[rooted])}; all ranks must hold a "
                 "part: shard it"
@@ -176,7 +179,7 @@ class Place(Pass):
 
     @staticmethod
     def _floating(main: Program) -> set[str]:
-        """State that only updates touch: it rests where they want it."""
+        """State that only updates touch: it is stored where the updates need it."""
         block = main.global_block()
         state = [d for d in block.descs.values() if d.persistable and not d.is_parameter and not d.placement]
         named = {d.name for d in state if d.type.numel != 1 or _of_one_type(d, block.descs.get(d.attrs.get("state_of", "")))}
@@ -187,7 +190,7 @@ class Place(Pass):
         return named
 
     def _refuse(self, move: Move, op: Operator) -> None:
-        number = move.type.numel == 1  # it has no axis to cut: nobody could have it otherwise
+        number = move.type.numel == 1  # a single number has no axis to shard
         asked = number or move.reason in ("update", "use") or opdef(op.type).annotation is not None or between_stages(move.old, move.new)
         if move.sends and not asked:
             raise TranspileError(
@@ -196,7 +199,7 @@ class Place(Pass):
 
 
 def _check_named(choice: Any, entries: Any, free: Mapping[str, Var], params: Mapping[str, Var]) -> None:
-    """Raise TranspileError where a choice speaks of what it was not asked about."""
+    """Raise TranspileError if a choice returns something else than entries for the parameters that it was given."""
     if not isinstance(entries, Mapping):
         raise TranspileError(f"{choice!r}.entries must return {{name of a parameter: placement, or None for everywhere}}, got {entries!r}")
     for n in entries:
@@ -208,7 +211,7 @@ def _check_named(choice: Any, entries: Any, free: Mapping[str, Var], params: Map
 
 
 def _folded(walk: Propagation) -> dict[str, Placement]:
-    """Data that all their readers want split between larger blocks than rows, as labels of tokens beside sequences of tokens."""
+    """Data that all readers need sharded in larger blocks than rows, such as token labels beside sequences of tokens."""
     descs = walk.program.global_block().descs
     wanted: dict[str, set[Placement]] = {}
     for m in walk.moves:
@@ -228,9 +231,9 @@ def _larger_blocks(old: Entry, new: Entry) -> bool:
 
 
 def owned(main: Program, data: Iterable[str]) -> set[str]:
-    """The persistables of which every rank has its own if it has these data of its own: what is computed of them, but where ranks talk."""
+    """The persistables that are replica-local if these data are: those computed from the data without communication."""
     own, before = set(data), -1
-    while len(own) > before:  # what one step leaves, the next one reads
+    while len(own) > before:  # the next step reads the state that one step writes
         before = len(own)
         for block in main.blocks:
             for op in block.oplist:
@@ -246,23 +249,23 @@ def _rooted(place: Placement | None) -> bool:
 
 
 def op_outputs(main: Program, role: Role) -> set[str]:
-    """What operators of a role write."""
+    """The names that operators of a role write."""
     return {n for b in main.blocks for op in b.oplist if op.role is role for n in op.output_arg_names}
 
 
 def _of_one_type(state: Var, param: Var | None) -> bool:
-    """Is a state with one element that of a parameter with one element, and not a number that all updates read?"""
+    """Does a one-element state belong to a one-element parameter? Other one-element states are numbers that all updates read."""
     return param is not None and state.type.shape == param.type.shape
 
 
 def _units(choice: Any, params: Mapping[str, Var]) -> dict[str, Sequence[str]]:
-    """The parameters that come into use together with each, by the choice of where they rest: no others, if it does not say."""
+    """For each parameter, the unit that is gathered together with it, by the choice; empty if the choice has no `units`."""
     units = choice.units(params) if hasattr(choice, "units") else ()
     return {n: unit for unit in map(tuple, units) for n in unit}
 
 
 def check_loss(main: Program, loss: str) -> None:
-    """Raise TranspileError for a program whose gradients or losses are not what the caller says."""
+    """Raise TranspileError if the program has no gradients, or not the loss that the caller names."""
     ops = main.global_block().oplist
     roles = {op.role for op in ops}
     named = [n for op in ops if op.role is Role.LOSS for n in op.output_arg_names] if loss else []
@@ -287,9 +290,9 @@ def _check_annotation(d: Var, job: Job) -> None:
 
 
 def _ordered(placement: Placement, axes: Mapping[str, int]) -> Placement:
-    """Entries in the order of the axes, outer before inner, without those over axes that cut nothing."""
+    """The entries in the order of the axes, outer before inner, without entries over axes of one rank."""
     order, kept = list(axes), several(axes)
-    known = [e for e in placement if e.group in kept or e.group not in order]  # what is no axis at all is refused by its name
+    known = [e for e in placement if e.group in kept or e.group not in order]  # a group that is not an axis is refused later, with its name
     return tuple(sorted(known, key=lambda e: order.index(e.group) if e.group in order else len(order)))
 
 
@@ -297,7 +300,8 @@ def _ordered(placement: Placement, axes: Mapping[str, int]) -> Placement:
 
 
 def place_startup(startup: Program, rest: Mapping[str, Placement], job: Job) -> None:
-    """Sources write straight into the placement of what they define, when a rule says how; else the whole value is made and cut."""
+    """Place the startup program. Operators without inputs write their results in the final placement if a rule allows it; else they write
+    the replicated value, which is then sharded."""
     block = startup.global_block()
     for n, d in list(block.descs.items()):
         if n in rest and rest[n] != d.placement:
@@ -306,7 +310,8 @@ def place_startup(startup: Program, rest: Mapping[str, Placement], job: Job) -> 
 
 
 class StartupPlacement(FormWalk):
-    """A walk over placements in which variables rest where they are declared, and all but sources is computed whole."""
+    """The walk that places a startup program: variables are stored in their declared placements, and all operators with inputs compute
+    replicated values."""
 
     def __init__(self, startup: Program, job: Job):
         super().__init__(startup)

@@ -1,4 +1,4 @@
-"""Prefetch: what rests cut is gathered while what was gathered before is at work."""
+"""Prefetch: gather the parameters of the next unit while the current unit computes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from ...ir.program import Program
 
 @dataclass
 class _GatherRun:
-    """Neighbouring operators, from number `start` on, that bring values from their place at rest into use in one section."""
+    """Neighbouring operators, from number `start` on, that gather stored values for use in one section."""
 
     start: int
     ops: list[Operator] = field(default_factory=list)
     made: set[str] = field(default_factory=set)
-    section: Role = Role.DIST  # of the operator behind them
+    section: Role = Role.DIST  # the role of the operator that follows
 
     def sends(self) -> list[Operator]:
-        """What communicates, and what that needs. What is done with the results stays behind, for it waits for them."""
+        """The communication operators and the operators that they need. Operators that use the results are not moved, since they wait for
+        them."""
         needed: set[str] = set()
         found = []
         for op in reversed(self.ops):
@@ -33,10 +34,9 @@ class _GatherRun:
 
 @dataclass(frozen=True)
 class Prefetch(Pass):
-    """Move each unit's gathers in front of what the unit `ahead` before it is read by, within forward and within backward.
-
-    Gathers that are neighbours are one unit's. Of units, `ahead` + 1 are whole at once. What is moved reads only what no operator wrote
-    before, and nothing else changes its order.
+    """Move the gathers of each unit before the first reader of the unit that is `ahead` units earlier, within forward and within backward.
+    Neighbouring gathers belong to one unit. At most `ahead` + 1 units are gathered at once. A gather is moved only if no operator has
+    written its inputs before; all other operators keep their order.
     Source: the prefetch of PyTorch's FSDP.
     """
 
@@ -46,7 +46,7 @@ class Prefetch(Pass):
     def rewrite(self, program: Program, job: Job) -> Program:
         new = program.copy()
         block = new.global_block()
-        begins: dict[int, list[Operator]] = {}  # what is moved in front of an operator, by its number
+        begins: dict[int, list[Operator]] = {}  # the operators that are moved before an operator, by its number
         sections: dict[Role, list[_GatherRun]] = {}
         moved: set[int] = set()
         for r in _runs(new):
@@ -65,8 +65,8 @@ class Prefetch(Pass):
 
 
 def _runs(main: Program) -> list[_GatherRun]:
-    """The runs of block 0 that read what lies as it did before the program ran, in order. What backward finds whole counts as one, without
-    operators, in front of its first reader there."""
+    """The runs of block 0 that read stored values which the program has not written yet, in order. Values that are still gathered when
+    backward begins count as one run without operators, before their first reader there."""
     block = main.global_block()
     resting = {n for n, d in block.descs.items() if d.persistable}
     found: list[_GatherRun] = []

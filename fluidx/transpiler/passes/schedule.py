@@ -1,4 +1,4 @@
-"""Schedule: the stages of a pipeline take micro-batches up in the order of GPipe, or of one forward and one backward."""
+"""Schedule: order the operators of a pipeline's stages by micro-batch, as GPipe or 1F1B (one forward, one backward)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FORWARD, _BACKWARD = (Role.FORWARD, Role.LOSS), (Role.BACKWARD,)
 
 @dataclass(frozen=True)
 class Schedule(Pass):
-    """Put every operator into the slot of its stage, its micro-batch and its direction; what crosses between two slots starts together.
+    """Put every operator into the slot of its stage, micro-batch and direction; the transfers between two slots start together.
 
-    All ranks have their operators in one order, so that none can wait for one that waits for it. An operator never moves before what it
-    depends on; where it would have to, it waits, and `explain()` says so.
+    All ranks have their operators in the same order, so there is no deadlock. An operator never moves before operators that it depends on:
+    it gets a later slot instead, and `explain()` says so.
     """
 
     by: str = "1f1b"
@@ -39,12 +39,12 @@ class Schedule(Pass):
         marked = next((op for op in program.ops if stage_of(op.device) is not None), None)
         if STAGES not in job.mesh.axes and marked is not None:
             raise TranspileError(
-                f"{program.label()} has stages, and {job.mesh!r} no axis {STAGES!r} of them; give trainers=fx.Mesh({STAGES}=2, dp=...), "
-                f"or take strategies.micro_batches{where(marked)}"
+                f"{program.label()} has stages, and {job.mesh!r} has no axis {STAGES!r} for them; give trainers=fx.Mesh({STAGES}=2, dp=...)"
+                f", or take strategies.micro_batches{where(marked)}"
             )
         if STAGES not in job.mesh.axes and job.mesh.world_size > 1:
             raise TranspileError(
-                f"pipeline runs stages on the ranks of an axis {STAGES!r}, and the {job.mesh.world_size} ranks are all of dp; give "
+                f"pipeline runs stages on the ranks of an axis {STAGES!r}, and all {job.mesh.world_size} ranks are in dp; give "
                 f'trainers=fx.Mesh({STAGES}={job.mesh.world_size}) and mark the stages: with fx.device_guard("stage:0"): ...; or take '
                 "strategies.micro_batches"
             )
@@ -58,16 +58,16 @@ class Schedule(Pass):
 
 
 class _Ordering:
-    """Times for operators: even ones are slots, odd ones between two slots."""
+    """Assigns a time to each operator: even times are slots, odd times are between two slots."""
 
     def __init__(self, program: Program, by: str, axis: str, stages: int):
         self.program, self.stages = program, stages
         self.slots = slots(by, stages, program.turns[axis])
         self.turn = {name: turn.last for name, turn in turn_groups(program.turns) if turn.axis == axis}
         self.descs = program.global_block().descs
-        self.made: dict[str, int] = {}  # when a name was written last
-        self.read: dict[str, int] = {}  # when it was read last
-        self.backward: dict[str, bool] = {}  # in which direction
+        self.made: dict[str, int] = {}  # the time of the last write of a name
+        self.read: dict[str, int] = {}  # the time of its last read
+        self.backward: dict[str, bool] = {}  # the direction of its writer
         self.waits: list[str] = []
         self._said: set[tuple[int, bool]] = set()
 
@@ -84,7 +84,7 @@ class _Ordering:
         own = self._slot((*ins, *outs), backward, op)
         time = after
         if op.type == TRANSFER:
-            time = after | 1  # behind the slot in which it was made
+            time = after | 1  # after the slot in which its input was made
         elif own is not None:
             time = max(own, after)
             self._say(op, own, after, backward)
@@ -95,25 +95,27 @@ class _Ordering:
         return time
 
     def _slot(self, names: Iterable[str], backward: bool, op: Operator) -> int | None:
-        """The slot of an operator's stage, micro-batch and direction; None for one that is of no micro-batch."""
+        """The slot of an operator's stage, micro-batch and direction; None for an operator without a micro-batch."""
         places = [d.placement for n in names if (d := self.descs.get(n)) is not None]
         turns = [self.turn[e.group] for q in places for e in q if e.group in self.turn]
         if not turns:
             return None
         stages = [e.root for q in places for e in q if e.root is not None and e.group == STAGES]
-        first = self.stages - 1 if backward else 0  # what all stages do, the first of them may need
+        first = self.stages - 1 if backward else 0  # an operator of all stages runs with the first of them
         return 2 * self.slots[stages[0] if stages else first][Action(backward, max(turns))]
 
     def _say(self, op: Operator, own: int, after: int, backward: bool) -> None:
-        """Say once for each slot of a stage that its work waits: stages are not passed in order, or all micro-batches are needed."""
+        """Report once for each slot that its operators run later: the stages are not used in order, or an operator needs all
+        micro-batches."""
         key = own, backward
         if after > own and key not in self._said:
             self._said.add(key)
-            self.waits.append(f"{op.to_string()} has slot {own // 2} of the schedule, and what it reads is there in slot {-(-after // 2)}")
+            self.waits.append(f"{op.to_string()} has slot {own // 2} of the schedule, but its inputs are ready in slot {-(-after // 2)}")
 
     @staticmethod
     def _batched(ops: Iterable[Operator]) -> Iterator[Operator]:
-        """Neighbouring transfers start together, unless one sends on what another brings."""
+        """The operators, with neighbouring transfers marked to start together; a transfer that sends what another one receives starts a new
+        batch."""
         count = 0
         for moves, run in groupby(ops, key=lambda op: op.type == TRANSFER):
             brought: set[str] = set()

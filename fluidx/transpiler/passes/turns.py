@@ -1,4 +1,4 @@
-"""Turns: what the batch is cut into is computed part after part."""
+"""Turns: declare a time axis, over which the batch is cut into micro-batches that run one after the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ...ir.program import Program
 
 @dataclass(frozen=True)
 class Turns(Pass):
-    """Declare an axis of time with `count` turns: the batch is cut over it inside of what ranks have, and `Unroll` writes the turns out."""
+    """Declare a time axis with `count` turns. The part of the batch that a rank has is cut over it; `Unroll` writes the operators of each
+    turn."""
 
     count: int
     axis: str = "mb"
@@ -20,7 +21,7 @@ class Turns(Pass):
 
     def rewrite(self, program: Program, job: Job) -> Program:
         if self.axis in job.mesh.groups():
-            raise TranspileError(f"{self.axis} is an axis of ranks of {job.mesh!r}; an axis of time needs another name: Turns(axis=...)")
+            raise TranspileError(f"{self.axis} is an axis of ranks of {job.mesh!r}; a time axis needs another name: Turns(axis=...)")
         if self.count == 1:
             return program
         new = program.copy()

@@ -1,4 +1,4 @@
-"""Unroll: what lies over an axis of time is written out, turn after turn."""
+"""Unroll: write the operators on values that are cut over a time axis once for each turn."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ...ir.var import Var
 from ..placement.placement_walk import where
 
 _ADDS = {"sum": "sum", "max": "elementwise_max", "min": "elementwise_min"}
-_HOST = "\0host"  # stands for what operators that touch the host change: they keep their order
+_HOST = "\0host"  # a name for all effects on the host: operators with such effects keep their order
 
 
 @dataclass(frozen=True)
 class Unroll(Pass):
-    """Write the operators out that work on what is cut over an axis of time, once for each turn, all of one turn before the next.
-
-    What turns make terms of is added up as the terms come, in place. What needs a finished sum stands in the last turn, where it would
-    stand without turns, so that it need not wait for what follows; where a turn needs one, all turns come up to there first.
+    """Write each operator that uses values cut over a time axis once for each turn; all operators of one turn come before the next turn.
+    Terms of a sum over turns are added in place as they are computed. An operator that needs a finished sum is written in the last turn, at
+    its original position, so it does not wait for later operators. If operators in every turn need a finished sum, all turns are written up
+    to that point first.
     """
 
     requires = ("lowered",)
@@ -41,7 +41,7 @@ class Unroll(Pass):
 
 
 class _When(Enum):
-    """In which turns an operator stands."""
+    """The turns in which an operator is written."""
 
     EVERY = "every"
     FIRST = "first"
@@ -50,17 +50,16 @@ class _When(Enum):
 
 @dataclass
 class _UnrolledSegment:
-    """Operators all turns of which come before anything that follows, with the names that they touch.
-
-    Each has the names that it reads as its turn has them: what is whole, and made in every turn beside what is cut.
+    """A segment: all turns of its operators are written before the next segment. It has the names that its operators touch. For each
+    operator it keeps the names that have a value of their own in each turn although they are not cut.
     """
 
     ops: list[tuple[Operator, _When, frozenset[str]]] = field(default_factory=list)
     reads: set[str] = field(default_factory=set)
     made_first: set[str] = field(default_factory=set)
-    made_again: set[str] = field(default_factory=set)  # what is whole, and every turn makes
-    late_reads: set[str] = field(default_factory=set)  # of those in the last turn alone
-    late: set[str] = field(default_factory=set)  # what they write, and the sums that are finished there
+    made_again: set[str] = field(default_factory=set)  # names that are not cut, and that every turn writes
+    late_reads: set[str] = field(default_factory=set)  # names that operators of the last turn read
+    late: set[str] = field(default_factory=set)  # names that they write, and the sums that are finished there
 
     def add(self, op: Operator, when: _When, reads: Collection[str], writes: Collection[str], again: Collection[str]) -> None:
         self.ops.append((op, when, frozenset(self.made_again.intersection(reads))))
@@ -87,13 +86,13 @@ class _Unrolling:
         self.data = {d.name: self._data(d) for d in over if d.is_data}
         self.names = [{n: in_turn(n, axis, k) for n in self.cut} for k in range(self.n)]
         self.parted: set[tuple[str, int]] = set()
-        self.added: dict[str, str] = {}  # what a sum's terms so far lie under, by the name of the sum
-        self.finishes: dict[str, tuple[str, ...]] = {}  # gradients that are finished by a sum: [param, grad]
+        self.added: dict[str, str] = {}  # the name of the partial sum so far, by the name of the sum
+        self.finishes: dict[str, tuple[str, ...]] = {}  # final gradients that a sum finishes: [param, grad]
         for d in over:
             self._declare(d)
 
     def _data(self, d: Var) -> Entry:
-        """How data is cut; it is fed whole to a rank, and each turn takes its part."""
+        """The entry by which data is cut over the time axis. A rank is fed the data of all turns, and each turn takes its part."""
         self.block.descs[d.name] = d.changed(placement=tuple([e for e in d.placement if e.group != self.axis]))
         (entry,) = [e for e in d.placement if e.group == self.axis]
         assert entry.axis is not None
@@ -103,7 +102,7 @@ class _Unrolling:
         if d.persistable:
             raise TranspileError(
                 f"%{d.name} keeps its value between steps, so it cannot be sharded over the iterations of "
-                f"{self.axis}; make it whole"
+                f"{self.axis}; leave it replicated"
             )
         for k, names in enumerate(self.names):
             placement = taken_in_turn(d.placement, self.axis, k)
@@ -111,7 +110,7 @@ class _Unrolling:
 
     def run(self) -> Program:
         ops = self.block.oplist
-        if any(runs_bodies(op) for op in ops):  # blocks are copied with the operators that run them
+        if any(runs_bodies(op) for op in ops):  # the copy of an operator copies its blocks too
             self.program.drop_blocks(1)
         segment = _UnrolledSegment()
         for op in ops:
@@ -138,7 +137,7 @@ class _Unrolling:
         return op.type == "all_reduce" and op.attrs["group"] == self.axis
 
     def _made_again(self, op: Operator) -> list[str]:
-        """What an operator that every turn has makes whole, beside what is cut."""
+        """The outputs of an operator of every turn that are not cut, beside those that are."""
         if self._adds_up(op):
             return []
         outs = op.output_arg_names
@@ -151,7 +150,7 @@ class _Unrolling:
         return [n for n in outs if n not in self.cut]
 
     def _when(self, op: Operator, reads: tuple[str, ...], writes: tuple[str, ...], segment: _UnrolledSegment) -> _When | None:
-        """In which turns an operator stands; None: before all of them."""
+        """The turns in which an operator is written; None: before all turns of a new segment."""
         if self._adds_up(op) or not self.cut.isdisjoint(writes):
             return _When.EVERY
         late = segment.late
@@ -160,7 +159,7 @@ class _Unrolling:
         if not (segment.reads.isdisjoint(writes) and segment.made_again.isdisjoint(reads) and segment.made_again.isdisjoint(writes)):
             return _When.LAST
         first = segment.made_first
-        # what is cut is read for its shape alone where the result is whole
+        # if the result is not cut, the operator reads only the shapes of values that are cut
         return None if self.cut.isdisjoint(reads) and first.isdisjoint(reads) and first.isdisjoint(writes) else _When.FIRST
 
     # -- writing ----------------------------------------------------------------------------------------------------------------
@@ -172,7 +171,7 @@ class _Unrolling:
                     self._write(op, k, again)
 
     def _write(self, op: Operator, k: int, again: Collection[str]) -> None:
-        """An operator in turn k."""
+        """Write an operator in turn k."""
         names = self.names[k]
         for n in flow.reads(self.source, op):
             if n in self.data and (n, k) not in self.parted:
@@ -186,20 +185,21 @@ class _Unrolling:
         self.out.append(self._in_own_names(op, k, again))
 
     def _in_own_names(self, op: Operator, k: int, again: Collection[str]) -> Operator:
-        """An operator in turn k. What is whole all turns make; only the last one writes it where others read it, state above all."""
+        """An operator in turn k, with its own names for outputs that are not cut: only the last turn writes the original name, which others
+        read."""
         made = self._made_again(op) if not self.cut.isdisjoint(op.output_arg_names) else []
         if k == self.n - 1 or not (made or again):
             return self._copied(op, k)
         own = {n: in_turn(n, self.axis, k) for n in (*made, *again)}
         for n in made:
             self.block.descs[own[n]] = self.block.desc(n).changed(name=own[n], persistable=False, is_parameter=False, attrs={})
-        carried = [n for n in made if n in op.input_arg_names] if runs_bodies(op) else []  # a loop goes on from a copy of its own
+        carried = [n for n in made if n in op.input_arg_names] if runs_bodies(op) else []  # a loop works on its own copy
         self.out += [unary("assign", n, own[n], site=op.site) for n in carried if n not in again]
         copy = self._copied(op, k, {n: own[n] for n in carried})
         return copy.with_slots(rename_slots(copy.inputs, {n: own[n] for n in again}), rename_slots(copy.outputs, {n: own[n] for n in made}))
 
     def _copied(self, op: Operator, k: int | None = None, own: Mapping[str, str] | None = None) -> Operator:
-        """An operator in turn k, with names of its own for some of what is whole; or the same in all."""
+        """A copy of an operator for turn k, with the given new names for some values; without k, one copy for all turns."""
         names = {} if k is None else {**self.names[k], **own} if own else self.names[k]
         if op.role_var and k is not None and not self.cut.isdisjoint(op.output_arg_names):
             self.finishes.update((op.role_var[i + 1], op.role_var[i : i + 2]) for i in range(0, len(op.role_var), 2))
@@ -228,7 +228,7 @@ class _Unrolling:
         return copy
 
     def _add(self, op: Operator, k: int) -> None:
-        """Add the term of turn k to those of the turns before it."""
+        """Add the term of turn k to the sum of the turns before it."""
         (x,), (out,) = op.input_arg_names, op.output_arg_names
         term, kind = self.names[k][x], op.attrs["op"]
         if k == 0:

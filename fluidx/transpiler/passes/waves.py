@@ -1,4 +1,4 @@
-"""GatherWaves: communication that would start one by one starts together."""
+"""GatherWaves: move collectives next to each other, so that their messages start together."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ FROM_OWNERS = ("broadcast", "all_gather")
 
 @dataclass(frozen=True)
 class GatherWaves(Pass):
-    """Move operators of the given kinds, lists of types, later, next to their like, until they carry `wave_mb` MiB for each rank or someone
-    needs a result.
-
-    Collectives of one wave that have an algorithm travel together, hop by hop. Only independent operators change their order.
+    """Move operators of each kind, a list of types, later and next to each other, until they carry `wave_mb` MiB for each rank or a result
+    is needed. Such neighbours are a wave; those with an algorithm send the messages of each round together. Only independent operators
+    change their order.
     """
 
     wave_mb: float = 4.0

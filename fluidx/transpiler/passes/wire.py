@@ -1,4 +1,4 @@
-"""Wire: gradients travel as 16-bit floats."""
+"""Wire: send gradients as 16-bit floats."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from ..scheduling.delay_together import Waiting, first_readers
 
 @dataclass(frozen=True)
 class Wire(Pass):
-    """Narrow finished gradients to `dtype` in front of the collectives that add them up, and widen the sums where they are read.
-
-    They are multiplied by `scale` before, and divided by it behind. Without one, what goes as float16 is divided by the number of ranks,
-    rounded up to a power of two: the sum then is no larger than a gradient that fits, and the division loses no bit. bfloat16 has the range
-    of float32 and needs none. Gradients that backward goes on with stay as they are, and so does everything else that is added up: a norm
-    that is a sum of squares would not fit.
+    """Cast final gradients to `dtype` before the collectives that add them up, and cast the sums back where they are read. Gradients are
+    multiplied by `scale` before, and divided by it afterwards. By default, float16 gradients are divided by the number of ranks, rounded up
+    to a power of two: then the sum is no larger than one gradient, and the division loses no bit. bfloat16 has the range of float32 and
+    needs no scale. Gradients that backward still reads are not cast, and neither are other sums: a norm that is a sum of squares would
+    overflow.
     Source: Horovod's Compression.fp16, prescale_factor and postscale_factor.
     """
 
@@ -41,7 +40,7 @@ class Wire(Pass):
         for op in writer.old:
             waiting.before([op])
             if op.role is Role.DIST and op.input_arg_names and gradients.issuperset(op.input_arg_names):
-                gradients.update(op.output_arg_names)  # packed, or on its way
+                gradients.update(op.output_arg_names)  # packed, or between two collectives
             if readers.get(id(op)) is Role.OPTIMIZE and gradients.issuperset(op.input_arg_names) and self._adds_up(writer, op):
                 self._send(writer, op, waiting)
                 sent += 1
@@ -53,7 +52,7 @@ class Wire(Pass):
         return writer.program
 
     def _adds_up(self, writer: Writer, op: Operator) -> bool:
-        """Does an operator add up what ranks hold, in more bits than are to be sent?"""
+        """Does an operator add up values of ranks in more than 16 bits?"""
         if not op.input_arg_names:
             return False
         d, group = writer.block.desc(op.input_arg_names[0]), _summed_over(op)
@@ -86,5 +85,5 @@ class Wire(Pass):
 
 
 def _summed_over(op: Operator) -> str:
-    """The group whose ranks hold the terms."""
+    """The group whose ranks hold the terms of the sum."""
     return op.attrs.get("trainers") or op.attrs["group"]

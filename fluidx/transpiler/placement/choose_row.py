@@ -1,9 +1,10 @@
-"""Choose the row of an operator: where its operands have to lie, and where its results then lie. One walk, no search.
+"""Choose the placement rule (a row) for an operator: the placements that its operands need, and those of its results. Greedy, no search.
 
-Rows are tried in the order in which the pattern gives them; the cheapest wins, the first of equals. Some rules keep that from being clever:
-a cut row needs an operand that is cut so (cuts come from annotations and spread), a linear row needs an operand that is partial already
-and makes no more terms than it is given, nothing is gathered to go on with a sum, and a free move still costs more than none.
-Source: facts measured on a prototype over seven models; spread, not searched, as in Shardy and OneFlow's first mode.
+Rows are tried in the order of the pattern; the cheapest wins, and the first of equal ones. Four restrictions keep the result predictable. A
+row that shards needs an operand that is sharded so already (shards come from annotations and spread). A linear row needs an operand that is
+partial already, and makes no more partial elements than it reads. No operand is gathered only to continue a partial sum. A free move still
+costs more than no move. Source: facts measured on a prototype over seven models; shards are spread, not searched, as in Shardy and
+OneFlow's first mode.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from ...ir.rows import FLAT, ROOT, PlacementRow, cut_twice, find_row, laid_out, 
 from ...ir.types import At, Entry, Own, Partial, Placement, Shard, TensorType
 from ...ops.comm.volume import PASSES
 
-NOMINAL = 1024  # what an open axis counts for when bytes are compared; the choices do not depend on it
+NOMINAL = 1024  # the size that an open axis counts as when bytes are compared; the choices do not depend on it
 NEVER = 1e30
 _FREE = 1e-3
-_STAYS = 1e15  # times as much as its bytes costs a value that is not to be moved
+_STAYS = 1e15  # the cost factor for a value that should not be moved
 
 
 def nominal_bytes(t: TensorType | None) -> int:
-    """Bytes of a value, an open axis counted as NOMINAL."""
+    """Bytes of a value, with NOMINAL for open axes."""
     if t is None:
         return 0
     return t.nbytes * NOMINAL ** sum(1 for d in t.shape if d < 0)
@@ -40,33 +41,34 @@ def _nominal_numel(t: TensorType | None) -> int:
 
 
 def move_cost(old: Entry | None, new: Entry | None, nbytes: int) -> float:
-    """Bytes that one rank moves over one group, roughly. What is free still costs more than nothing to do."""
+    """About how many bytes one rank moves over one group. A change without communication costs more than no change."""
     if old == new:
         return 0.0
     if old is None or (new == Partial("sum", old.group) and (old.root is not None or old.bounds is not None)):
         return _FREE
     if old.is_own:
-        return NEVER  # they are as many values as there are ranks
+        return NEVER  # replica-local values are different values
     if new is not None and new.op:
-        return NEVER  # a cut value padded with zeros would have to be reduced again
+        return NEVER  # a shard padded with zeros would have to be reduced again
     if old.op:
         return PASSES["all_reduce" if new is None else "reduce"] * nbytes
-    return PASSES["spread"] * nbytes  # to cut it elsewhere sends less than to have it whole, which serves all who read it later
+    return PASSES["spread"] * nbytes  # resharding sends less than gathering, but a gathered value serves all later readers
 
 
 @dataclass(eq=False)
 class PatternClass:
-    """Operators of one type, with one pattern and one list of types: the pattern, its rows, and what they weigh."""
+    """A class of operators with the same type, pattern and operand types: the pattern, its rows, and the sizes of the values."""
 
     pattern: Pattern
     table: list[PlacementRow]
     types: list[TensorType | None]
-    sizes: list[int]  # bytes of the operands
-    elements: list[int]  # of operands and results
+    sizes: list[int]  # bytes of each operand
+    elements: list[int]  # elements of each operand and result
 
 
 class PatternClasses:
-    """The kinds of a program's operators. Attributes count where the pattern depends on them."""
+    """The classes of a program's operators. Operators with different attributes are in different classes only if the pattern depends on
+    them."""
 
     def __init__(self) -> None:
         self._known: dict[tuple, PatternClass] = {}
@@ -81,7 +83,7 @@ class PatternClasses:
 
 
 def may_write(kind: PatternClass, places: Sequence[Placement | None], axes: Iterable[tuple[str, int]]) -> bool:
-    """Can an operator that reads no elements of any operand write its results so? None stands for an absent one."""
+    """Can an operator that reads no elements of its operands write its results in these placements? None is an absent result."""
     p, chosen = kind.pattern, []
     for group, n in axes:
         entries = [None if q is None else entry_of(q, group) for q in places]
@@ -94,13 +96,13 @@ def may_write(kind: PatternClass, places: Sequence[Placement | None], axes: Iter
     return not cut_twice(chosen)
 
 
-Chosen = tuple[PlacementRow, list[Entry | None], list[Entry | None]]  # and where operands and results lie, over one group
-Options = Sequence[tuple[Entry | None, ...]]  # per operand, the entries at hand over one group; () for one that takes what it is given
+Chosen = tuple[PlacementRow, list[Entry | None], list[Entry | None]]  # a row, and the entries of operands and results over one group
+Options = Sequence[tuple[Entry | None, ...]]  # per operand, the available entries over one group; () if it is read in any placement
 
 
 def choose(kind: PatternClass, have: Options, group: str, n: int, taken: Container[str] = (), stays: Container[int] = ()) -> Chosen:
-    """The row whose operands cost least to bring there. `taken` are factors in runs that another group cuts, `stays` numbers of operands
-    that are moved only where all rows move one."""
+    """The row with the cheapest moves of operands. `taken` are the factors that another group cuts (for rows with runs); `stays` are the
+    numbers of operands that are moved only if every row moves one."""
     best: tuple[float, PlacementRow, list[Entry | None], list[Entry | None]] | None = None
     p = kind.pattern
     of_own = any(e is not None and e.is_own for options in have for e in options)
@@ -126,12 +128,12 @@ def choose(kind: PatternClass, have: Options, group: str, n: int, taken: Contain
                     break
         if best is not None and best[0] == 0.0:
             break
-    assert best is not None, "every pattern has the row that is whole"
+    assert best is not None, "every pattern has the row in which all values are replicated"
     return best[1:]
 
 
 def annotated(kind: PatternClass, have: Options, entry: Entry | None, n: int) -> Chosen:
-    """The row of an operator that says where its operand lies."""
+    """The row of an operator that gives its operand a placement."""
     t = kind.types[0]
     assert t is not None
     e = next((e for e in have[0] if same_cut(e, entry, t.shape, n)), entry)
@@ -140,7 +142,7 @@ def annotated(kind: PatternClass, have: Options, entry: Entry | None, n: int) ->
 
 
 def cut_across(p: Pattern, have: Sequence[tuple[Placement, ...]], group: str) -> bool:
-    """Does a group cut an axis of an operand that has to be whole, in every placement at hand?"""
+    """Does a group cut an axis that an operand must not have cut, in every available placement?"""
     for k, (axes, places) in enumerate(zip(p.ins, have, strict=True)):
         if axes is None or k in p.shape_only or not places:
             continue
@@ -151,7 +153,7 @@ def cut_across(p: Pattern, have: Sequence[tuple[Placement, ...]], group: str) ->
 
 
 def at_root(kind: PatternClass, e: At) -> Chosen:
-    """The row of an operator that runs at one root, wherever its operands lie."""
+    """The row of an operator that runs at one root, for any placements of its operands."""
     row = next(row for row in kind.table if row.kind == "root")
     return row, [_filled(x, e, e.group) for x in row.ins], [_filled(x, e, e.group) for x in row.outs]
 
@@ -164,7 +166,7 @@ def _any_cut(row: PlacementRow, have: Options) -> bool:
 
 
 def _carries_on(row: PlacementRow, have: Options, kind: PatternClass) -> bool:
-    """Is an operand a term already, and are there no more elements to be reduced behind a linear row than before it?"""
+    """Is an operand partial already, and does a linear row not increase the number of elements to be reduced?"""
     given = [
         size
         for want, options, size in zip(row.ins, have, kind.elements, strict=False)
@@ -175,7 +177,7 @@ def _carries_on(row: PlacementRow, have: Options, kind: PatternClass) -> bool:
 
 
 def _gathers(ins: Sequence[Entry | None], have: Options, p: Pattern) -> bool:
-    """Would a whole operand be gathered only to go on with a sum?"""
+    """Would an operand be gathered only to continue a partial sum?"""
     return any(
         want is None and k not in p.shape_only and None not in options and any(e is not None and e.is_cut for e in options)
         for k, (want, options) in enumerate(zip(ins, have, strict=True))
@@ -185,7 +187,7 @@ def _gathers(ins: Sequence[Entry | None], have: Options, p: Pattern) -> bool:
 def _forms(
     row: PlacementRow, have: Options, kind: PatternClass, group: str, n: int
 ) -> Iterator[tuple[list[Entry | None], list[Entry | None]]]:
-    """The concrete forms of a row: its unit, pieces or root taken from where the operands lie."""
+    """The row with concrete entries: its unit, pieces or root come from the placements of the operands."""
     if row.kind in ("own", "meet"):
         own = Own(group)
         yield [own if own in options else None for options in have], [None if x is None else own for x in row.outs]
@@ -210,12 +212,12 @@ def _forms(
     units[1] = None
     for u in units:
         ins = [_scaled(x, u, group) for x in row.ins]
-        for k, (want, options) in enumerate(zip(ins, have, strict=True)):  # another unit may cut at the same places
+        for k, (want, options) in enumerate(zip(ins, have, strict=True)):  # another unit may cut at the same bounds
             t = kind.types[k]
             if axis_of(want) is not None and want not in options and t is not None:
                 ins[k] = next((e for e in options if same_cut(e, want, t.shape, n)), want)
         outs = [_scaled(x, u, group) for x in row.outs]
-        for k, out in enumerate(outs):  # one name for one cut: units that change nothing are 1
+        for k, out in enumerate(outs):  # a normal form: units that change nothing become 1
             t = kind.types[len(ins) + k]
             if out is None or out.axis is None or out.unit == 1 or t is None:
                 continue

@@ -1,4 +1,4 @@
-"""Operators that mix a reduction with what follows from it, as the operators that they stand for."""
+"""Decompose an operator that has a reduction inside, such as a normalization, so that the reduction can be placed by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .choose_row import nominal_bytes
 
 
 def written_out(block: Block, op: Operator) -> list[Operator] | None:
-    """The operators that stand for one, whose new values are declared; None when it stays in one piece."""
+    """The operators that replace one operator, with their new values declared; None if it is not decomposed."""
     definition = opdef(op.type)
     assert definition.expand is not None
 
@@ -37,8 +37,9 @@ def written_out(block: Block, op: Operator) -> list[Operator] | None:
 def not_again(
     block: Block, op: Operator, parts: list[Operator], before: Sequence[Operator], there: Container[str | None]
 ) -> list[Operator]:
-    """The parts of an operator; of one that is computed again, without those whose results are few and `there` since the first time: what
-    ranks sent each other for them is not sent twice. `before` are the parts of the first time."""
+    """The parts of a recomputed operator, without the reductions whose small results are still `there` from the first time, so that their
+    communication is not repeated. `before` are the parts of the first time. An operator that is computed for the first time keeps all
+    parts."""
     if [(p.type, p.attrs) for p in before] != [(p.type, p.attrs) for p in parts]:
         return parts
     most = nominal_bytes(block.desc(op.output_arg_names[0]).type)

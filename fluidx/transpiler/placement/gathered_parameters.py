@@ -1,4 +1,4 @@
-"""Parameters that rest in one placement and are in use in another: lent to forward and to backward, and updated where they rest."""
+"""Gather parameters for use: they are stored in one placement, gathered for forward and for backward, and updated where they are stored."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ _SECTIONS = {Role.FORWARD: Role.FORWARD, Role.LOSS: Role.FORWARD, Role.BACKWARD:
 
 @dataclass(frozen=True)
 class Use:
-    """Where parameters lie while forward and backward work on them.
-
-    `places` names those that are in use elsewhere than they rest, `units` those that are brought together, by each member. What is lent is
-    given back at the end of forward, but for the unit that was lent last, and of backward; with `kept`, of backward only.
+    """The placements of parameters in forward and backward. `places` has the parameters whose placement in use is not their storage
+    placement; `units` gives, for each parameter, those that are gathered with it. Gathered copies are freed at the end of forward, except
+    those of the last unit, and at the end of backward; with `kept`, only at the end of backward.
     """
 
     places: Mapping[str, Placement]
@@ -33,18 +32,17 @@ class Use:
 
 
 class GatherForUse(Propagation):
-    """A walk that brings a parameter to its place in use in front of the first operator of a section that works on it.
-
-    Within a section there is one copy; its last reader frees it. Operators of the update find the parameter where it rests. For what runs
-    in a block it is brought in front of the operator that runs the block, whatever that decides, unless the block writes it.
+    """A propagation that gathers a parameter before the first operator of a section that computes with it. A section has one copy; it is
+    freed after its last reader. Updates read the parameter in its storage placement. For operators in a block, the parameter is gathered
+    before the operator that runs the block, even if that block may not run, unless the block writes the parameter.
     """
 
     def __init__(self, *walk: Any, use: Use):
         super().__init__(*walk)
         self.use = use
-        self.role = self.section = Role.DIST  # the role of the operator of block 0 at hand, and the section: DIST, none yet
-        self.recent: Sequence[str] = ()  # the unit that was lent last
-        self.lent: dict[str, tuple[Held, tuple[str, ...] | None]] = {}  # how what is in use lies at rest, and under which names
+        self.role = self.section = Role.DIST  # of the current operator; DIST: no section yet
+        self.recent: Sequence[str] = ()  # the unit that was gathered last
+        self.lent: dict[str, tuple[Held, tuple[str, ...] | None]] = {}  # for gathered parameters: the forms of the stored value, and its names
 
     def _before(self, op: Operator, reads: Names) -> None:
         if op.role is not self.role and not self.block.idx:
@@ -61,7 +59,7 @@ class GatherForUse(Propagation):
                 self._lend_unit(name, op)
 
     def _turn(self, role: Role) -> None:
-        """Operators of this role follow."""
+        """Enter the section of operators of this role."""
         self.role = role
         section = _SECTIONS.get(role, self.section)
         if section is not self.section:
@@ -71,7 +69,7 @@ class GatherForUse(Propagation):
                 self._take_back([n for n in self.lent if n not in stay])
 
     def _lend_unit(self, name: str, op: Operator) -> None:
-        """Lend a parameter and those of its unit that the section works on."""
+        """Gather a parameter and the others of its unit that the section computes with."""
         if name in self.lent:
             return
         self.recent = self.use.units.get(name, (name,))
@@ -92,7 +90,7 @@ class GatherForUse(Propagation):
 
     @cached_property
     def wanted(self) -> Mapping[Role, Collection[str]]:
-        """What each section works on."""
+        """The parameters that each section computes with."""
         found: dict[Role, set[str]] = {s: set() for s in _SECTIONS.values()}
         for op in self.source:
             if op.role in _SECTIONS:
@@ -100,7 +98,7 @@ class GatherForUse(Propagation):
         return found
 
     def _works_on(self, op: Operator) -> list[str]:
-        """The parameters in use whose values, not their shapes alone, an operator reads; without what its blocks write."""
+        """The parameters whose values an operator reads, and not only their shapes, without those that its blocks write."""
         places = self.use.places
         if runs_bodies(op):
             written = set(flow.writes(self.program, op))
@@ -113,7 +111,7 @@ class GatherForUse(Propagation):
         return [n for k, n in enumerate(ins) if n is not None and n in places and k not in shape_only]
 
     def _brought(self, op: Operator, definition: type[OpDef], ins: Names, choice: FormChoice) -> Slots | None:
-        """What rests at roots has no shape elsewhere: where only that is read, it is that of what is in use."""
+        """A parameter stored at a root has no local value elsewhere; operators that read only its shape use the gathered copy."""
         inputs = super()._brought(op, definition, ins, choice)
         lent = {k: self.local(n, 0) for k, n in enumerate(ins) if n in self.lent and choice.take[k] is None and self._rooted(n)}
         if not lent:

@@ -1,4 +1,4 @@
-"""What a loop carries and only adds to: terms of that need not meet in every round, they meet once behind the loop."""
+"""Find loop-carried values that a loop only adds to: they can stay partial in the loop, and be reduced once after it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ KindOf = Callable[[Operator, type[OpDef], Sequence["str | None"], Sequence["str 
 
 
 def only_added_to(program: Program, block: Block, name: str, kind_of: KindOf) -> bool:
-    """Does a block do no more with a variable of outside than add to it? What is made of its value is linear in that, ends in the
-    variable, and is seen by nothing else. `kind_of(op, definition, ins, outs)` is the kind of an operator."""
+    """Does a block only add to a variable of an enclosing block? Then all values computed from it are linear in it, end in the variable,
+    and have no other readers. `kind_of(op, definition, ins, outs)` gives the PatternClass of an operator."""
     made = {name}
     for op in block.oplist:
         reads, writes = flow.touches(program, op)
@@ -40,7 +40,7 @@ def _loop_adds(program: Program, op: Operator, name: str, read: Collection[str],
 
 
 def _linear(op: Operator, definition: type[OpDef], made: Collection[str], kind_of: KindOf) -> bool:
-    """Has the operator a row that takes terms of what is `made`, and leaves terms?"""
+    """Does the operator have a row with partial inputs for the names in `made`, and partial results?"""
     ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
     kind = kind_of(op, definition, ins, outs)
     mine = [k for k, n in enumerate(ins) if n in made]
@@ -53,7 +53,8 @@ def _is_term(e: Entry | None) -> bool:
 
 
 def begun(program: Program, ops: Sequence[Operator], name: str) -> int | None:
-    """Which operator wrote a variable that nothing has read since; None where one has, or a block or a change of placement wrote it."""
+    """The index of the operator that last wrote a variable; None if the variable was read since, or if a block or a redistribute wrote
+    it."""
     for k in range(len(ops) - 1, -1, -1):
         reads, writes = flow.touches(program, ops[k])
         if name in reads:

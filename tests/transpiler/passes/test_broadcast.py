@@ -22,5 +22,5 @@ def test_parameters_and_state_come_from_any_root():
 
 def test_a_root_outside_of_the_group_is_refused():
     for root in (3, -1, "x", True, 1.5):
-        with pytest.raises(fx.TranspileError, match=f"^BroadcastStartup: root={root!r} is no rank of dp, which has 3$"):
+        with pytest.raises(fx.TranspileError, match=f"^BroadcastStartup: root={root!r} is not a rank of dp, which has 3$"):
             roots(root)
