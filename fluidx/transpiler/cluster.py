@@ -34,10 +34,10 @@ class Links(NamedTuple):
     shared: Link = Link(1e-6, 1 / 70e9)
 
 
-def several(axes: Mapping[str, int]) -> dict[str, int]:
+def axes_with_ranks(axes: Mapping[str, int]) -> dict[str, int]:
     """The axes over which a value can have a placement other than replicated: those with several ranks, and all axes if there are servers.
 
-    >>> several({"tp": 2, "dp": 1})
+    >>> axes_with_ranks({"tp": 2, "dp": 1})
     {'tp': 2}
     """
     return {g: n for g, n in axes.items() if n > 1 or SERVERS in axes}

@@ -10,7 +10,7 @@ from ...ir.pass_base import Job, Pass
 from ...ir.program import Program
 from ...ir.program_rewriter import Writer
 from ..lowering.pack_messages import Packed, can_be_packed
-from .waves import FROM_OWNERS, TO_OWNERS
+from .gather_waves import FROM_OWNERS, TO_OWNERS
 
 
 @dataclass(frozen=True)

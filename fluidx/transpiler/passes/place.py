@@ -18,7 +18,7 @@ from ...ir.pass_base import Job, Pass
 from ...ir.program import Program, ProgramPair
 from ...ir.types import ANY, REPLICATE, At, Entry, Own, Placement, Shard, show_placement
 from ...ir.var import Var
-from ..cluster import DATA, SERVERS, several
+from ..cluster import DATA, SERVERS, axes_with_ranks
 from ..placement.choose_row import PatternClasses, may_write
 from ..placement.gathered_parameters import GatherForUse, Use
 from ..placement.moves import Move, every_move
@@ -83,12 +83,12 @@ class Place(Pass):
         resting = self.rest.seen(main) if hasattr(self.rest, "seen") else self.rest
         at_rest = self._places(resting, params, rest, main, job)
         update = at_rest if self.update is None else self._places(self.update, trained, rest, main, job)
-        lent = self._lent(at_rest, rest)
+        in_use = self._in_use(at_rest, rest)
         walk: Propagation
         allowed = self._refuse if self.strict else every_move
         of_walk = main, axes, {**rest, **at_rest}, floating, update.get, stays, allowed, pinned
-        if lent:
-            walk = GatherForUse(*of_walk, use=Use(lent, _units(resting, params), self.kept))
+        if in_use:
+            walk = GatherForUse(*of_walk, use=Use(in_use, _units(resting, params), self.kept))
         else:
             walk = Propagation(*of_walk)
         walk.run()
@@ -106,7 +106,7 @@ class Place(Pass):
                 f"{main.label()} has no input with an open batch axis to split among the ranks: {listed}; "
                 "declare it with -1 or a name as axis 0"
             )
-        cut = self.group in several(job.mesh.axes)
+        cut = self.group in axes_with_ranks(job.mesh.axes)
         dealt: Entry = Own(self.group) if self.own else Shard(0, self.group)
         parts = [*([dealt] if cut else ()), *(Shard(0, axis) for axis in main.turns)]
         rest: dict[str, Placement] = {d.name: tuple(parts) for d in open_}
@@ -166,16 +166,16 @@ class Place(Pass):
             places[n] = known[key]
         return places
 
-    def _lent(self, at_rest: Mapping[str, Placement], annotated: Mapping[str, Placement]) -> dict[str, Placement]:
+    def _in_use(self, at_rest: Mapping[str, Placement], annotated: Mapping[str, Placement]) -> dict[str, Placement]:
         """The annotated placements of parameters that are stored in another placement."""
-        lent = {n: annotated.get(n, REPLICATE) for n, q in at_rest.items() if q != annotated.get(n, REPLICATE)}
-        rooted = next((n for n in lent if any(e.root is not None and e not in annotated.get(n, ()) for e in at_rest[n])), None)
+        in_use = {n: annotated.get(n, REPLICATE) for n, q in at_rest.items() if q != annotated.get(n, REPLICATE)}
+        rooted = next((n for n in in_use if any(e.root is not None and e not in annotated.get(n, ()) for e in at_rest[n])), None)
         if rooted is not None and not self.kept:  # operators on other ranks could not read its shape
             raise TranspileError(
                 f"{self.rest!r} has {rooted!r} stored {show_placement(at_rest[rooted])}; all ranks must hold a "
                 "part: shard it"
             )
-        return lent
+        return in_use
 
     @staticmethod
     def _floating(main: Program) -> set[str]:
@@ -291,7 +291,7 @@ def _check_annotation(d: Var, job: Job) -> None:
 
 def _ordered(placement: Placement, axes: Mapping[str, int]) -> Placement:
     """The entries in the order of the axes, outer before inner, without entries over axes of one rank."""
-    order, kept = list(axes), several(axes)
+    order, kept = list(axes), axes_with_ranks(axes)
     known = [e for e in placement if e.group in kept or e.group not in order]  # a group that is not an axis is refused later, with its name
     return tuple(sorted(known, key=lambda e: order.index(e.group) if e.group in order else len(order)))
 

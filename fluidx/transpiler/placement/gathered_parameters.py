@@ -42,23 +42,23 @@ class GatherForUse(Propagation):
         self.use = use
         self.role = self.section = Role.DIST  # of the current operator; DIST: no section yet
         self.recent: Sequence[str] = ()  # the unit that was gathered last
-        self.lent: dict[str, tuple[Held, tuple[str, ...] | None]] = {}  # for gathered parameters: the forms of the stored value, and its names
+        self.gathered: dict[str, tuple[Held, tuple[str, ...] | None]] = {}  # the stored values: forms, and names
 
     def _before(self, op: Operator, reads: Names) -> None:
         if op.role is not self.role and not self.block.idx:
-            self._turn(op.role)
+            self._enter_section(op.role)
         if runs_bodies(op):
-            self._take_back(flow.writes(self.program, op))
+            self._release(flow.writes(self.program, op))
             reads = flow.reads(self.program, op)
         if self.use.places.keys().isdisjoint(reads):
             return
         if self.role is Role.OPTIMIZE:
-            self._take_back([n for n in reads if n is not None])
-        elif self.role in _SECTIONS and any(n in self.use.places and n not in self.lent for n in reads):
-            for name in self._works_on(op):
-                self._lend_unit(name, op)
+            self._release([n for n in reads if n is not None])
+        elif self.role in _SECTIONS and any(n in self.use.places and n not in self.gathered for n in reads):
+            for name in self._computes_with(op):
+                self._gather_unit(name, op)
 
-    def _turn(self, role: Role) -> None:
+    def _enter_section(self, role: Role) -> None:
         """Enter the section of operators of this role."""
         self.role = role
         section = _SECTIONS.get(role, self.section)
@@ -66,26 +66,26 @@ class GatherForUse(Propagation):
             self.section = section
             if not self.use.kept:
                 stay = frozenset(self.recent if section is Role.BACKWARD else ())
-                self._take_back([n for n in self.lent if n not in stay])
+                self._release([n for n in self.gathered if n not in stay])
 
-    def _lend_unit(self, name: str, op: Operator) -> None:
+    def _gather_unit(self, name: str, op: Operator) -> None:
         """Gather a parameter and the others of its unit that the section computes with."""
-        if name in self.lent:
+        if name in self.gathered:
             return
         self.recent = self.use.units.get(name, (name,))
         for member in self.recent:
-            if member == name or member not in self.lent and member in self.wanted[self.section]:
-                self._lend(member, op)
+            if member == name or member not in self.gathered and member in self.wanted[self.section]:
+                self._gather(member, op)
 
-    def _lend(self, name: str, op: Operator) -> None:
+    def _gather(self, name: str, op: Operator) -> None:
         place = self.use.places[name]
-        self.lent[name] = self.at[name], self.names.get(name)
+        self.gathered[name] = self.at[name], self.names.get(name)
         self.hold(name, self._held(name, (place,)), self.bring(name, place, op, "use"))
 
-    def _take_back(self, names: Iterable[str]) -> None:
+    def _release(self, names: Iterable[str]) -> None:
         for name in names:
-            if name in self.lent:
-                held, under = self.lent.pop(name)
+            if name in self.gathered:
+                held, under = self.gathered.pop(name)
                 self.hold(name, held, *(under or ()))
 
     @cached_property
@@ -94,10 +94,10 @@ class GatherForUse(Propagation):
         found: dict[Role, set[str]] = {s: set() for s in _SECTIONS.values()}
         for op in self.source:
             if op.role in _SECTIONS:
-                found[_SECTIONS[op.role]].update(self._works_on(op))
+                found[_SECTIONS[op.role]].update(self._computes_with(op))
         return found
 
-    def _works_on(self, op: Operator) -> list[str]:
+    def _computes_with(self, op: Operator) -> list[str]:
         """The parameters whose values an operator reads, and not only their shapes, without those that its blocks write."""
         places = self.use.places
         if runs_bodies(op):
@@ -113,21 +113,21 @@ class GatherForUse(Propagation):
     def _brought(self, op: Operator, definition: type[OpDef], ins: Names, choice: FormChoice) -> Slots | None:
         """A parameter stored at a root has no local value elsewhere; operators that read only its shape use the gathered copy."""
         inputs = super()._brought(op, definition, ins, choice)
-        lent = {k: self.local(n, 0) for k, n in enumerate(ins) if n in self.lent and choice.take[k] is None and self._rooted(n)}
-        if not lent:
+        used = {k: self.local(n, 0) for k, n in enumerate(ins) if n in self.gathered and choice.take[k] is None and self._rooted(n)}
+        if not used:
             return inputs
-        return with_names(op, definition, ins if inputs is None else definition.flat_slots(inputs, definition.in_slots), lent)
+        return with_names(op, definition, ins if inputs is None else definition.flat_slots(inputs, definition.in_slots), used)
 
     def _rooted(self, name: str | None) -> bool:
-        return any(e.root is not None for place in self.lent[name][0].forms for e in place)  # type: ignore[index]
+        return any(e.root is not None for place in self.gathered[name][0].forms for e in place)  # type: ignore[index]
 
     def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Results, attrs: Any = None) -> None:
         super()._write(op, inputs, outs, results, attrs)
-        for name in outs if self.lent else ():
-            self.lent.pop(name, None)  # type: ignore[arg-type]
+        for name in outs if self.gathered else ():
+            self.gathered.pop(name, None)  # type: ignore[arg-type]
 
     def _block(self, block: Block) -> None:
-        lent = dict(self.lent)
+        gathered = dict(self.gathered)
         super()._block(block)
         if block.idx:
-            self.lent = lent
+            self.gathered = gathered

@@ -18,7 +18,7 @@ from ...ir.operator import Operator
 from ...ir.parts import entry_of
 from ...ir.program import Program
 from ...ir.types import REPLICATE, At, Entry, Placement, TensorType
-from ..cluster import SERVERS, several
+from ..cluster import SERVERS, axes_with_ranks
 from .choose_row import Chosen, PatternClass, PatternClasses, annotated, at_root, choose, cut_across, may_write
 from .stand_in_entries import AtHand, filled_in, with_stand_ins
 
@@ -54,7 +54,7 @@ class PlacementWalk(FormWalk):
     def __init__(self, program: Program, axes: Mapping[str, int], stays: Container[str], pins: Mapping[str, At]):
         super().__init__(program)
         self.axes, self.stays, self.pins = axes, stays, pins
-        self.groups = list(several(axes).items())
+        self.groups = list(axes_with_ranks(axes).items())
         self.kinds = PatternClasses()
         self.decided: dict[tuple[PatternClass, AtHand, tuple[int, ...]], Decision] = {}  # with stand-ins for roots and flat ranges
         self.helds: dict[tuple[int, tuple[Placement, ...], bool], Held] = {}

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from ...ir.errors import TranspileError, nearest
 from ...ir.time_axes import MAX_TURNS
 from ..passes.schedule import Schedule
-from ..passes.turns import Turns
+from ..passes.time_axis import Turns
 from ..passes.unroll import Unroll
 from ..placement.parameter_homes import Everywhere
 from ..scheduling.pipeline_schedules import SCHEDULES

@@ -6,8 +6,8 @@ from typing import Unpack
 
 from ...ir.errors import TranspileError, nearest
 from ..passes.bucket import Bucket
+from ..passes.gather_waves import FROM_OWNERS, TO_OWNERS, GatherWaves
 from ..passes.pack import PackSmall
-from ..passes.waves import FROM_OWNERS, TO_OWNERS, GatherWaves
 from ..placement.parameter_homes import AtRoots, InPieces
 from ..placement.roots import METHODS
 from .base import Common, Steps, Strategy, buckets, changed, strategy

@@ -3,9 +3,9 @@
 from fluidx.testing import check_pass
 from fluidx.transpiler.passes.bucket import Bucket
 from fluidx.transpiler.passes.carry import Carry
+from fluidx.transpiler.passes.gather_waves import GatherWaves
 from fluidx.transpiler.passes.hosts import OverHosts
 from fluidx.transpiler.passes.pack import PackSmall
-from fluidx.transpiler.passes.waves import GatherWaves
 
 GIVEN = """
   group dp = [0, 1]
