@@ -1,4 +1,4 @@
-"""Prove programs right before they run: one alone, and those of all ranks together against the program for one device."""
+"""The verifier: checks one program by itself, and proves that the rank programs together compute what the program for one device does."""
 
 from .report import Report
 from .verify_ranks import check_program, verify_common, verify_ranks

@@ -1,4 +1,4 @@
-"""Advice for an operator whose placements no rule of its op allows: which operands to redistribute, and with which collective."""
+"""Hints for an operator whose placements no rule of its op allows: which operands to redistribute, and with which collective."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Entries = Sequence[Entry | None]
 
 
 class _Way(NamedTuple):
-    """The operands to redistribute, with their new entries, and the entries of the results that follow."""
+    """A way to fix the placements: the operands to redistribute, with their new entries, and the resulting entries of the results."""
 
     moved: list[tuple[int, Entry | None]]
     made: Entries
 
 
 class Advice(NamedTuple):
-    """An operator's rows over one group of n ranks, and the entries of its operands."""
+    """The placement rules of an operator over one group of n ranks, and the entries of its operands."""
 
     table: Sequence[PlacementRow]
     pattern: Pattern
@@ -32,7 +32,7 @@ class Advice(NamedTuple):
     n: int
 
     def why_not(self, op: Operator, definition: type[OpDef], after: Entries) -> str:
-        """Why the operands do not give results declared as `after`, and the next step."""
+        """A message: why the operands cannot give results declared as `after`, and what to do next."""
         names = _names(definition.in_slots, op.inputs)
         ins = ", ".join(f"{name} {self._shown(e)}" for name, e in zip(names, self.before, strict=True) if name)
         results = zip(_names(definition.out_slots, op.outputs), after, strict=True)
@@ -43,14 +43,14 @@ class Advice(NamedTuple):
         if (way := self._best(after)) is not None:
             return f"{self._redistribute(way, names)} first"
         way = self._best(None)
-        assert way is not None, "every pattern has the row that is whole"
+        assert way is not None, "every pattern has a row with whole operands"
         made = ", ".join(map(self._shown, way.made))
         if not way.moved:
             return f"the result is {made}: declare that, and redistribute the result"
         return f"{self._redistribute(way, names)} first; then the result is {made}"
 
     def _best(self, after: Entries | None) -> _Way | None:
-        """The way with the fewest moves, of equal ones one that gathers."""
+        """The way with the fewest redistributions; among equals, the one that gathers most."""
         found = [way for row in self.table if (way := self._way(row, after)) is not None]
         return min(found, key=lambda way: (len(way.moved), sum(e is not None for _, e in way.moved)), default=None)
 
@@ -70,13 +70,13 @@ class Advice(NamedTuple):
             else:
                 ins[k] = want
                 moved.append((k, want))
-        return None if any(e is not None and e.op for _, e in moved) else _Way(moved, made)  # nothing is made a term of a sum
+        return None if any(e is not None and e.op for _, e in moved) else _Way(moved, made)  # never redistribute a value to partial
 
     def _makes(self, row: PlacementRow, ins: Entries, after: Entries | None) -> Entries | None:
         return fits(row, self.pattern, ins, after, self.types, self.group, self.n)
 
     def _over(self, e: Entry | None, free: Entry | None) -> Entry | None:
-        """The entry of a row over the group; a root or flat ranges are those of `free`."""
+        """An entry of a row, over the group. Rows leave roots and flat ranges open; they are taken from `free`."""
         if e is None:
             return None
         return e.over(self.group) if e.axis is not None or e.op else free
@@ -85,12 +85,12 @@ class Advice(NamedTuple):
         return " and ".join(self._move(names[k], self.before[k], e) for k, e in way.moved)
 
     def _move(self, name: str, have: Entry | None, want: Entry | None) -> str:
-        """The collective that changes one entry into another, where it has a name that everybody knows."""
+        """An instruction to change one entry into another, with the name of the collective if there is a common one."""
         if want is not None or have is None:
             return f"redistribute {name} to {self._shown(want)}"
         if have.op:
-            held = "only a summand of it" if have.op == "sum" else f"only one of the values whose {have.op} it is"
-            return f"all_reduce {name} over {self.group} (each rank holds {held})"
+            rank_values = "only a partial sum" if have.op == "sum" else f"only a partial {have.op}"
+            return f"all_reduce {name} over {self.group} (each rank holds {rank_values})"
         if have.axis is not None:
             return f"all_gather {name} over {self.group}"
         return f"redistribute {name} to {self._shown(want)}"
@@ -100,9 +100,9 @@ class Advice(NamedTuple):
 
 
 def _names(slots: Sequence[Slot], given: Mapping[str, Sequence[str]]) -> list[str]:
-    """What an operator calls its operands or results, one by one; "" for an optional one that it does not have."""
+    """The name of each operand or result, such as `X` or `X[1]`; "" for a missing optional one."""
     out: list[str] = []
     for slot in slots:
-        there = given.get(slot.name, ())
-        out += [f"{slot.name}[{k}]" for k in range(len(there))] if slot.many else [slot.name if there else ""]
+        names = given.get(slot.name, ())
+        out += [f"{slot.name}[{k}]" for k in range(len(names))] if slot.many else [slot.name if names else ""]
     return out

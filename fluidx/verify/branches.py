@@ -1,6 +1,6 @@
-"""Branches that ranks have together, each with a body of its own: the bodies of one branch are programs of all ranks, run side by side.
+"""Branches (`cond`) that all ranks run together, but with different bodies: the bodies of one branch are run as the programs of all ranks.
 
-What decides is the same on every rank, so all of them run the same branch. A body may hold what communicates, and what lies at roots.
+The condition is the same on every rank, so all ranks run the same branch. A body may communicate and may have values at roots.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class Branches:
-    """The branches of a world of ranks whose bodies differ from rank to rank."""
+    """Runs branches whose bodies differ between ranks."""
 
     def __init__(self, world: SimultaneousRun):
-        self.world, self.held = world, world.held
+        self.world, self.rank_values = world, world.rank_values
 
     def of_all(self, op: Operator, scope: AllRanks) -> None:
-        """Run each branch of an operator, whose text all ranks share, and choose between what they leave behind."""
-        self.world.operators.kind(op, scope)
+        """Run each branch of an operator that all ranks have, and write the values that depend on the branch."""
+        self.world.operators.class_of(op, scope)
         condition = self.world.control.condition(op, scope)
         if self.world.mesh.canonical(scope.signature(condition)[1], scope.signature(condition)[0]):
-            raise Refusal(f"op {op.type}: the condition %{condition} must be whole on every rank, for their branches differ")
+            raise Refusal(f"op {op.type}: the condition %{condition} must be replicated, because the branches differ between ranks")
         pred = self.world.operators.values.atoms[scope.read(condition)].e
         ends: list[SimultaneousRun] = []
         written: dict[str, None] = {}
@@ -47,12 +47,12 @@ class Branches:
         for name in written:
             self._merge(name, pred, ends, results.get(name, (name,) * len(ends)), scope)
         for world in ends:
-            self.world.meetings.count += world.meetings.count
+            self.world.collective_calls.count += world.collective_calls.count
             self.world.messages.count += world.messages.count
-            world.dissolve()
+            world.clear()
 
     def _run(self, op: Operator, body: SubBlock) -> SimultaneousRun:
-        """The ranks' bodies of one branch, run from where the ranks are."""
+        """Run the bodies of one branch on all ranks, from the current values."""
         results = [n for n in body.results(op) if isinstance(n, str)]
         named = dict.fromkeys(results)
         for p, _ in self.world.twins:
@@ -65,35 +65,35 @@ class Branches:
             twins.append((view, ranks))
         inside = {n for p, _ in self.world.twins for n in p.blocks[body.idx].descs}
         outside = [n for n in named if n in self.world.declared.vars and n not in inside]
-        world = self.world.inside([views[r] for r in range(self.world.n)], twins, {*outside, *results})
+        world = self.world.branch_run([views[r] for r in range(self.world.n)], twins, {*outside, *results})
         for n in outside:
-            world.held.begin(n, self.held)
+            world.rank_values.start_from(n, self.rank_values)
         world.run()
         return world
 
     def _results(self, op: Operator, scope: AllRanks, ends: list[SimultaneousRun]) -> dict[str, tuple[str, ...]]:
-        """Under which name each branch leaves each result."""
+        """For each result, its name in each branch."""
         outs, found = op.output_arg_names, []
         for body, world in zip(bodies(op), ends, strict=True):
             names = body.results(op)
-            self.world.control.check_results(op, body, names, scope, AllRanks(world.held))
+            self.world.control.check_results(op, body, names, scope, AllRanks(world.rank_values))
             found.append(names)
         return {out: tuple(names[k] for names in found) for k, out in enumerate(outs)}
 
     def _merge(self, name: str, pred: int, ends: list[SimultaneousRun], names: tuple[str, ...], scope: AllRanks) -> None:
-        """What the ranks hold under a name behind both branches."""
-        both = [world.held.agreed(n) for world, n in zip(ends, names, strict=True)]
+        """Write the value of a name after both branches, on every rank."""
+        both = [world.rank_values.common_value(n) for world, n in zip(ends, names, strict=True)]
         own = name in self.world.declared.differs or is_local(scope.signature(name)[1])
         if UNDEFINED in both or own:
             for rank in range(self.world.n):
-                held = [UNDEFINED if own else world.held.mine(n, rank) for world, n in zip(ends, names, strict=True)]
-                self.held.write(name, rank, self._chosen(pred, held, scope, name))
+                of_rank = [UNDEFINED if own else world.rank_values.by_rank(n, rank) for world, n in zip(ends, names, strict=True)]
+                self.rank_values.write(name, rank, self._chosen(pred, of_rank, scope, name))
             return
         scope.write(name, self._chosen(pred, both, scope, name))
-        if not all(n in world.held.by_all for world, n in zip(ends, names, strict=True)):
-            self.held.by_all.discard(name)
-            made = [r for r in range(self.world.n) if all(w.held.made(n, r) for w, n in zip(ends, names, strict=True))]
-            self.held.empty.update((name, r) for r in made)
+        if not all(n in world.rank_values.written_by_all for world, n in zip(ends, names, strict=True)):
+            self.rank_values.written_by_all.discard(name)
+            made = [r for r in range(self.world.n) if all(w.rank_values.is_defined(n, r) for w, n in zip(ends, names, strict=True))]
+            self.rank_values.empty.update((name, r) for r in made)
 
     def _chosen(self, pred: int, both: list[int], scope: AllRanks, name: str) -> int:
         if len(set(both)) == 1:
@@ -102,7 +102,7 @@ class Branches:
 
 
 def _view(program: Program, idx: int, named: Iterable[str]) -> Program:
-    """A rank's branch as a program: the body is its block 0, which declares what it names of outside too."""
+    """A rank's body as a program: it is block 0, with declarations of the outer variables that it uses."""
     body = program.blocks[idx]
     view = Program(program.name)
     view.groups, view.rank = program.groups, program.rank

@@ -1,4 +1,4 @@
-"""What the ranks declare: merged into one, for they must agree in all but what a rank holds for itself."""
+"""The declarations of all ranks, merged. Ranks must agree on every variable that is not local to a rank."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Signatures(dict[str, Signature]):
 
 
 class Declarations:
-    """The variables of block 0 of all ranks. Raises VerifyError where they do not agree."""
+    """The variables of block 0 of all ranks. Raises VerifyError if the ranks do not agree."""
 
     def __init__(self, mesh: RankGroups, table: ExpressionTable, programs: Sequence[Program], twins: Twins, single: bool = False):
         self.mesh, self.programs, self.single = mesh, programs, single
         self.n = len(programs)
         self.vars: dict[str, Var] = {}
-        self.differs: dict[str, dict[int, Var]] = {}  # declared by not every rank, or not alike
+        self.differs: dict[str, dict[int, Var]] = {}  # variables that some ranks do not declare, or declare differently
         self.signatures = Signatures()
-        self.by_rank: dict[str, dict[int, Signature]] = {}  # of what is in `differs`
-        self.helpers: set[int] = set()  # ranks that are fed nothing and keep nothing: of what lies whole they may be without
+        self.by_rank: dict[str, dict[int, Signature]] = {}  # for the names in `differs`
+        self.helpers: set[int] = set()  # ranks without feeds and state: they need not declare replicated values
         twins = regrouped(twins, lambda p: Variables(p.global_block().descs))
         if differs := self._merge(twins):
             self.differs = {n: {} for n in self.vars if n in differs}
@@ -44,24 +44,24 @@ class Declarations:
                 outside = apart.get(e.group) and [r for r in apart[e.group] if r in self.differs.get(n, range(self.n))]
                 if outside:
                     program, r = self.programs[outside[0]], outside[0]
-                    raise fail(program, -1, f"%{n} lies over group {e.group!r}, and rank {r} is in no set of it", rank=r)
+                    raise fail(program, -1, f"%{n} is placed over group {e.group!r}, and rank {r} is in no set of it", rank=r)
         self.has_local = any(is_local(s[1]) for s in self.signatures.values())
         for n, d in self.vars.items():
             try:
                 self.mesh.canonical(self.signatures[n][1], d.type)
                 if is_local(self.signatures[n][1]) and (d.persistable or d.is_data):
-                    raise Refusal("what a rank holds for itself cannot be fed or saved")
+                    raise Refusal("a local variable cannot be fed or be state")
                 if d.persistable and d.is_data:
-                    raise Refusal("a variable is fed or kept, not both")
+                    raise Refusal("a variable cannot be both data and state")
             except Refusal as e:
                 raise fail(self.programs[next(iter(self.differs.get(n, (0,))))], -1, f"%{n}: {e}") from None
 
     def _merge(self, twins: Twins) -> set[str]:
-        """Fill `vars`; give the names that not every rank declares, or not all alike."""
+        """Fill `vars`; return the names that some ranks do not declare, or declare differently."""
         differs: set[str] = set()
         base = Variables(twins[0][0].global_block().descs)
         known = self.vars = dict(base.items())
-        added: dict[str, None] = {}  # what the first does not declare
+        added: dict[str, None] = {}  # names that rank 0 does not declare
         for program, ranks in twins[1:]:
             theirs, there = base.unlike(Variables(program.global_block().descs))
             for n, d in theirs.items():
@@ -72,11 +72,11 @@ class Declarations:
                     continue
                 if first is d or (first.type == d.type and first.placement == d.placement and _flags(first) == _flags(d)):
                     continue
-                alike = is_local(first.placement) and is_local(d.placement)
-                if not alike or (first.persistable, first.is_data, first.on_host) != (d.persistable, d.is_data, d.on_host):
+                both_local = is_local(first.placement) and is_local(d.placement)
+                if not both_local or (first.persistable, first.is_data, first.on_host) != (d.persistable, d.is_data, d.on_host):
                     raise fail(
                         program, -1,
-                        f"%{n} is declared {d.type}, {show_placement(d.placement)}, and otherwise by another rank: {first.type}, "
+                        f"%{n} is declared {d.type}, {show_placement(d.placement)}, and differently by another rank: {first.type}, "
                         f"{show_placement(first.placement)}, persistable {first.persistable}, on_host {first.on_host}", rank=ranks[0],
                     )  # fmt: skip
                 differs.add(n)
@@ -107,8 +107,8 @@ class Declarations:
         """The signatures of rank 0."""
         if not self.by_rank:
             return self.signatures
-        alike = {n: s for n, s in self.signatures.items() if n not in self.by_rank}
-        return Signatures(alike | {n: of[0] for n, of in self.by_rank.items() if 0 in of})
+        common = {n: s for n, s in self.signatures.items() if n not in self.by_rank}
+        return Signatures(common | {n: of[0] for n, of in self.by_rank.items() if 0 in of})
 
 
 def _flags(d: Var) -> tuple[bool, ...]:

@@ -1,4 +1,4 @@
-"""Expressions in words, for messages."""
+"""Short texts of expressions, for messages."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ if TYPE_CHECKING:
 
 
 def show(table: ExpressionTable, e: int, depth: int) -> str:
-    """What an expression is, in a few words."""
+    """A short text of an expression, to a depth."""
     key = table.keys[e]
     if depth == 0:
         return "..."
     if key[0] == "op":
         return f"{key[1]}({', '.join(show(table, x, depth - 1) for x in key[3][:4] if x is not None)})"
     if key[0] == "lin":
-        said = " + ".join(_weighted(table, a, w, depth - 1) for a, w in key[1][:4])
-        return (said + (" + ..." if len(key[1]) > 4 else "")) or "0"
+        text = " + ".join(_weighted(table, a, w, depth - 1) for a, w in key[1][:4])
+        return (text + (" + ..." if len(key[1]) > 4 else "")) or "0"
     if key[0] == "slice":
         return f"{show(table, key[1], depth)}[{key[2]}:{key[2] + key[3]}]"
     if key[0] == "view":
         return show(table, key[1], depth)
-    if key[0] == "box":
+    if key[0] == "strided":
         return f"{show(table, key[1], depth)}[{key[2]}, {' by '.join(f'{n} {s} apart' for n, s in zip(key[4], key[3], strict=True))}]"
     if key[0] == "rows":
         return "[" + "; ".join(show(table, x, depth - 1) for x in key[1][:4]) + (" ...]" if len(key[1]) > 4 else "]")

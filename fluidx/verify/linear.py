@@ -1,4 +1,4 @@
-"""In which operands an op is linear with coefficients that are numbers, read off its scalar expression."""
+"""The coefficients of ops that are weighted sums of their operands, derived from their scalar expressions (`OpDef.expr`)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 from ..ir.opdef import OpDef
 
-Affine = dict[int | None, float]  # operand -> coefficient; None: the constant term
+Affine = dict[int | None, float]  # operand -> coefficient; the key None is the constant term
 
 
 def coefficients(definition: type[OpDef], attrs: Mapping[str, Any], constants: Sequence[float | None]) -> list[tuple[int, float]] | None:
-    """[(operand, coefficient)] of an op that is a weighted sum of its operands; None for any other. `constants`: the operands that are
-    numbers, each element the same; they are no operands any more."""
+    """[(operand, coefficient)] of an op that is a weighted sum of its operands; None for other ops.
+
+    `constants` has a number for each operand whose elements all equal that number; these operands do not appear in the result.
+    """
     expr = getattr(definition, "expr", None)
     if expr is None:
         return None

@@ -1,4 +1,4 @@
-"""Which of a rank's two memories an operator works in: all that it reads and writes lies in one, and copies alone cross."""
+"""Checks of memory spaces: an operator reads and writes values on the host or on the device, and only copies use both."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ _HINT = "memcpy_d2h copies a value to the host, memcpy_h2d to the device"
 
 
 def check_memories(declared: Iterable[Var], programs: Sequence[Program]) -> None:
-    """Raise VerifyError for an operator of the programs of all ranks, which declare these variables in block 0, that works on values of
-    both memories."""
+    """Raise VerifyError for an operator that works on values of both memories. `declared`: the variables of block 0 of all ranks."""
     inner = (d for p in programs for block in p.blocks[1:] for d in block.descs.values())
     if not any(d.on_host for d in chain(declared, inner)):
         return
-    seen: set[int] = set()  # ranks share their operators
+    seen: set[int] = set()  # ranks share operators
     for p in programs:
         for block in p.blocks:
             for k, op in enumerate(block.oplist):
@@ -34,41 +33,42 @@ def check_memories(declared: Iterable[Var], programs: Sequence[Program]) -> None
 
 
 def mixed(op: Operator, block: Block) -> str:
-    """Why an operator may not work on the values that it names, by the memories in which they lie; "" where it may."""
+    """Why the memories of an operator's values are wrong; "" if they are right."""
     definition = opdef(op.type)
     if definition.bodies:
-        return _left_apart(op, block)
+        return _result_mismatch(op, block)
     writes, to = op.output_arg_names, definition.copies_to
-    if not to and not any(_hosted(block, n) for n in (*op.input_arg_names, *writes)):
+    if not to and not any(_on_host(block, n) for n in (*op.input_arg_names, *writes)):
         return ""
     reads = elements_read(op, block)
     if to:
-        why, at_first, behind = f"copies to the {to}", to == "device", to == "host"
+        why, from_host, to_host = f"copies to the {to}", to == "device", to == "host"
     elif definition.effect in COMMUNICATES:
-        why, at_first, behind = "communicates, which the device does", False, False
+        why, from_host, to_host = "communicates, which needs values on the device", False, False
     else:
         first = next(iter((*writes, *reads)))
-        at_first = behind = _hosted(block, first)
-        why = f"works in the memory of %{first}, which lies on the {_memory(behind)}"
-    for names, wanted in ((reads, at_first), (writes, behind)):
+        from_host = to_host = _on_host(block, first)
+        why = f"works in the memory of %{first}, which is on the {_memory(to_host)}"
+    for names, wanted in ((reads, from_host), (writes, to_host)):
         for n in names:
-            if _hosted(block, n) is not wanted:
-                return f"op {op.type} {why}, and %{n} lies on the {_memory(not wanted)}"
+            if _on_host(block, n) is not wanted:
+                return f"op {op.type} {why}, and %{n} is on the {_memory(not wanted)}"
     return ""
 
 
-def _left_apart(op: Operator, block: Block) -> str:
-    """Why the results of an operator's blocks are not where its own are."""
+def _result_mismatch(op: Operator, block: Block) -> str:
+    """Why the results of an operator's blocks are in other memories than its outputs; "" if they are not."""
     for body in bodies(op):
         inner = block.program.blocks[body.idx]
         for n, out in zip(body.results(op), op.output_arg_names, strict=False):
-            lies, wanted = _hosted(inner, n), _hosted(block, out)
-            if lies is not wanted:
-                return f"op {op.type} leaves %{out} on the {_memory(wanted)}, and %{n} of block {body.idx} lies on the {_memory(lies)}"
+            found, wanted = _on_host(inner, n), _on_host(block, out)
+            if found is not wanted:
+                where = f"%{n} of block {body.idx} is on the {_memory(found)}"
+                return f"op {op.type} has the output %{out} on the {_memory(wanted)}, and {where}"
     return ""
 
 
-def _hosted(block: Block, name: str) -> bool:
+def _on_host(block: Block, name: str) -> bool:
     return (d := block.find(name)) is not None and d.on_host
 
 

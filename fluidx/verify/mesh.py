@@ -1,4 +1,4 @@
-"""The ranks and their groups: who is where, and whether a placement can mean anything."""
+"""The groups of ranks and the time axes of a program: indices of ranks, canonical placements, and checks of placements."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Sets = Sequence[Sequence[int]]
 
 
 class RankGroups:
-    """Groups of a world of ranks, and the turns in which they work. Raises Refused for groups that are none."""
+    """The groups of all ranks, and the time axes with their turns (iterations). Raises Refusal for invalid groups."""
 
     def __init__(self, groups: Mapping[str, Sets], world: int, turns: Mapping[str, int] | None = None):
         self.groups, self.world = dict(groups), world
         self.where: dict[str, dict[int, tuple[int, Sequence[int]]]] = {}  # group -> rank -> (index, members)
-        self.size: dict[str, int] = {}  # of groups whose sets have one size
+        self.size: dict[str, int] = {}  # of groups whose sets all have this size
         for name, sets in self.groups.items():
             where: dict[int, tuple[int, Sequence[int]]] = {}
             for members in sets:
@@ -35,7 +35,7 @@ class RankGroups:
             self.where[name] = where
             if sets and len({len(s) for s in sets}) == 1:
                 self.size[name] = len(sets[0])
-        self.axes = dict(turns or {})  # of time
+        self.axes = dict(turns or {})  # time axes, with their number of turns
         self.turns = dict(turn_groups(self.axes))
         self._declare_turns()
         self._at: dict[int, Coords] = {}
@@ -46,7 +46,7 @@ class RankGroups:
         self._coords: dict[tuple, tuple] = {}
 
     def _declare_turns(self) -> None:
-        """A turn is a group that every rank is in by itself, with the index and the size that it says."""
+        """Declare each turn as a group whose sets have one rank, with the turn's index and the size of its axis."""
         alone = tuple((r,) for r in range(self.world)) if self.axes else ()
         for axis, n in self.axes.items():
             if axis in self.groups:
@@ -59,7 +59,7 @@ class RankGroups:
             self.where[name] = dict.fromkeys(range(self.world), (turn.first, (0,)))
 
     def members(self, group: str, rank: int) -> Sequence[int]:
-        """The ranks that `rank` meets over a group."""
+        """The ranks in the set of a group that has `rank`, in order."""
         if group in self.turns:
             raise Refusal(f"{group} is an iteration, not a group of ranks")
         if group not in self.where:
@@ -73,7 +73,7 @@ class RankGroups:
         return self.where[group][rank][0]
 
     def coords(self, placement: Placement, rank: int) -> tuple[tuple[str, int], ...]:
-        """The rank's index in each group that cuts the value or spreads its terms, which is what its part depends on."""
+        """The rank's index in each group of a placement, without roots. The rank's part of a value depends on these only."""
         key = placement, rank
         found = self._coords.get(key)
         if found is None:
@@ -87,7 +87,7 @@ class RankGroups:
         return turn.axis, turn.first if turn.first == turn.last else tuple(range(turn.first, turn.last + 1))
 
     def of_any_turn(self, placement: Placement) -> Placement:
-        """A placement over the axes of the turns that it names."""
+        """A placement with turns replaced by their time axes."""
         if not self.turns or not placement:
             return placement
         return tuple([e.over(self.turns[e.group].axis) if e.group in self.turns else e for e in placement])
@@ -99,8 +99,8 @@ class RankGroups:
                 return False
         return True
 
-    def inside(self, inner: str, outer: str) -> bool:
-        """Is every set of one group a part of a set of another, larger one?"""
+    def is_subgroup(self, inner: str, outer: str) -> bool:
+        """True if every set of `inner` is a proper subset of a set of `outer`."""
         key = inner, outer
         found = self._inside.get(key)
         if found is None:
@@ -109,8 +109,8 @@ class RankGroups:
             found = self._inside[key] = of_ranks and inner != outer and all(any(set(s) < o for o in sets) for s in self.groups[inner])
         return found
 
-    def along(self, members: Sequence[int], groups: Sequence[str]) -> bool:
-        """Do the members differ in no index of these groups?"""
+    def same_index(self, members: Sequence[int], groups: Sequence[str]) -> bool:
+        """True if the members have the same index in each of these groups."""
         key = tuple(members), tuple(groups)
         found = self._along.get(key)
         if found is None:
@@ -121,7 +121,7 @@ class RankGroups:
         return found
 
     def of_turns_together(self, placements: Sequence[Placement], op: str) -> Placement | None:
-        """How terms of a sum, or of a maximum, lie that several turns made, added up; None when they are no such terms."""
+        """The placement of the reduction by `op` of terms that several turns made; None if `placements` are not those of such terms."""
         if len(placements) < 2 or not all(placements):
             return None
         found: list[int] = []
@@ -132,7 +132,7 @@ class RankGroups:
             return None
         for t in turns:
             found += range(t.first, t.last + 1)
-        if sorted(found) != list(range(len(found))):  # each once, from the first turn on
+        if sorted(found) != list(range(len(found))):  # each turn once, from the first one on
             return None
         axis, n = turns[0].axis, len(found)
         added = next(iter(rest))
@@ -141,7 +141,7 @@ class RankGroups:
     # -- placements --------------------------------------------------------------------------------------------------
 
     def canonical(self, placement: Placement, t: TensorType) -> Placement:
-        """The one form of all placements that give every rank the same part. Raises Refused for what places nothing."""
+        """The canonical form of a placement: equal for placements that give every rank the same part. Raises Refusal if it is invalid."""
         if not placement:
             return placement
         key = placement, t
@@ -153,19 +153,19 @@ class RankGroups:
     def _make_canonical(self, placement: Placement, t: TensorType) -> Placement:
         if any(e.is_local for e in placement):
             if len(placement) > 1:
-                raise Refusal("local stands alone")
+                raise Refusal("local cannot be combined with other entries")
             return placement
         for e in placement:
             if e.group not in self.groups:
                 raise Refusal(f"{e} names no declared group")
             if e.group not in self.size:
-                raise Refusal(f"{e}: the sets of group {e.group} have different sizes, or there is none")
+                raise Refusal(f"{e}: the sets of group {e.group} have different sizes, or it has no set")
         self._check_turns(placement)
         wrong = check_placement(t, placement, self.groups, self.world)
         if wrong:
             raise Refusal(wrong)
         if len({e.op for e in placement if e.op}) > 1:
-            raise Refusal(f"{show_placement(placement)}: terms of several reductions have no order")
+            raise Refusal(f"{show_placement(placement)}: several reductions have no defined order")
         taken: dict[int, int] = {}
         out: list[tuple[tuple, Entry]] = []
         for e in placement:
@@ -206,15 +206,15 @@ class RankGroups:
             self._at[rank] = found = {**seats(self.axes), **found}
         return found
 
-    def box(self, placement: Placement, shape: Sequence[int], rank: int) -> list[tuple[int, int]]:
-        """The range of every axis that a rank holds; (0, -1) for an open axis."""
+    def intervals(self, placement: Placement, shape: Sequence[int], rank: int) -> list[tuple[int, int]]:
+        """The range of every axis in a rank's part; (0, -1) for an open axis."""
         return intervals(shape, placement, self._place(rank))
 
     def local_shape(self, placement: Placement, shape: Sequence[int], rank: int) -> tuple[int, ...]:
         return local_shape(shape, placement, self._place(rank))
 
     def flat_range(self, placement: Placement, shape: Sequence[int], rank: int) -> tuple[int, int] | None:
-        """The range of the flat array that a rank's part is; None where it is no range, or not known."""
+        """The range of the flattened value that is a rank's part; None if it is not one range, or not known."""
         if partial(placement) or any(e.is_own for e in placement):
             return None
         found = flat_range(placement, self._place(rank))
@@ -223,7 +223,7 @@ class RankGroups:
         if ANY in shape or any(e.axis for e in placement):
             return None
         inner = prod(shape[1:])
-        start, stop = self.box(placement, shape, rank)[0] if shape else (0, 1)
+        start, stop = self.intervals(placement, shape, rank)[0] if shape else (0, 1)
         return start * inner, stop * inner
 
 

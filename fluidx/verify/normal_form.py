@@ -1,14 +1,14 @@
-"""Expressions: what a value is, over the values that a step begins with. Equal expressions have one number.
+"""Symbolic expressions of values, over the feeds and the state at the begin of a step. Equal expressions have one number.
 
-Kept in a normal form, so that what is computed in another way is the same number:
+Expressions are kept in a normal form, so that different ways to compute one value get one number:
 
-- multiples and sums of floats are a weighted sum of what is no sum itself; of whole numbers, where the weights are whole;
-- values laid out anew (reshape, chunk, pack, unpack, concat along axis 0) are *views*, *slices* of flat arrays, and *rows* of them one
-  behind the other; neighbours that continue each other are one slice, and all slices of an array are the array; what is cut along other
-  axes is a *box* (see boxes.py);
-- a constant is a multiple of the *one* of its dtype and shape;
-- `terms` are what some ranks hold of a sum that is spread over ranks: the terms of all ranks are the sum;
-- what ranks have of their own is combined in adaptive sums (see adaptive.py).
+- `lin`: a weighted sum of expressions that are no sums; integers have integer weights only;
+- `view`, `slice`, `rows`: results of reshape, chunk, pack, unpack and concat along axis 0. A slice is a range of a flat array; rows are
+  several of these, concatenated. Adjacent slices of one array are joined, and all slices of an array are the array;
+- `strided`: a slice along other axes (see slices_nd.py);
+- `one`: ones of a dtype and shape; a constant is a multiple of it;
+- `terms`: the sum of the terms that some ranks have of a sum over ranks; the terms of all ranks are the sum;
+- `adaptive`, `met`, `products`: adaptive sums (see adasum.py).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..ir.types import ANY, Placement, TensorType
 from .adasum import AdasumMeaning, Span
 from .describe import show
 from .refusal import Refusal
-from .slices_nd import Boxes
+from .slices_nd import SlicesND
 
-_MOST = 64  # a sum of more terms than that is not flattened into another sum: long chains stay linear
+_MOST = 64  # a sum with more terms is not flattened into another sum, so that long chains cost linear time
 _EXACT = 1 << 53
 
-# What completes terms: (derivation, coordinates that are not summed over, ranks) -> the array that they are, or None
+# (derivation, coordinates that are not summed over, ranks) -> the whole sum if these are all ranks, else None
 Complete = Callable[[int, tuple, int], "int | None"]
 
 
@@ -43,16 +43,16 @@ class ExpressionTable:
         self.ids: dict[Any, int] = {}
         self.keys: list[tuple] = []
         self.types: list[TensorType] = []
-        self.ranked: list[bool] = []  # does it depend on which rank holds it?
+        self.ranked: list[bool] = []  # does the value depend on the rank?
         self._weights: dict[float, float] = {}
         self._signatures: dict[tuple[TensorType, Placement], tuple[TensorType, Placement]] = {}
-        self._attrs: dict[int, tuple[Any, int]] = {}  # id -> (kept alive, number)
+        self._attrs: dict[int, tuple[Any, int]] = {}  # id -> (the attributes, kept alive, their number)
         self._written: dict[tuple, int] = {}
         self._numbers: dict[tuple, int] = {}
         self._rows_end: dict[int, list[int]] = {}
-        self.rows_with: dict[int, list[int]] = {}  # by what they have slices of (see `arrays`), values made of rows
+        self.rows_with: dict[int, list[int]] = {}  # array -> expressions of rows that have slices of it (see `arrays`)
         self.complete: Complete = lambda derivation, others, ranks: None
-        self.adaptive, self.boxes = AdasumMeaning(self), Boxes(self)
+        self.adaptive, self.strided = AdasumMeaning(self), SlicesND(self)
 
     def intern(self, key: tuple, type_: TensorType, args: Iterable[int | None] = (), ranked: bool = False) -> int:
         e = self.ids.get(key)
@@ -68,12 +68,12 @@ class ExpressionTable:
         return self.intern((kind, name, type_), type_)
 
     def signature(self, type_: TensorType, placement: Placement) -> tuple[TensorType, Placement]:
-        """Type and placement as one object, the same one for equal ones."""
+        """A pair of type and placement. Equal pairs are one object."""
         s = type_, placement
         return self._signatures.setdefault(s, s)
 
     def attrs_id(self, attrs: Mapping[str, Any]) -> int:
-        """A number for attributes that say the same: 1, 1.0 and true do not. Blocks count as nothing, their contents are looked at."""
+        """A number for equal attributes; 1, 1.0 and true differ. Block indices are ignored, because the contents of blocks are compared."""
         known = self._attrs.get(id(attrs))
         if known is None:
             values = attrs.values()
@@ -86,7 +86,7 @@ class ExpressionTable:
             known = self._attrs[id(attrs)] = attrs, number
         return known[1]
 
-    # -- laid out anew -----------------------------------------------------------------------------------------------
+    # -- reshape, slice and concatenate ------------------------------------------------------------------------------
 
     def shaped(self, e: int, shape: Sequence[int]) -> int:
         """The same elements in another shape."""
@@ -95,40 +95,40 @@ class ExpressionTable:
         if t.shape == shape:
             return e
         if t.shape.count(ANY) > 1 or shape.count(ANY) > 1 or (ANY in t.shape) != (ANY in shape):
-            raise Refusal(f"the shape {list(shape)} of {t} is unknown while sizes are open")
+            raise Refusal(f"the shape {list(shape)} of {t} is unknown because sizes are open")
         if ANY not in shape and prod(shape) != t.numel:
-            raise Refusal(f"{t} has not the elements of shape {list(shape)}")
+            raise Refusal(f"{t} has another number of elements than shape {list(shape)}")
         key = self.keys[e]
         if key[0] == "lin":
             return self.lin([(self.shaped(a, shape), w) for a, w in key[1]], t.with_shape(shape))
         if key[0] == "one":
             return self.one(t.dtype, shape)
-        if len(shape) > 1 and (box := self._box_of_rows(e, shape)) is not None:
-            return box
+        if len(shape) > 1 and (sliced := self._strided_of_rows(e, shape)) is not None:
+            return sliced
         base = key[1] if key[0] == "view" else e
         if self.types[base].shape == shape:
             return base
         return self.intern(("view", base, shape), t.with_shape(shape), (base,))
 
-    def _box_of_rows(self, e: int, shape: Sequence[int]) -> int | None:
-        """The box that a flat value is in that shape: whole rows of a larger box, or boxes one behind the other. None where it is none."""
+    def _strided_of_rows(self, e: int, shape: Sequence[int]) -> int | None:
+        """A flat value in a shape, as a strided slice: whole rows of a larger one, or several concatenated; None if it is not one."""
         key, inner = self.keys[e], prod(shape[1:])
-        if key[0] == "slice" and self.keys[key[1]][0] == "box":
+        if key[0] == "slice" and self.keys[key[1]][0] == "strided":
             old = self.types[key[1]].shape
             if old[1:] != shape[1:] or key[2] % inner:
                 return None
             first = key[2] // inner
-            return self.boxes.cut(key[1], [(first, first + shape[0]), *((0, n) for n in shape[1:])])
+            return self.strided.cut(key[1], [(first, first + shape[0]), *((0, n) for n in shape[1:])])
         if key[0] != "rows" or inner < 1 or any(self.types[part].numel % inner for part in key[1]):
             return None
         rows = [self.shaped(part, (self.types[part].numel // inner, *shape[1:])) for part in key[1]]
-        return self.boxes.join(rows, 0, shape)
+        return self.strided.join(rows, 0, shape)
 
     def flat(self, e: int) -> int:
         return self.shaped(e, (self.types[e].numel,))
 
     def cut(self, e: int, start: int, stop: int) -> int:
-        """Elements [start, stop) of an array laid out flat, as one axis."""
+        """Elements [start, stop) of the flattened array."""
         t = self.types[e]
         if t.numel == ANY or not 0 <= start <= stop <= t.numel:
             raise Refusal(f"elements [{start}, {stop}) of {t} are unknown")
@@ -154,9 +154,9 @@ class ExpressionTable:
         return self.intern(("slice", e, start, stop - start), t.with_shape(shape), (e,))
 
     def join(self, parts: Sequence[int], shape: Sequence[int] | None = None) -> int:
-        """Arrays laid out flat, one behind the other."""
+        """The concatenation of flattened arrays."""
         if None in parts or (len(parts) > 1 and any(self.types[p].numel == ANY for p in parts)):
-            raise Refusal("values with open sizes, or missing values, are concatenated")
+            raise Refusal("values with open sizes, or missing values, cannot be concatenated")
         flat: list[int] = []
         for p in parts:
             p = self.flat(p)
@@ -168,7 +168,7 @@ class ExpressionTable:
                 else:
                     flat.append(x)
         if not parts or len({self.types[p].dtype for p in parts}) > 1:
-            raise Refusal("values of several dtypes, or none, are concatenated")
+            raise Refusal("values of different dtypes, or no values, cannot be concatenated")
         dtype = self.types[parts[0]].dtype
         if len(flat) == 1:
             out = flat[0]
@@ -187,18 +187,18 @@ class ExpressionTable:
         return out
 
     def _ends(self, e: int) -> list[int]:
-        """Where the rows begin and end of which a value is made."""
+        """The bounds of the rows of a value."""
         found = self._rows_end.get(e)
         if found is None:
             found = self._rows_end[e] = list(accumulate([self.types[part].numel for part in self.keys[e][1]], initial=0))
         return found
 
     def arrays(self, e: int) -> list[int]:
-        """The arrays that a value has slices of; -1 for a constant."""
+        """The arrays whose slices a value sums; -1 for a constant."""
         return [array if start >= 0 else -1 for array, start in self.slices(e)]
 
     def _continued(self, a: int, b: int) -> int | None:
-        """Two flat arrays as one slice, where b continues a."""
+        """Two flat arrays as one, if every slice in b continues one in a; else None."""
         x, y = self.slices(a), self.slices(b)
         n, m = self.types[a].numel, self.types[b].numel
         if len(x) != len(y):
@@ -213,7 +213,7 @@ class ExpressionTable:
         return self.lin(items, TensorType(dtype, (n + m,)))
 
     def slices(self, e: int) -> dict[tuple[int, int], float]:
-        """A value as weighted slices (array, start) of its own length; start is -1 for a constant."""
+        """A value as a weighted sum of slices {(array, start): weight}, all of the value's size; start is -1 for a constant."""
         out: dict[tuple[int, int], float] = {}
         for a, w in self.items(e):
             key = self.keys[a]
@@ -229,39 +229,39 @@ class ExpressionTable:
         return out
 
     def _parts_of(self, e: int) -> tuple[int, ...] | None:
-        """The rows of what is made of rows."""
+        """The rows of a value; None if it is not made of rows."""
         key = self.keys[e]
         if key[0] == "view":
             key = self.keys[key[1]]
         return key[1] if key[0] == "rows" else None
 
-    # -- what `OpDef.meaning` is written with, beside `cut`, `join` and `shaped` -------------------------------------
+    # -- for `OpDef.meaning`, with `cut`, `join` and `shaped` --------------------------------------------------------
 
-    nothing = -1  # what a rank without a result gets
+    nothing = -1  # the result on a rank that gets none
 
     def type(self, e: int) -> TensorType:
         return self.types[e]
 
     def unknown(self) -> int:
-        raise Refusal("this has no meaning that the proof knows")
+        raise Refusal("the proof does not know what this computes")
 
     def sum(self, xs: Sequence[int], weight: float = 1.0) -> int:
         if None in xs:
-            raise Refusal("a value that is not there is added up")
+            raise Refusal("a missing value cannot be added")
         if not xs or len({self.types[x] for x in xs}) > 1:
-            raise Refusal("values of several types, or none, are added up: " + ", ".join(str(self.types[x]) for x in xs[:4]))
+            raise Refusal("values of different types, or no values, cannot be added: " + ", ".join(str(self.types[x]) for x in xs[:4]))
         return self.lin([(x, weight) for x in xs], self.types[xs[0]])
 
     def mean(self, xs: Sequence[int]) -> int:
         return self.sum(xs, 1.0 / max(1, len(xs)))
 
     def rounded(self, e: int, dtype: str) -> int:
-        """The same numbers as floats of another dtype: in exact arithmetic nothing changes."""
+        """The value converted to another float dtype: equal in exact arithmetic."""
         key = self.keys[e]
         return key[2] if key[:2] == ("each", "rounded") and self.types[key[2]].dtype == dtype else self.each("rounded", e, dtype)
 
     def each(self, what: str, e: int, dtype: str) -> int:
-        """What a linear function of each element by itself makes of a value; it leaves 1 as it is."""
+        """A linear elementwise function `what` of a value, with f(1) = 1."""
         key, t = self.keys[e], self.types[e].with_dtype(dtype)
         again = self.rounded if what == "rounded" else partial(self.each, what)
         match key[0]:
@@ -275,26 +275,26 @@ class ExpressionTable:
                 return self.cut(again(key[1], dtype), key[2], key[2] + key[3])
             case "rows":
                 return self.join([again(part, dtype) for part in key[1]])
-            case "box":
-                return self.intern(("box", again(key[1], dtype), *key[2:]), t, (key[1],))
+            case "strided":
+                return self.intern(("strided", again(key[1], dtype), *key[2:]), t, (key[1],))
         return self.intern(("each", what, e, dtype), t, (e,))
 
     def rows(self, x: int, shapes: Sequence[Sequence[int]]) -> list[int]:
         out, at = [], 0
         if sum(prod(s) for s in shapes) != self.types[x].numel:
-            raise Refusal(f"{self.types[x]} is not rows of shapes {[list(s) for s in shapes]}")
+            raise Refusal(f"{self.types[x]} cannot be split into shapes {[list(s) for s in shapes]}")
         for s in shapes:
             out.append(self.shaped(self.cut(x, at, at + prod(s)), s))
             at += prod(s)
         return out
 
     def gathered(self, xs: Sequence[int], marks: Sequence[int], shape: Sequence[int]) -> int:
-        """The parts between `marks` of a flat array, joined in order."""
+        """The array whose parts between the bounds `marks` are `xs`."""
         for k, x in enumerate(xs):
             if x is None:
-                raise Refusal(f"part {k} is not there")
+                raise Refusal(f"part {k} is missing")
             if self.types[x].numel != marks[k + 1] - marks[k]:
-                raise Refusal(f"part {k} is {self.types[x]}, and not of {marks[k + 1] - marks[k]} elements")
+                raise Refusal(f"part {k} is {self.types[x]}, but should have {marks[k + 1] - marks[k]} elements")
         return self.join(xs, shape)
 
     # -- sums --------------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class ExpressionTable:
         return self.lin([(self.one(type_.dtype, type_.shape), v)], type_)
 
     def constant_of(self, e: int) -> float | None:
-        """The number that all elements of a constant are."""
+        """The number that all elements of a constant equal; None if it is not known to be a constant."""
         key = self.keys[e]
         if key[0] == "one":
             return 1.0
@@ -324,11 +324,11 @@ class ExpressionTable:
         return key[1] if key[0] == "lin" else ((e, 1.0),)
 
     def lin(self, weighted: Sequence[tuple[int, float]], type_: TensorType) -> int:
-        """The weighted sum of values of one type. Raises Refused where it has none that may be reckoned with."""
+        """The weighted sum of values of one type. Raises Refusal if it has no exact normal form."""
         if len(weighted) == 1 and weighted[0][1] == 1.0 and self.types[weighted[0][0]] == type_:
             return weighted[0][0]
         if type_.dtype == "bool":
-            raise Refusal("truth values do not add up")
+            raise Refusal("bools cannot be added")
         cuts = [p for e, _ in weighted for a, _ in self.items(e) if (p := self._parts_of(a)) is not None]
         if cuts:
             return self._lin_of_rows(weighted, cuts, type_)
@@ -338,14 +338,14 @@ class ExpressionTable:
         products: dict[tuple, list[Span]] = {}
         for e, w in weighted:
             if not isfinite(w):
-                raise Refusal(f"the weight {w} is no number")
+                raise Refusal(f"the weight {w} is not finite")
             found = self.items(e)
             if len(found) > _MOST and not self.ranked[e]:
                 found = ((e, 1.0),)
             for a, v in found:
                 u = v * w
                 if not isfinite(u) or (u == 0.0 and w != 0.0) or (u != 0.0 and abs(u) < 1e-290):
-                    raise Refusal(f"the weights {v:g} and {w:g} have no product that a number can hold")
+                    raise Refusal(f"the product of the weights {v:g} and {w:g} overflows or underflows")
                 if (t := self._terms(a)) is not None:
                     terms.setdefault(t[0], []).append((t[1], u))
                     continue
@@ -359,10 +359,10 @@ class ExpressionTable:
         for a, u in added:
             sums[a] = sums.get(a, 0.0) + u
             size[a] = max(size.get(a, 0.0), abs(u))
-        # a weight that is rounding noise beside what it was made from is 0; how small it is by itself says nothing
+        # a weight is 0 if it is rounding noise relative to the weights that were added; its own size does not matter
         items = tuple(sorted((a, self.weight(u)) for a, u in sums.items() if abs(u) > 1e-12 * size[a]))
         if type_.dtype not in FLOATS and any(not u.is_integer() or abs(u) > _EXACT for _, u in items):
-            raise Refusal(f"whole numbers ({type_}) are multiplied by a fraction")
+            raise Refusal(f"integers ({type_}) are multiplied by a fraction")
         if not items:
             return self.intern(("lin", (), type_), type_)
         if len(items) == 1 and items[0][1] == 1.0:
@@ -370,10 +370,10 @@ class ExpressionTable:
         return self.intern(("lin", items), type_, [a for a, _ in items])
 
     def weight(self, w: float) -> float:
-        """The one number that stands for all that differ from it by rounding noise."""
+        """A representative of all numbers that differ from `w` by rounding noise."""
         if w.is_integer() and abs(w) < _EXACT:
             return w
-        # weights are products and sums of a few numbers; a wrong one is wrong by far more than the twelfth digit
+        # weights are products and sums of a few numbers; a wrong weight differs in far more than the twelfth digit
         short = float(f"{w:.12g}")
         return short if abs(short - w) <= 1e-15 * abs(w) else self._weights.setdefault(short, w)
 
@@ -393,32 +393,32 @@ class ExpressionTable:
             out.append(self.lin(row, TensorType(type_.dtype, (b - a,))))
         return self.join(out, type_.shape)
 
-    # -- what some ranks hold of a sum -------------------------------------------------------------------------------
+    # -- terms of a sum over ranks -----------------------------------------------------------------------------------
 
     def terms(self, derivation: int, others: tuple, ranks: int, type_: TensorType) -> int:
-        """The sum of what the ranks of a bit mask hold of a sum; `others` are the coordinates that are not summed over."""
+        """The sum of the terms of some ranks (a bit mask). `others` are the coordinates that are not summed over."""
         return self.intern(("terms", derivation, others, ranks), type_, ranked=True)
 
     def _terms(self, a: int) -> tuple[tuple, int] | None:
-        """((derivation, others, the box, where a slice of that starts, shape), ranks) of terms, or of a box, slice or view of them."""
+        """((derivation, others, strided slice, start of a slice, shape), ranks) of terms, or of slices or views of them; else None."""
         if not self.ranked[a]:
             return None
-        key, shape, start, box = self.keys[a], self.types[a].shape, -1, ()
+        key, shape, start, sliced = self.keys[a], self.types[a].shape, -1, ()
         if key[0] == "view":
             key = self.keys[key[1]]
         if key[0] == "slice":
             start = key[2]
             key = self.keys[key[1]]
-        if key[0] == "box":
-            box = key[2:]
+        if key[0] == "strided":
+            sliced = key[2:]
             key = self.keys[key[1]]
         if key[0] != "terms":
             return None
-        return (key[1], key[2], box, start, shape), key[3]
+        return (key[1], key[2], sliced, start, shape), key[3]
 
     def _gathered(self, t: tuple, found: Sequence[tuple[int, float]], type_: TensorType) -> list[tuple[int, float]]:
-        """Terms of one sum with equal weights together, whole where all ranks are there."""
-        derivation, others, box, start, shape = t
+        """Join the terms of one sum that have equal weights. If all ranks are there, the result is the sum itself."""
+        derivation, others, sliced, start, shape = t
         parts: list[tuple[int, float]] = []
         for ranks, w in found:
             rest = []
@@ -445,23 +445,23 @@ class ExpressionTable:
             e = whole if whole is not None else self.ids.get(("terms", derivation, others, m))
             if e is None:
                 e = self.terms(derivation, others, m, self.types[self.ids["terms", derivation, others, found[0][0]]])
-            e = self.boxes.taken(e, *box) if box else e
+            e = self.strided.taken(e, *sliced) if sliced else e
             e = self.cut(e, start, start + prod(shape)) if start >= 0 else e
             out += [(a, u * v) for a, u in self.items(self.shaped(e, shape))]
         return out
 
     def show(self, e: int, depth: int = 4) -> str:
-        """A few words for a person."""
+        """A short text of an expression, for messages."""
         return show(self, e, depth)
 
 
-_PLAIN = (int, str, bool, type(None))  # values of one of these types that are equal say the same
+_PLAIN = (int, str, bool, type(None))  # equal values of one of these types have equal texts
 
 
 def _shown(value: Any) -> str | tuple[int, ...] | Offsets:
     if value.__class__ is Offsets:
         return value
-    if type(value) is tuple and value and {*map(type, value)} == {int}:  # bounds of many ranks: their text takes long
+    if type(value) is tuple and value and {*map(type, value)} == {int}:  # bounds of many ranks, whose text would be long
         return value
     return "block" if isinstance(value, BlockRef) else repr(value)
 

@@ -1,4 +1,4 @@
-"""What an operator makes of what it reads: on expressions, on parts that lie somewhere, and on one rank's own values."""
+"""The results of operators in the proof: of expressions, of values with placements, and of local values of one rank."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from .operator_check import COMMUNICATES, OperatorClass, OperatorClasses, Signat
 from .refusal import Refusal
 from .values import EMPTY, ProgramValues
 
-_DEEPEST = 8  # operators that expand to operators that expand ...
+_LOCAL_OPS_ONLY = "works on local values of a rank; only sums, multiples, reshapes, slices and concatenations of these are proved"
+_DEEPEST = 8  # the most nested expansions (`OpDef.expand`)
 
 
 class DeclaredNames(Protocol):
-    """Where names are declared."""
+    """Gives the declared type and placement of names."""
 
     def signature(self, name: str) -> Signature: ...
 
 
 class NameScope(DeclaredNames, Protocol):
-    """Where an operator's names mean something: a block, for all ranks or for one."""
+    """Reads and writes the values of names in a block, for all ranks or for one."""
 
     def read(self, name: str) -> int: ...
 
@@ -38,11 +39,11 @@ class NameScope(DeclaredNames, Protocol):
 
 
 class Operators:
-    """The operators of one set of programs, over one table."""
+    """The operators of programs that share one table of expressions."""
 
-    def __init__(self, values: ProgramValues, kinds: OperatorClasses):
-        self.values, self.kinds, self.table, self.mesh = values, kinds, values.table, values.mesh
-        self.round: tuple = ()  # of the loops around, which takes part in what is drawn at random
+    def __init__(self, values: ProgramValues, classes: OperatorClasses):
+        self.values, self.classes, self.table, self.mesh = values, classes, values.table, values.mesh
+        self.round: tuple = ()  # of the enclosing loops; random numbers depend on it
         self._coefficients: dict[tuple, Any] = {}
         self._memo: dict[tuple, tuple[int | None, ...]] = {}
         self._forms: dict[tuple, tuple[type[OpDef], bool, tuple]] = {}
@@ -52,8 +53,8 @@ class Operators:
 
     # -- names -------------------------------------------------------------------------------------------------------
 
-    def kind(self, op: Operator, scope: DeclaredNames) -> tuple[OperatorClass, Sequence[str | None], Sequence[str | None]]:
-        """The operator's kind, and the names that it reads and writes in slot order. Raises Refused for what may not stand there."""
+    def class_of(self, op: Operator, scope: DeclaredNames) -> tuple[OperatorClass, Sequence[str | None], Sequence[str | None]]:
+        """The operator's class, and the names that it reads and writes in slot order. Raises Refusal if the operator is invalid."""
         inputs, outputs = op.inputs, op.outputs
         form = op.type, len(inputs), *inputs, *map(len, inputs.values()), *outputs, *map(len, outputs.values())
         known = self._forms.get(form)
@@ -65,17 +66,17 @@ class Operators:
         outs: Sequence[str | None]
         if in_order:
             ins, outs = reads, writes = op.input_arg_names, op.output_arg_names
-            kind = self.kinds.of(op, tuple(map(signature, reads)), tuple(map(signature, writes)), counts)
+            op_class = self.classes.of(op, tuple(map(signature, reads)), tuple(map(signature, writes)), counts)
         else:
             ins, outs = definition.flat_slots(inputs, definition.in_slots), definition.flat_slots(outputs, definition.out_slots)
             given, made = ([None if n is None else signature(n) for n in names] for names in (ins, outs))
-            kind = self.kinds.of(op, tuple(given), tuple(made), counts)
-        if kind.wrong:
-            raise Refusal(kind.wrong)
+            op_class = self.classes.of(op, tuple(given), tuple(made), counts)
+        if op_class.wrong:
+            raise Refusal(op_class.wrong)
         named = op.output_arg_names
         if len(named) > 1 and len(set(named)) < len(named):
             raise Refusal(f"op {op.type} writes one variable twice")
-        return kind, ins, outs
+        return op_class, ins, outs
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
@@ -83,7 +84,7 @@ class Operators:
         self, definition: type[OpDef], op: Operator, attrs_id: int, ins: Sequence[int | None], types: Sequence[TensorType | None],
         opaque: bool = True, depth: int = 0, counts: tuple | None = None,
     ) -> list[int | None]:  # fmt: skip
-        """The expressions of an operator's outputs, of these types, from those of its operands."""
+        """The expressions of an operator's outputs of these types, from the expressions of its operands."""
         table = self.table
         if definition.expand is not None and opaque and depth < _DEEPEST:
             parts = definition.expand(op, _fresh(op))
@@ -101,16 +102,16 @@ class Operators:
             if not opaque:
                 raise
         if not opaque:
-            raise Refusal(f"op {op.type} works on what a rank holds for itself; only sums, multiples and what lays elements out anew may")
+            raise Refusal(f"op {op.type} {_LOCAL_OPS_ONLY}")
         given = tuple(ins)
         if counts is None:
             counts = tuple(len(op.inputs.get(s.name, ())) for s in definition.in_slots if s.many)
-        said = ("op", op.type, attrs_id, given, counts, *self._drawn(definition))
-        return [None if t is None else table.intern((*said, k), t, given) for k, t in enumerate(types)]
+        key = ("op", op.type, attrs_id, given, counts, *self._drawn(definition))
+        return [None if t is None else table.intern((*key, k), t, given) for k, t in enumerate(types)]
 
     @contextmanager
     def in_round(self, of: tuple) -> Iterator[None]:
-        """Operators inside stand in a loop, and draw in each round anew: `of` says what decides which numbers."""
+        """For operators in a loop body, whose random numbers differ in each round: `of` identifies the round."""
         outside, self.round = self.round, (*self.round, of)
         try:
             yield
@@ -118,7 +119,7 @@ class Operators:
             self.round = outside
 
     def _drawn(self, definition: type[OpDef]) -> tuple:
-        """What the results of an operator depend on besides its operands and attributes."""
+        """The round, if the results depend on it besides the operands and attributes: for random operators."""
         return self.round if definition.effect is Effect.RANDOM else ()
 
     def _expanded(
@@ -137,14 +138,14 @@ class Operators:
             for slot, result in zip(inner.out_slots, inner.infer_outputs(row, attrs), strict=True):
                 made = list(result) if slot.many else [result]
                 types += made if slot.many or p.outputs.get(slot.name) else [None]
-            made_by = self.expressions(inner, p, self.kinds.attrs_id(attrs), given, types, depth=depth + 1)
-            env.update((n, e) for n, e in zip(outs, made_by, strict=True) if n is not None and e is not None)
+            require = self.expressions(inner, p, self.classes.attrs_id(attrs), given, types, depth=depth + 1)
+            env.update((n, e) for n, e in zip(outs, require, strict=True) if n is not None and e is not None)
         return [None if n is None else env[n] for n in definition.flat_slots(op.outputs, definition.out_slots)]
 
     def linear(
         self, definition: type[OpDef], op: Operator, attrs_id: int, ins: Sequence[int | None], types: Sequence[TensorType | None]
     ) -> list[tuple[int, float]] | None:
-        """[(operand, weight)] where the one output is a weighted sum of operands of its own type."""
+        """[(operand, weight)] if the only output is a weighted sum of operands of its own type; else None."""
         if getattr(definition, "expr", None) is None or len(types) != 1 or types[0] is None or types[0].dtype == "bool":
             return None
         table = self.table
@@ -157,44 +158,44 @@ class Operators:
             if found is None:
                 continue
             given = [table.types[e] if e is not None else None for e in ins]
-            # a number stands for a value that has one element, or all those of the result: others would change its shape
+            # a constant must have one element or the shape of the result; another shape would change that of the result
             if all(given[k] == types[0] for k, _ in found) and all(t is None or t == types[0] or t.numel == 1 for t in given):
                 return found
         return None
 
-    # -- parts -------------------------------------------------------------------------------------------------------
+    # -- values with placements --------------------------------------------------------------------------------------
 
-    def together(self, kind: OperatorClass, op: Operator, ins: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """The atoms that an operator makes of atoms, by a lemma that its placements follow; Refused where there is none."""
-        key = (id(kind), ins, *self._drawn(kind.definition))
+    def on_all_ranks(self, op_class: OperatorClass, op: Operator, ins: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """The atoms of an operator's results, from those of its operands, by a placement rule. Raises Refusal if there is none."""
+        key = (id(op_class), ins, *self._drawn(op_class.definition))
         found = self._memo.get(key)
         if found is None:
-            found = self._memo[key] = self._made(kind, op, ins)
+            found = self._memo[key] = self._made(op_class, op, ins)
         return found
 
-    def _made(self, kind: OperatorClass, op: Operator, ins: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        if kind.no_row:
-            raise Refusal(f"op {op.type}: no rule allows its placements: {kind.no_row}")
-        if kind.adds:
-            return (self._added(kind, op, ins),)
-        definition, atoms = kind.definition, self.values.atoms
+    def _made(self, op_class: OperatorClass, op: Operator, ins: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        if op_class.no_row:
+            raise Refusal(f"op {op.type}: no rule allows its placements: {op_class.no_row}")
+        if op_class.adds:
+            return (self._added(op_class, op, ins),)
+        definition, atoms = op_class.definition, self.values.atoms
         if definition.move is not None:
-            return (self.moved(kind, op, ins),)
+            return (self.moved(op_class, op, ins),)
         es = [None if a is None else atoms[a].e for a in ins]
-        made = self.expressions(definition, op, kind.attrs_id, es, kind.types, counts=kind.counts)
+        made = self.expressions(definition, op, op_class.attrs_id, es, op_class.types, counts=op_class.counts)
         out: list[int | None] = []
-        for k, (e, placed) in enumerate(zip(made, kind.placed, strict=True)):
+        for k, (e, placed) in enumerate(zip(made, op_class.placed, strict=True)):
             if e is None or placed is None:
                 out.append(None)
             elif placed[1]:
-                out.append(self.values.term(e, placed[0], self._derivation(kind, op, es, ins, placed[0], k)))
+                out.append(self.values.term(e, placed[0], self._derivation(op_class, op, es, ins, placed[0], k)))
             else:
                 out.append(self.values.atom(e, placed[0]))
         return tuple(out)
 
-    def _derivation(self, kind: OperatorClass, op: Operator, es: list, ins: tuple, placement: Placement, k: int) -> object:
-        """How terms are made: what adds up in one way on every rank is one derivation."""
-        weighted = self.linear(kind.definition, op, kind.attrs_id, es, kind.types)
+    def _derivation(self, op_class: OperatorClass, op: Operator, es: list, ins: tuple, placement: Placement, k: int) -> object:
+        """The key of a derivation: terms that all ranks computed in the same way have one derivation, and only these can be added."""
+        weighted = self.linear(op_class.definition, op, op_class.attrs_id, es, op_class.types)
         if weighted is not None:
             given = [(self.values.atoms[ins[i]], w) for i, w in weighted]
             if all(a.derivation is not None and without_roots(a.placement) == without_roots(placement) for a, _ in given):
@@ -204,56 +205,58 @@ class Operators:
                     sums[a.derivation] = sums.get(a.derivation, 0.0) + w
                 return "sum", tuple(sorted(sums.items()))
         terms = tuple([a if a is None else self.values.of_any_turn(a) for a in ins])
-        return "op", op.type, kind.attrs_id, terms, *self._drawn(kind.definition), k
+        return "op", op.type, op_class.attrs_id, terms, *self._drawn(op_class.definition), k
 
-    def _added(self, kind: OperatorClass, op: Operator, ins: tuple[int | None, ...]) -> int:
-        """The sum, or maximum, of terms that several turns made."""
+    def _added(self, op_class: OperatorClass, op: Operator, ins: tuple[int | None, ...]) -> int:
+        """The atom of a reduction of terms that several iterations made."""
         atoms = [self.values.atoms[a] for a in ins if a is not None]
         e, _, d = atoms[0]
         if d is None or any((a.e, a.derivation) != (e, d) for a in atoms):
-            raise Refusal(f"op {op.type}: its operands are not the iterations' parts of one sum")
-        placed = kind.placed[0]
+            raise Refusal(f"op {op.type}: its operands are not the iterations' terms of one sum")
+        placed = op_class.placed[0]
         assert placed is not None
         return self.values.atom(e, placed[0], d if placed[1] else None)
 
-    def moved(self, kind: OperatorClass, op: Operator, ins: tuple[int | None, ...]) -> int:
-        """The atom in the placement that the op gives it."""
-        why = self._moves.get(id(kind))
+    def moved(self, op_class: OperatorClass, op: Operator, ins: tuple[int | None, ...]) -> int:
+        """The atom of a collective's result: its operand in the placement that the op gives."""
+        why = self._moves.get(id(op_class))
         if why is None:
-            why = self._moves[id(kind)] = moved_entry_is(kind, self.mesh)
+            why = self._moves[id(op_class)] = moved_entry_is(op_class, self.mesh)
         if why:
             raise Refusal(f"op {op.type}: {why}")
-        s, a = kind.outs[0], ins[0]
+        s, a = op_class.outs[0], ins[0]
         assert s is not None and a is not None
         placement = self.mesh.canonical(s[1], s[0])
-        replica_op = kind.definition.replica_op
-        entry = entry_of(self.values.atoms[a].placement, kind.attrs["group"])
+        replica_op = op_class.definition.replica_op
+        entry = entry_of(self.values.atoms[a].placement, op_class.attrs["group"])
         if replica_op is not None and entry is not None and entry.is_own:
-            type_, attrs = replica_op(**kind.attrs)
-            return self.values.atom(self._of_own(type_, attrs, self.values.atoms[a].e, s, kind.attrs.get("layers", ())), placement)
-        return self.values.moved(a, placement, (op.type, self._in_any_turn(kind)))
+            type_, attrs = replica_op(**op_class.attrs)
+            return self.values.atom(self._of_own(type_, attrs, self.values.atoms[a].e, s, op_class.attrs.get("layers", ())), placement)
+        return self.values.moved(a, placement, (op.type, self._in_any_turn(op_class)))
 
-    def _in_any_turn(self, kind: OperatorClass) -> int:
-        """The number of an operator's attributes, of which one may name a turn."""
-        turn = self.mesh.turns.get(kind.attrs.get("group", ""))
+    def _in_any_turn(self, op_class: OperatorClass) -> int:
+        """The number of an operator's attributes, with a turn replaced by its time axis."""
+        turn = self.mesh.turns.get(op_class.attrs.get("group", ""))
         if turn is None:
-            return kind.attrs_id
-        known = self._hows.get(id(kind))
+            return op_class.attrs_id
+        known = self._hows.get(id(op_class))
         if known is None:
-            known = self._hows[id(kind)] = self.kinds.attrs_id(Frozen({**kind.attrs, "group": turn.axis}))
+            known = self._hows[id(op_class)] = self.classes.attrs_id(Frozen({**op_class.attrs, "group": turn.axis}))
         return known
 
     def _of_own(self, type_: str, attrs: Mapping[str, Any], e: int, signature: Signature, layers: Sequence[int]) -> int:
-        """What the one-device operator makes of an expression, of each layer by itself: so values that ranks have of their own meet. Over
-        other groups operand and result lie alike, as `signature` says; Refused where the operator has no lemma for that."""
+        """The result of a collective over replica-local values: the op `type_` of one device on their expression, for each layer.
+
+        `signature` is the placement of operand and result over other groups. Raises Refusal if no rule of the op allows it.
+        """
         definition = opdef(type_)
         op = make_op(type_, ("x",), ("out",), definition.complete_attrs(attrs), role=Role.FORWARD)
-        kind = self.kinds.of(op, (signature,), (signature,), ())
-        if why := kind.wrong or kind.no_row:
-            raise Refusal(f"op {type_}, which ranks do together here: {why}")
+        op_class = self.classes.of(op, (signature,), (signature,), ())
+        if why := op_class.wrong or op_class.no_row:
+            raise Refusal(f"op {type_}, which the ranks compute together here: {why}")
 
         def made(x: int) -> int:
-            (out,) = self.expressions(definition, op, kind.attrs_id, (x,), [self.table.types[x]])
+            (out,) = self.expressions(definition, op, op_class.attrs_id, (x,), [self.table.types[x]])
             assert out is not None
             return out
 
@@ -261,29 +264,29 @@ class Operators:
             return made(e)
         return self.table.join([made(self.table.cut(e, a, b)) for a, b in pairwise(layers)], self.table.types[e].shape)
 
-    def emptied(self, kind: OperatorClass, ins: Sequence[int | None], rank: int) -> bool:
-        """Does an operator of which this rank has no elements make nothing but parts without elements, and terms that add nothing?"""
-        if kind.no_row:
+    def gives_nothing(self, op_class: OperatorClass, ins: Sequence[int | None], rank: int) -> bool:
+        """True if an operator without elements on this rank gives only empty parts, and terms that add nothing."""
+        if op_class.no_row:
             return False
-        for v, s in zip(ins, kind.ins, strict=True):
+        for v, s in zip(ins, op_class.ins, strict=True):
             if v is not None and v != EMPTY and s is not None and s[1]:
                 return False
         return all(
             s is None or placed is None or placed[1] or 0 in self.local_type(s, rank).shape
-            for s, placed in zip(kind.outs, kind.placed, strict=True)
+            for s, placed in zip(op_class.outs, op_class.placed, strict=True)
         )
 
-    # -- one rank's own values ---------------------------------------------------------------------------------------
+    # -- local values of one rank ------------------------------------------------------------------------------------
 
-    def plain(self, signature: Signature, value: int, rank: int) -> int:
-        """A value of a rank as an expression that says so."""
+    def local_expression(self, signature: Signature, value: int, rank: int) -> int:
+        """The local value on a rank, as an expression."""
         if is_local(signature[1]):
             return value
         if value != EMPTY:
-            return self.values.plain(value, rank)
+            return self.values.local_expression(value, rank)
         if any(e.op not in ("", "sum") for e in signature[1]):
-            raise Refusal("a part without elements leaves a maximum or minimum without a value")
-        return self.table.lin((), self.local_type(signature, rank))  # no elements, or a term that adds nothing
+            raise Refusal("a maximum or minimum over a part without elements has no value")
+        return self.table.lin((), self.local_type(signature, rank))  # no elements, or the term 0
 
     def local_type(self, signature: Signature, rank: int) -> TensorType:
         t, placement = signature
@@ -291,39 +294,39 @@ class Operators:
             return t
         return TensorType(t.dtype, self.mesh.local_shape(self.mesh.canonical(placement, t), t.shape, rank))
 
-    def stored(self, x: int, signature: Signature, rank: int) -> int:
-        """The plain value x, as a variable of this signature keeps it on the rank."""
+    def as_stored(self, x: int, signature: Signature, rank: int) -> int:
+        """The local expression x, as the value of a variable of this signature on the rank."""
         t, placement = signature
         if not is_local(signature[1]):
-            return self.values.read_back(x, self.mesh.canonical(placement, t), t, rank)
+            return self.values.global_atom(x, self.mesh.canonical(placement, t), t, rank)
         if self.table.types[x] != t:
             raise Refusal(f"it is {self.table.types[x]}, not {t}")
         return x
 
-    def alone(
-        self, kind: OperatorClass, op: Operator, ins: Sequence[int | None], rank: int, outs: Sequence[str | None]
+    def on_one_rank(
+        self, op_class: OperatorClass, op: Operator, ins: Sequence[int | None], rank: int, outs: Sequence[str | None]
     ) -> list[int | None]:
-        """What an operator makes of one rank's own values: only sums, multiples, and what lays elements out anew."""
-        definition, table = kind.definition, self.table
-        if definition.effect is not Effect.PURE or kind.runs:
-            raise Refusal(f"op {op.type} works on what a rank holds for itself; only sums, multiples and what lays elements out anew may")
-        xs = [None if v is None or s is None else self.plain(s, v, rank) for v, s in zip(ins, kind.ins, strict=True)]
-        types = [None if s is None else self.local_type(s, rank) for s in kind.outs]
-        key = (id(kind), tuple(None if x is None else table.types[x] for x in xs), tuple(types))
+        """The results of an operator on local values of one rank. Only sums, multiples, reshapes, slices and concatenations are allowed."""
+        definition, table = op_class.definition, self.table
+        if definition.effect is not Effect.PURE or op_class.runs:
+            raise Refusal(f"op {op.type} {_LOCAL_OPS_ONLY}")
+        xs = [None if v is None or s is None else self.local_expression(s, v, rank) for v, s in zip(ins, op_class.ins, strict=True)]
+        types = [None if s is None else self.local_type(s, rank) for s in op_class.outs]
+        key = (id(op_class), tuple(None if x is None else table.types[x] for x in xs), tuple(types))
         if key not in self._typed:
             try:
                 check_types(definition, op, key[1], types)
             except ProgramError as e:
                 raise Refusal(str(e)) from None
             self._typed[key] = True
-        made = self.expressions(definition, op, kind.attrs_id, xs, types, opaque=False)
+        made = self.expressions(definition, op, op_class.attrs_id, xs, types, opaque=False)
         out: list[int | None] = []
-        for x, s, n in zip(made, kind.outs, outs, strict=True):
+        for x, s, n in zip(made, op_class.outs, outs, strict=True):
             if x is None or s is None:
                 out.append(None)
                 continue
             try:
-                out.append(self.stored(x, s, rank))
+                out.append(self.as_stored(x, s, rank))
             except Refusal as e:
                 raise Refusal(f"op {op.type} writes %{n}: {e}") from None
         return out
@@ -340,7 +343,7 @@ class Operators:
 
 
 def _form(op: Operator) -> tuple[type[OpDef], bool, tuple]:
-    """(the op, are all slots there and in order?, names in each slot that takes a list) of operators with such slots."""
+    """(the op, whether the slots are complete and in declared order, number of names in each slot that takes a list)."""
     try:
         definition = opdef(op.type)
         definition.check_slots(op)

@@ -1,4 +1,4 @@
-"""Which ranks have programs that say the same, and which operators all ranks have in common."""
+"""Classes of ranks with equal programs, and the operators that the programs of all ranks have in common."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .send_recv import is_message
 from .sub_blocks import check_blocks
 
 
-class Alike:
-    """Ranks whose programs say the same."""
+class RankClass:
+    """The ranks whose programs have the same operators. `codes`: the number of each operator in order."""
 
     def __init__(self, program: Program, codes: list[int], kept: Collection[str] | None):
         self.program, self.codes, self.kept = program, codes, kept
-        self.common: list[int] = []  # where the operators stand that all ranks have, and then the end
-        self.spans: dict[int, tuple[int, int]] = {}  # of sends and receives that start together
+        self.common: list[int] = []  # indices of the operators that all ranks have, then the end
+        self.spans: dict[int, tuple[int, int]] = {}  # by index of a send or recv: (first, last) of its batch
         self._dead: set[int] | None = None
 
     def dead(self, ops: Sequence[tuple[Operator, Program]]) -> set[int]:
-        """Where operators stand whose results nobody needs and nothing keeps: they do not run."""
+        """Indices of operators that do not run, because no operator needs their results and no variable keeps them."""
         if self._dead is None:
             self._dead = set()
             descs = self.program.global_block().descs
@@ -46,7 +46,7 @@ class Alike:
 
 
 def touched(program: Program, idx: int) -> set[str]:
-    """The names that a block and those inside of it speak of."""
+    """The names that a block and its sub-blocks use."""
     names: set[str] = set()
     for op in program.blocks[idx].oplist:
         names.update(op.input_arg_names, op.output_arg_names)
@@ -56,18 +56,18 @@ def touched(program: Program, idx: int) -> set[str]:
     return names
 
 
-def collectives(program: Program, op: Operator) -> list[Operator]:
-    """The collectives that stand in the blocks of an operator."""
+def collectives_in_blocks(program: Program, op: Operator) -> list[Operator]:
+    """The collectives in the sub-blocks of an operator."""
     found = [o for idx in op.sub_blocks() for o in program.blocks[idx].oplist]
     return [o for o in found if o.type in OPS and OPS[o.type].effect is Effect.COLLECTIVE] + [
-        c for o in found for c in collectives(program, o)
+        c for o in found for c in collectives_in_blocks(program, o)
     ]
 
 
-class Programs:
-    """The operators of block 0 of all ranks, those that say the same under one number.
+class RankClasses:
+    """The operators of block 0 of all ranks. Equal operators have one number, and ranks with equal operators are one class.
 
-    For branches of larger programs, `kept` is what these need of them; their blocks were looked at with the rest.
+    For a branch of a larger program, `kept` has the names that the program reads after it; its blocks were checked with the program.
     """
 
     def __init__(self, programs: Sequence[Program], twins: Twins, table: ExpressionTable, kept: Collection[str] | None = None):
@@ -75,41 +75,41 @@ class Programs:
         self.n = len(programs)
         self.codes: dict[tuple, int] = {}
         self.ops: list[tuple[Operator, Program]] = []  # by code
-        self.lines: dict[int, int] = {}  # of branches: code -> the number of those that say the same, their bodies aside
+        self.lines: dict[int, int] = {}  # for branches: code -> the number of operators that are equal except for their bodies
         self._code_of: dict[int, int] = {}
         self._keep: list[Any] = []
         self._checked_blocks: set[int] = set()
-        self.classes: list[Alike] = []
-        self.of: list[Alike] = []
-        twins = regrouped(twins, _said)
+        self.classes: list[RankClass] = []
+        self.of: list[RankClass] = []
+        twins = regrouped(twins, _contents)
         if len(twins) == 1:
             ((first, _),) = twins
             self.ops = [(op, first) for op in first.global_block().oplist]
-            self.classes.append(Alike(first, list(range(len(self.ops))), self.kept))
+            self.classes.append(RankClass(first, list(range(len(self.ops))), self.kept))
             self.of = self.classes * self.n
         else:
             self._classes(twins)
         self._common()
 
     def _classes(self, twins: Twins) -> None:
-        """Programs whose operators have the same numbers are one class."""
-        found: dict[tuple[int, ...], Alike] = {}
-        of: dict[int, Alike] = {}
+        """Put programs with equal numbers of operators into classes."""
+        found: dict[tuple[int, ...], RankClass] = {}
+        of: dict[int, RankClass] = {}
         for p, ranks in twins:
             block = p.global_block()
             known = [*map(self._code_of.get, map(id, block.oplist))]
             codes = [self._code(op, p, block) if c is None else c for op, c in zip(block.oplist, known, strict=True)]
-            alike = found.setdefault(tuple(codes), Alike(p, codes, self.kept))
-            of.update(dict.fromkeys(ranks, alike))
+            rank_class = found.setdefault(tuple(codes), RankClass(p, codes, self.kept))
+            of.update(dict.fromkeys(ranks, rank_class))
         self.classes = [*found.values()]
         self.of = [of[r] for r in range(self.n)]
 
     def _code(self, op: Operator, program: Program, block: Block) -> int:
-        """A number for operators that say the same, with the blocks that they run."""
+        """The number of an operator; equal operators with equal sub-blocks have one number."""
         code = self._code_of.get(id(op))
         if code is not None:
             return code
-        if block.idx == 0 and is_message(op):  # never one that all ranks have
+        if block.idx == 0 and is_message(op):  # a message is never common to all ranks
             code = self._code_of[id(op)] = len(self.ops)
             self.ops.append((op, program))
             return code
@@ -120,8 +120,8 @@ class Programs:
             for v in op.attrs.values():
                 if isinstance(v, BlockRef):
                     b = program.blocks[v.idx]
-                    said = tuple((n, d.type, d.placement) for n, d in b.descs.items())
-                    inner += (said, tuple(self._code(o, program, b) for o in b.oplist))
+                    declared = tuple((n, d.type, d.placement) for n, d in b.descs.items())
+                    inner += (declared, tuple(self._code(o, program, b) for o in b.oplist))
         line = (op.type, tuple(op.inputs.items()), tuple(op.outputs.items()), self.table.attrs_id(op.attrs))
         code = self.codes.get((*line, inner))
         if code is None:
@@ -141,7 +141,7 @@ class Programs:
             self._checked_blocks.add(id(program))
 
     def _spans(self, codes: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """{place: (first, last)} of sends and receives that start together."""
+        """{index: (first, last)} for each send or recv: the batch of messages that start together."""
         places = [*compress(count(), map(self.is_message.__getitem__, codes))]
         out: dict[int, tuple[int, int]] = {}
         begin = 0
@@ -154,7 +154,7 @@ class Programs:
         return out
 
     def _common(self) -> None:
-        """Find operators that all ranks have in one order; each class lists where they stand."""
+        """Find operators that all ranks have in one order, and their indices in each class."""
         self.is_message = message = [is_message(op) for op, _ in self.ops]
         for c in self.classes:
             c.spans = self._spans(c.codes)
@@ -174,18 +174,19 @@ class Programs:
         self.length = len(self.classes[0].common)
         for c in self.classes:
             c.common.append(len(c.codes))
-        self.apart = {k for c in self.classes for k in _gaps(c.common)}
-        # branches that stand in all programs, with bodies that differ
-        self.unlike = {k for k in range(self.length) if len({c.codes[c.common[k]] for c in self.classes}) > 1} if self.lines else ()
+        self.after_gap = {k for c in self.classes for k in _gaps(c.common)}
+        # branches of all ranks whose bodies differ
+        common = range(self.length) if self.lines else ()
+        self.different_bodies = {k for k in common if len({c.codes[c.common[k]] for c in self.classes}) > 1}
 
 
-def _said(program: Program) -> list[tuple]:
-    """What decides what the operators of block 0 do, beside the variables of block 0."""
+def _contents(program: Program) -> list[tuple]:
+    """The contents of a program that decide what the operators of block 0 compute, without the variables of block 0."""
     return [(b.idx, b.parent_idx, b.oplist, Variables(b.descs) if k else None) for k, b in enumerate(program.blocks)]
 
 
 def _places(codes: Sequence[int]) -> dict[Any, int]:
-    """Where operators stand: under their number, and under (number, times) from the second time on."""
+    """{number: index} of operators; a repeated operator has the key (number, k) at its k-th repetition."""
     at: dict[Any, int] = dict(zip(codes, count()))
     if len(at) == len(codes):
         return at
@@ -198,12 +199,12 @@ def _places(codes: Sequence[int]) -> dict[Any, int]:
 
 
 def _gaps(places: Sequence[int]) -> list[int]:
-    """The indices of places that do not follow the place before."""
+    """The positions of indices that do not directly follow the one before."""
     return [k for k, (a, b) in enumerate(zip(chain((-1,), places), places)) if b - a != 1]
 
 
 def _rising(chosen: list, at: list[int]) -> list:
-    """A longest part of `chosen` whose places rise."""
+    """A longest subsequence of `chosen` whose indices `at` increase."""
     if sorted(at) == at:
         return chosen
     tails: list[int] = []

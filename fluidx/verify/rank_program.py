@@ -1,8 +1,8 @@
-"""Check one rank's program against the program for all ranks, whose proof then holds for it.
+"""Check of one rank's program against the program for all ranks, so that the proof of the latter holds for the rank too.
 
-The rank has the operators of the program for all ranks in their order, without those whose results are at other ranks. In place of a
-collective with an algorithm it has the rank's part of the rounds: what it sends is what the rounds say, the terms that came so far. The
-rounds themselves are proved for all ranks at once (recipe.py), so ranks that each keep to them get what the collective gives.
+The rank has the operators of the program for all ranks in order, without those whose results are at other ranks. A collective with an
+algorithm is replaced by the rank's messages in its rounds: each message must send the elements, with the terms, that the rounds say. The
+rounds are proved for all ranks at once (recipe.py), so ranks that follow them get the result of the collective.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..ir.var import Var
 from .refusal import Refusal
 
 _LOCAL: Placement = (Local(),)
-_NOTHING, _OWN = 0, 1  # versions of elements: the rank has none; what it began with
+_NOTHING, _OWN = 0, 1  # versions of elements: not on the rank; the rank's operand
 
 
 class RoundTransfer(Protocol):
-    """Blocks [start, stop) go from member `source` of a group to `target`, which adds them (`add`) or keeps them instead."""
+    """Blocks [start, stop) are sent from member `source` of a group to `target`, which adds them (`add`) or replaces its own by them."""
 
     @property
     def source(self) -> int: ...
@@ -47,22 +47,24 @@ class RoundTransfer(Protocol):
 class RankRecipe(NamedTuple):
     """One member's part of the rounds of a collective."""
 
-    type: TensorType  # of what the members hold together
-    marks: Sequence[int]  # where it is cut into blocks
-    transfers: Sequence[tuple[int, RoundTransfer]]  # (round, transfer) in order, of blocks that have elements
-    messages: Callable[[Any], Sequence[tuple[int, int]]]  # the ranges of elements that travel for a transfer
+    type: TensorType  # of the global value
+    marks: Sequence[int]  # the bounds of its blocks
+    transfers: Sequence[tuple[int, RoundTransfer]]  # (round, transfer) in order, without empty blocks
+    messages: Callable[[Any], Sequence[tuple[int, int]]]  # the element ranges that are sent for a transfer
 
 
-Recipes = Callable[[Operator, int], "RankRecipe | None"]  # of an operator, for a rank; None: it is not written out
+Recipes = Callable[[Operator, int], "RankRecipe | None"]  # (operator, rank) -> its part; None for a collective that stays one operator
 
 
 class RunsAt:
-    """Where operators of a program for all ranks run: at the roots of their results; what moves values, at those over other groups than its
-    own, unless its own group is a part of theirs."""
+    """The roots at which operators of a program for all ranks run: those of their results.
+
+    A collective runs at the roots of its operand and result over other groups than its own, except groups that contain its own.
+    """
 
     def __init__(self, groups: Mapping[str, Sequence[Sequence[int]]], descs: Mapping[str, Var]):
         self.groups, self.descs = groups, descs
-        self._rooted: dict[int, Placement] = {}  # by the id of a placement, which the descs keep
+        self._rooted: dict[int, Placement] = {}  # by the id of a placement, which the descs keep alive
         self._within: dict[tuple[str, str], bool] = {}
 
     def of(self, op: Operator) -> Placement:
@@ -87,11 +89,11 @@ class RunsAt:
         return roots
 
     def _is_within(self, inner: str, outer: str) -> bool:
-        """Is each set of ranks of one group in a set of another one?"""
+        """True if each set of `inner` is within one set of `outer`."""
         found = self._within.get((inner, outer))
         if found is None:
             large = {r: k for k, members in enumerate(self.groups.get(outer, ())) for r in members}
-            sets = self.groups.get(inner)  # None: a time axis, in which every rank is by itself
+            sets = self.groups.get(inner)  # None for a time axis, whose sets have one rank
             found = sets is not None and all(len({large.get(r, -1) for r in members}) == 1 for members in sets)
             found = self._within[inner, outer] = found and all(r in large for members in sets or () for r in members)
         return found
@@ -125,9 +127,11 @@ def _check_variables(common: Block, mine: Block) -> None:
             raise Refusal(f"%{name} is not declared in the program for all ranks")
 
 
-class _Stretch(NamedTuple):
-    """Elements [start, stop) of the value of collective number `of`, as the rank's variable has them; `cuts` and `versions` say from which
-    element on they are of which version."""
+class _ElementRange(NamedTuple):
+    """Elements [start, stop) of the value of collective number `of`, in a variable of the rank.
+
+    Elements from `cuts[k]` on, up to `cuts[k + 1]`, have the version `versions[k]`.
+    """
 
     of: int
     start: int
@@ -137,7 +141,7 @@ class _Stretch(NamedTuple):
 
 
 class _Versions:
-    """The versions of elements: sets of what was added up, under numbers."""
+    """Numbers for versions of elements. A version is the set of terms that were added: the rank's own, and each received one."""
 
     def __init__(self) -> None:
         self.sets: list[frozenset[int]] = [frozenset(), frozenset((0,))]
@@ -145,7 +149,7 @@ class _Versions:
         self.arrived = 0
 
     def arrival(self) -> int:
-        """The version of elements that a message brings."""
+        """The version of the elements of a new message."""
         self.arrived += 1
         return self.of(frozenset((self.arrived,)))
 
@@ -157,15 +161,15 @@ class _Versions:
         return number
 
     def sum(self, a: int, b: int) -> int:
-        """Raises Refusal where a term is in both, or one of them has none."""
+        """The version of a sum. Raises Refusal if a term is in both, or one has no terms."""
         x, y = self.sets[a], self.sets[b]
         if not x or not y or not x.isdisjoint(y):
-            raise Refusal("elements are added up that the rank does not have, or a second time")
+            raise Refusal("elements that the rank does not have are added, or a term is added twice")
         return self.of(x | y)
 
 
 class _Elements:
-    """The versions that a rank has of all elements of a collective's value, by the rounds."""
+    """The versions that the rounds give the elements of a collective's value on a rank."""
 
     def __init__(self, recipe: RankRecipe, start: int, stop: int):
         self.size = recipe.marks[-1]
@@ -176,7 +180,7 @@ class _Elements:
                 self.put(start, stop, [_OWN])
 
     def _cut(self, at: int) -> int:
-        """The number of the stretch that begins at an element."""
+        """Split at an element; return the index of the range that begins there."""
         k = bisect_right(self.cuts, at) - 1
         if self.cuts[k] == at:
             return k
@@ -189,29 +193,29 @@ class _Elements:
         return slice(first, len(self.cuts) if stop >= self.size else self._cut(stop))
 
     def put(self, start: int, stop: int, versions: Sequence[int]) -> None:
-        """Elements get versions: one for all, or one for each stretch."""
+        """Set the versions of elements: one for all, or one for each range."""
         at = self.between(start, stop)
         count = at.stop - at.start
         self.versions[at] = versions if len(versions) == count else [*versions] * count
 
-    def part(self, of: int, start: int, stop: int) -> _Stretch:
+    def part(self, of: int, start: int, stop: int) -> _ElementRange:
         if start == stop:
-            return _Stretch(of, start, stop, (), ())
+            return _ElementRange(of, start, stop, (), ())
         at = self.between(start, stop)
         return _joined(of, start, stop, self.cuts[at], self.versions[at])
 
 
-def _joined(of: int, start: int, stop: int, cuts: Sequence[int], versions: Sequence[int]) -> _Stretch:
-    """A part; neighbours of one version are one stretch."""
+def _joined(of: int, start: int, stop: int, cuts: Sequence[int], versions: Sequence[int]) -> _ElementRange:
+    """A range of elements, where adjacent cuts of one version are joined."""
     if len(cuts) > 1:
         keep = [k for k in range(len(cuts)) if not k or versions[k] != versions[k - 1]]
         if len(keep) < len(cuts):
             cuts, versions = [cuts[k] for k in keep], [versions[k] for k in keep]
-    return _Stretch(of, start, stop, tuple(cuts), tuple(versions))
+    return _ElementRange(of, start, stop, tuple(cuts), tuple(versions))
 
 
 class _Collective:
-    """One collective of a run, on one rank."""
+    """One collective with an algorithm, on one rank."""
 
     def __init__(self, number: int, op: Operator, recipe: RankRecipe, me: int, block: Block, coords: Coords):
         self.number, self.op, self.recipe, self.me = number, op, recipe, me
@@ -235,7 +239,7 @@ class _Collective:
 
 
     def _check_own(self, d: Var, own: tuple[int, int], coords: Coords) -> None:
-        """The rank's own block is where the value lies."""
+        """Check that the rank's block has the elements that the placement gives the rank."""
         group = self.op.attrs["group"]
         entry, size = entry_of(d.placement, group), self.recipe.type.numel
         n = coords[group][1]
@@ -248,7 +252,7 @@ class _Collective:
             start, stop = entry.range_of(self.me, n, self.recipe.type.shape[0])
             found = start * row, stop * row
             if entry.axis:
-                raise Refusal(f"%{d.name} is cut along axis {entry.axis}, which no flat ranges are")
+                raise Refusal(f"%{d.name} is sharded along axis {entry.axis}, so its shards are not flat ranges")
         if found != own:
             raise Refusal(f"%{d.name} is elements {found[0]} to {found[1]} on this rank, and its block is {own[0]} to {own[1]}")
 
@@ -259,7 +263,7 @@ def _local(block: Block, name: str, coords: Coords) -> TensorType:
 
 
 class _Follower:
-    """Reads a rank's operators beside those of the program for all ranks."""
+    """Reads a rank's operators side by side with those of the program for all ranks. `at`: the next operator of the rank."""
 
     def __init__(self, common: Program, mine: Program, rank: int, recipes: Recipes):
         self.common, self.rank, self.recipes = common, rank, recipes
@@ -271,14 +275,14 @@ class _Follower:
     def run(self) -> None:
         for written, run in groupby(self.common.global_block().oplist, key=_algorithm):
             if written is None:
-                self._plain(list(run))
+                self._follow_operators(list(run))
             else:
-                self._written_out([op for op in run if holds(self.roots.of(op), self.coords)])
+                self._follow_collectives([op for op in run if holds(self.roots.of(op), self.coords)])
         if self.at != len(self.ops):
             raise Refusal(f"op {self.ops[self.at].to_string()} is not in the program for all ranks")
 
-    def _plain(self, run: list[Operator]) -> None:
-        """Operators that the rank has as they are, if their results are not at other ranks."""
+    def _follow_operators(self, run: list[Operator]) -> None:
+        """Follow operators that the rank has unchanged, without those whose results are at other ranks."""
         ops, at = self.ops, self.at
         for op in run:
             roots = self.roots.of(op)
@@ -290,23 +294,23 @@ class _Follower:
             at += 1
         self.at = at
 
-    def _written_out(self, run: list[Operator]) -> None:
-        """Collectives in place of which the rank sends and receives."""
+    def _follow_collectives(self, run: list[Operator]) -> None:
+        """Follow collectives that are replaced by messages."""
         begin = 0
         while begin < len(run):
             begin = self._exchange(run, begin)
 
     def _exchange(self, run: list[Operator], begin: int) -> int:
-        """Follow the collectives that start together; the number of the next one."""
+        """Follow the collectives that start together; return the index of the next one."""
         first = self.recipes(run[begin], self.rank)
         if first is None:
-            self._plain([run[begin]])
+            self._follow_operators([run[begin]])
             return begin + 1
         stop = begin + 1
         made, read = {*run[begin].output_arg_names}, {*run[begin].input_arg_names}
         while stop < len(run) and self.recipes(run[stop], self.rank) is not None:
             ins, outs = run[stop].input_arg_names, run[stop].output_arg_names
-            if not made.isdisjoint((*ins, *outs)) or not read.isdisjoint(outs):  # one that needs another waits for it
+            if not made.isdisjoint((*ins, *outs)) or not read.isdisjoint(outs):  # a collective that depends on another starts later
                 break
             made.update(outs)
             read.update(ins)
@@ -316,7 +320,7 @@ class _Follower:
 
 
 def _algorithm(op: Operator) -> tuple | None:
-    """What collectives that start together have in common; None for others."""
+    """A key that is equal for collectives that may start together; None for operators without an algorithm."""
     if not OPS[op.type].algorithm_method or not op.attrs["algorithm"]:
         return None
     return op.attrs["algorithm"], op.attrs["group"], op.attrs["wave"]
@@ -332,7 +336,7 @@ class _Exchange:
         self.peers = follower.common.group_ranks(self.group, follower.rank)
         me = self.peers.index(follower.rank)
         self.members: list[_Collective] = []
-        self.parts: dict[str, _Stretch] = {}
+        self.parts: dict[str, _ElementRange] = {}
         self.types: dict[str, TensorType] = {}
         for k, op in enumerate(run):
             recipe = follower.recipes(op, follower.rank)
@@ -359,13 +363,13 @@ class _Exchange:
                 raise Refusal(f"%{m.out} has elements that nothing was received for")
 
     def _round(self, now: Sequence[tuple[_Collective, Sequence[RoundTransfer]]]) -> None:
-        """The messages of a round start together: the sends and receives that the rounds say, in their order."""
+        """Check the messages of one round: they start together, and are the sends and receives that the rounds say, in order."""
         me = now[0][0].me
-        gives = [(m, t, a, b) for m, ts in now for t in ts if t.source == me for a, b in m.recipe.messages(t)]
-        takes = [(m, t, a, b) for m, ts in now for t in ts if t.target == me for a, b in m.recipe.messages(t)]
+        sends = [(m, t, a, b) for m, ts in now for t in ts if t.source == me for a, b in m.recipe.messages(t)]
+        receives = [(m, t, a, b) for m, ts in now for t in ts if t.target == me for a, b in m.recipe.messages(t)]
         at = self.follower.at
-        batch = self.ops[at : at + len(gives) + len(takes)]
-        if len(batch) < len(gives) + len(takes):
+        batch = self.ops[at : at + len(sends) + len(receives)]
+        if len(batch) < len(sends) + len(receives):
             raise Refusal("it ends before the last round of its messages")
         label = batch[0].attrs.get("batch")
         before, behind = (self.ops[k] if 0 <= k < len(self.ops) else None for k in (at - 1, at + len(batch)))
@@ -373,37 +377,37 @@ class _Exchange:
             raise Refusal(f"the messages of one round do not start together at {batch[0].to_string()}")
         if label and any(o is not None and o.attrs.get("batch") == label and o.type in ("send", "recv") for o in (before, behind)):
             raise Refusal(f"messages of two rounds start together at {batch[0].to_string()}")
-        for op, (m, t, a, b) in zip(batch, gives, strict=False):
-            self._sent(op, m, t.target, a, b)
-        for op, (m, t, a, b) in zip(batch[len(gives) :], takes, strict=True):
-            self._received(op, m, t, a, b)
+        for op, (m, t, a, b) in zip(batch, sends, strict=False):
+            self._check_send(op, m, t.target, a, b)
+        for op, (m, t, a, b) in zip(batch[len(sends) :], receives, strict=True):
+            self._check_recv(op, m, t, a, b)
         self.follower.at = at + len(batch)
 
-    def _sent(self, op: Operator, m: _Collective, target: int, a: int, b: int) -> None:
+    def _check_send(self, op: Operator, m: _Collective, target: int, a: int, b: int) -> None:
         if op.type != "send" or (op.attrs["peer"], op.attrs["group"]) != (self.peers[target], self.group):
             raise Refusal(f"it has {op.to_string()} where the rounds of {m.op.to_string()} send to rank {self.peers[target]}")
         found = self.parts.get(op.input_arg_names[0])
         if found is None or found != m.elements.part(m.number, a, b) or _NOTHING in found.versions:
             raise Refusal(f"{op.to_string()} does not send elements {a} to {b} of {m.op.to_string()} as the rounds say")
 
-    def _received(self, op: Operator, m: _Collective, t: RoundTransfer, a: int, b: int) -> None:
+    def _check_recv(self, op: Operator, m: _Collective, t: RoundTransfer, a: int, b: int) -> None:
         if op.type != "recv" or (op.attrs["peer"], op.attrs["group"]) != (self.peers[t.source], self.group):
             raise Refusal(f"it has {op.to_string()} where the rounds of {m.op.to_string()} receive from rank {self.peers[t.source]}")
         arrived = self.versions.arrival()
-        self._write(op, _Stretch(m.number, a, b, (a,), (arrived,)), TensorType(op.attrs["dtype"], tuple(op.attrs["shape"])))
+        self._write(op, _ElementRange(m.number, a, b, (a,), (arrived,)), TensorType(op.attrs["dtype"], tuple(op.attrs["shape"])))
         if self.types[op.output_arg_names[0]].dtype != m.recipe.type.dtype:
             raise Refusal(f"{op.to_string()} receives another dtype than {m.recipe.type.dtype}")
         at = m.elements.between(a, b)
         old = m.elements.versions[at]
         m.elements.versions[at] = [self.versions.sum(v, arrived) for v in old] if t.add else [arrived] * len(old)
 
-    def _write(self, op: Operator, part: _Stretch, t: TensorType) -> None:
-        """An operator writes elements to a variable of this rank's own, or to a result."""
+    def _write(self, op: Operator, part: _ElementRange, t: TensorType) -> None:
+        """An operator writes elements to a variable that only this rank declares, or to a result."""
         (name,) = op.output_arg_names
         member, d = self.outs.get(name), self.block.descs[name]
         wanted = member.out_type if member is not None else d.type
         if member is None and (name in self.follower.theirs or name in self.parts):
-            raise Refusal(f"{op.to_string()} writes %{name}, which is not its own")
+            raise Refusal(f"{op.to_string()} writes %{name}, which is not a variable of this rank only")
         if wanted != t or t.numel != part.stop - part.start:
             raise Refusal(f"{op.to_string()} makes {t}, and %{name} is {wanted}")
         self.parts[name], self.types[name] = part, t
@@ -411,7 +415,7 @@ class _Exchange:
     # -- operators between the messages -----------------------------------------------------------------------------------------
 
     def _local_operators(self) -> None:
-        """Follow operators that put elements together or add them up, up to the next message or operator of the program for all ranks."""
+        """Follow operators that concatenate, slice or add elements, up to the next message or operator of the program for all ranks."""
         ops = self.ops
         while self.follower.at < len(ops):
             op = ops[self.follower.at]
@@ -419,17 +423,17 @@ class _Exchange:
             if follow is None or not self._is_own(op):
                 return
             if any(n not in self.parts for n in op.input_arg_names):
-                return  # it is for collectives behind these
+                return  # it belongs to later collectives
             follow(self, op, [self.parts[n] for n in op.input_arg_names])
             self.follower.at += 1
 
     def _is_own(self, op: Operator) -> bool:
         return len(op.output_arg_names) == 1 and (op.output_arg_names[0] in self.outs or op.output_arg_names[0] not in self.follower.theirs)
 
-    def _sum(self, op: Operator, xs: Sequence[_Stretch]) -> None:
+    def _sum(self, op: Operator, xs: Sequence[_ElementRange]) -> None:
         first, *rest = xs
         if any((x.of, x.start, x.stop) != (first.of, first.start, first.stop) for x in rest):
-            raise Refusal(f"{op.to_string()} adds up different elements")
+            raise Refusal(f"{op.to_string()} adds different elements")
         cuts = sorted({c for x in xs for c in x.cuts})
         versions = []
         for c in cuts:
@@ -440,10 +444,10 @@ class _Exchange:
             versions.append(made)
         types = {self.types[n] for n in op.input_arg_names}
         if len(types) > 1 or op.attrs != OPS["sum"].complete_attrs({}):
-            raise Refusal(f"{op.to_string()} adds up {', '.join(map(str, types))}")
+            raise Refusal(f"{op.to_string()} adds {', '.join(map(str, types))}")
         self._write(op, _joined(first.of, first.start, first.stop, cuts, versions), types.pop())
 
-    def _chunk(self, op: Operator, xs: Sequence[_Stretch]) -> None:
+    def _chunk(self, op: Operator, xs: Sequence[_ElementRange]) -> None:
         (x,) = xs
         a, b = op.attrs["start"], op.attrs["stop"]
         if not 0 <= a <= b <= x.stop - x.start:
@@ -451,32 +455,32 @@ class _Exchange:
         part = _slice(x, x.start + a, x.start + b)
         self._write(op, part, TensorType(self.types[op.input_arg_names[0]].dtype, (b - a,)))
 
-    def _unpack(self, op: Operator, xs: Sequence[_Stretch]) -> None:
+    def _unpack(self, op: Operator, xs: Sequence[_ElementRange]) -> None:
         first = xs[0]
         cuts: list[int] = []
         versions: list[int] = []
         stop = first.start
         for x in xs:
             if (x.of, x.start) != (first.of, stop):
-                raise Refusal(f"{op.to_string()} puts elements together that do not follow each other")
+                raise Refusal(f"{op.to_string()} concatenates elements that are not adjacent")
             cuts += x.cuts
             versions += x.versions
             stop = x.stop
         (shape,) = op.attrs["shapes"]
         self._write(op, _joined(first.of, first.start, stop, cuts, versions), TensorType(self.types[op.input_arg_names[0]].dtype, shape))
 
-    def _assign(self, op: Operator, xs: Sequence[_Stretch]) -> None:
+    def _assign(self, op: Operator, xs: Sequence[_ElementRange]) -> None:
         self._write(op, xs[0], self.types[op.input_arg_names[0]])
 
 
-def _slice(x: _Stretch, start: int, stop: int) -> _Stretch:
+def _slice(x: _ElementRange, start: int, stop: int) -> _ElementRange:
     if start == stop:
-        return _Stretch(x.of, start, stop, (), ())
+        return _ElementRange(x.of, start, stop, (), ())
     first, last = bisect_right(x.cuts, start) - 1, bisect_right(x.cuts, stop - 1)
-    return _Stretch(x.of, start, stop, (start, *x.cuts[first + 1 : last]), x.versions[first:last])
+    return _ElementRange(x.of, start, stop, (start, *x.cuts[first + 1 : last]), x.versions[first:last])
 
 
-_LOCAL_OPERATORS: dict[str, Callable[[_Exchange, Operator, Sequence[_Stretch]], None]] = {
+_LOCAL_OPERATORS: dict[str, Callable[[_Exchange, Operator, Sequence[_ElementRange]], None]] = {
     "sum": _Exchange._sum,
     "chunk": _Exchange._chunk,
     "unpack": _Exchange._unpack,

@@ -1,7 +1,7 @@
-"""Proof of recipes: do the rounds of sends and receives of a collective leave on every rank the result of the collective?
+"""Proof of algorithms of collectives: the rounds of sends and receives give every rank the result of the collective.
 
-The proof is symbolic, on blocks: a block on a rank is the set of ranks whose terms it sums. It holds for values of every type and size, so
-one proof for a number of ranks serves every collective of a program that uses the recipe.
+The proof is symbolic: a block on a rank is represented by the set of ranks whose terms it sums. It holds for values of every type and size,
+so one proof for each number of ranks is enough for all collectives with that algorithm.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from operator import itemgetter
 
 from .refusal import Refusal
 
-Rounds = Iterable[Iterable[Sequence]]  # (source, target, start, stop, add): blocks [start, stop), which the target adds or keeps instead
+# (source, target, start, stop, add): blocks [start, stop) are sent; the target adds them to its own, or replaces its own by them
+Rounds = Iterable[Iterable[Sequence]]
 
 
 def prove_rounds(collective: str, world_size: int, rounds: Rounds, filled: Collection[int] | None = None) -> Refusal | None:
-    """None where the rounds carry out a collective among `world_size` ranks; else the Refusal that names the transfer, or the rank and the
-    block whose result is wrong.
+    """None if the rounds give the result of a collective of `world_size` ranks.
+
+    Otherwise the Refusal that names the wrong transfer, or the rank and the block with a wrong result.
 
     `collective` is the `algorithm_method` of an op: "reduce" (terms on all ranks, the sum of block k to rank k), "spread" (block k from
-    rank k to all), "all_reduce", "exchange" (of n*n blocks, k*n + j from rank k to rank j) or "adaptive" (adaptive sums). In a round all
-    sends come first: a transfer carries the blocks as they were before the round. `filled`: the blocks that have elements, where an
-    algorithm cuts a value into fewer blocks than there are ranks (Algorithm.cut); the others are not looked at. Adaptive sums fill all
-    blocks.
+    rank k to all), "all_reduce", "exchange" (n*n blocks, k*n + j from rank k to rank j) or "adaptive" (adaptive sums). In a round all
+    sends come first: a transfer sends the blocks as they were before the round. `filled`: the blocks that have elements, for an algorithm
+    that cuts a value into fewer blocks than ranks (Algorithm.cut); other blocks are not checked. Adaptive sums fill all blocks.
 
     >>> prove_rounds("reduce", 2, [[(0, 1, 1, 2, True), (1, 0, 0, 1, True)]])
     >>> print(prove_rounds("reduce", 2, [[(0, 1, 1, 2, True)]]))
@@ -44,8 +45,10 @@ def prove_rounds(collective: str, world_size: int, rounds: Rounds, filled: Colle
 
 
 def shifted_rounds_hold(collective: str, n: int, firsts: Iterable[Sequence]) -> bool:
-    """Do rounds of n transfers carry out a collective, of which the k-th transfer is the first with k added to its ranks and its block,
-    modulo n? Then a rank has what rank 0 has, shifted: rank 0 alone is followed, and the cost is that of one rank.
+    """True if rounds of n transfers give the result of a collective, for rounds that are equal on all ranks up to a shift.
+
+    `firsts` has the first transfer of each round; the k-th one adds k to its ranks and its block, modulo n. Then the blocks of each rank
+    are those of rank 0, shifted, so it is enough to track rank 0.
 
     >>> shifted_rounds_hold("reduce", 3, [(1, 2, 0, 1, True), (2, 0, 0, 1, True)])
     True
@@ -54,11 +57,11 @@ def shifted_rounds_hold(collective: str, n: int, firsts: Iterable[Sequence]) -> 
     spread = collective == "spread"
     if not spread and collective not in ("reduce", "all_reduce"):
         return False
-    have = [1, *[0] * (n - 1)] if spread else [1] * n  # of each block, the ranks whose terms are in what rank 0 has, as bits
+    have = [1, *[0] * (n - 1)] if spread else [1] * n  # for each block on rank 0: the ranks whose terms are in it, as bits
     for source, target, block, stop, add in firsts:
         if stop != block + 1 or not all(0 <= v < n for v in (source, target, block)) or source == target:
             return False
-        away, b = (source - target) % n, (block - target) % n  # who sends to rank 0, and which block
+        away, b = (source - target) % n, (block - target) % n  # the rank that sends to rank 0, and the block
         bits = have[(b - away) % n]
         sent = (bits << away | bits >> n - away) & full
         if not sent or add and (not have[b] or have[b] & sent):
@@ -92,12 +95,12 @@ def _show(transfer: Sequence, number: int) -> str:
 
 
 def _arrivals(transfers: Sequence[Sequence], number: int) -> dict[int, list[Sequence]]:
-    """The transfers of a round by their target. Raises Refusal where a block is kept from a transfer and comes with another one too."""
+    """The transfers of a round by target. Raises Refusal if one replaces a block that another one sends too."""
     found: dict[int, list[Sequence]] = {}
     for t in transfers:
         found.setdefault(t[1], []).append(t)
     for mine in found.values():
-        if not _meet_in_a_block(mine):
+        if not _replaces_a_sent_block(mine):
             continue
         for k, t in enumerate(mine):
             clash = next((o for j, o in enumerate(mine) if j != k and not (t[4] and o[4]) and o[2] < t[3] and t[2] < o[3]), None)
@@ -106,9 +109,9 @@ def _arrivals(transfers: Sequence[Sequence], number: int) -> dict[int, list[Sequ
     return found
 
 
-def _meet_in_a_block(mine: Sequence[Sequence]) -> bool:
-    """Does a block come with one of these transfers that is kept, and with another one too?"""
-    stop = kept = 0  # the blocks in front of these come with transfers that begin earlier
+def _replaces_a_sent_block(mine: Sequence[Sequence]) -> bool:
+    """True if one of these transfers replaces a block that another one sends too."""
+    stop = kept = 0  # ends of the blocks of earlier transfers: of all, and of those that replace
     for t in sorted(mine, key=itemgetter(2)) if len(mine) > 1 else ():
         if t[2] < (kept if t[4] else stop):
             return True
@@ -117,13 +120,13 @@ def _meet_in_a_block(mine: Sequence[Sequence]) -> bool:
 
 
 class _Sums:
-    """What every rank has of every block: the ranks whose terms are in it, as bits of an int; 0 for nothing."""
+    """The blocks of every rank: the ranks whose terms are in a block, as bits of an int; 0 if the rank does not have it."""
 
-    def __init__(self, n: int, had: Callable[[int, int], int], due: Callable[[int, int], int], blocks: int | None = None):
+    def __init__(self, n: int, operand: Callable[[int, int], int], due: Callable[[int, int], int], blocks: int | None = None):
         self.n, self.blocks = n, n if blocks is None else blocks
         self.full = (1 << n) - 1
         self.due = due
-        self.have = [[had(rank, b) for b in range(self.blocks)] for rank in range(n)]
+        self.have = [[operand(rank, b) for b in range(self.blocks)] for rank in range(n)]
         self.ignored: Collection[int] = ()
 
     def ignore(self, blocks: Collection[int]) -> None:
@@ -159,36 +162,39 @@ class _Sums:
             for b, found in enumerate(have):
                 due = self.due(rank, b)
                 if due and found != due and b not in self.ignored:
-                    raise Refusal(f"at the end, rank {rank} has of block {b} {_said(found)}{_lacks(found, due)}")
+                    raise Refusal(f"at the end, rank {rank} has of block {b} {_terms_text(found)}{_missing_text(found, due)}")
 
 
 def _ranks(bits: int) -> list[int]:
     return [k for k in range(bits.bit_length()) if bits >> k & 1]
 
 
-def _said(bits: int) -> str:
+def _terms_text(bits: int) -> str:
     ranks = _ranks(bits)
     if not ranks:
         return "nothing"
     return f"the term of rank {ranks[0]}" if len(ranks) == 1 else f"the terms of ranks {', '.join(map(str, ranks))}"
 
 
-def _lacks(found: int, due: int) -> str:
+def _missing_text(found: int, due: int) -> str:
     missing = _ranks(due & ~found)
     return f"; rank {missing[0]}'s is missing" if missing else ""
 
 
 class _Adaptive:
-    """Adaptive sums: two values of neighbouring ranks meet, block by block; block n stands for the products of two values, which are added
-    up over all blocks before the values are combined. A value that ranks lo to hi-1 have made together is (lo, hi)."""
+    """Adaptive sums: two values of neighbouring ranks are combined block by block.
+
+    Block n represents the products of two values, which are summed over all blocks before the values are combined. The sum of ranks lo to
+    hi-1 is (lo, hi).
+    """
 
     def __init__(self, n: int):
         self.n, self.blocks = n, n + 1
         self.have: list[list[tuple[int, int] | None]] = [[(rank, rank + 1)] * n for rank in range(n)]
-        self.pair: list[tuple[int, int, int] | None] = [None] * n  # the values that meet on a rank: (lo, mid, hi)
-        self.met: list[list[int]] = [[] for _ in range(n)]  # their blocks
-        self.products = [0] * n  # the blocks in the products of them, as bits
-        self.meetings, self.rounds_left = [0] * n, [0] * n
+        self.pair: list[tuple[int, int, int] | None] = [None] * n  # the two values to combine on a rank: (lo, mid, hi)
+        self.pair_blocks: list[list[int]] = [[] for _ in range(n)]  # the blocks of the two values
+        self.products = [0] * n  # the blocks that are in their products, as bits
+        self.combinations, self.rounds_left = [0] * n, [0] * n
 
     def ignore(self, blocks: Collection[int]) -> None:
         if blocks:
@@ -199,7 +205,7 @@ class _Adaptive:
         for target, mine in _arrivals(transfers, number).items():
             adds = mine[0][4]
             if any(t[4] != adds or (t[2] < self.n) != (mine[0][2] < self.n) for t in mine):
-                raise Refusal(f"{_show(mine[0], number)}: rank {target} receives values, products and results apart from each other")
+                raise Refusal(f"{_show(mine[0], number)}: rank {target} must receive values, products and results in different rounds")
             if not adds:
                 for t in mine:
                     if self.rounds_left[target]:
@@ -207,7 +213,7 @@ class _Adaptive:
                     self.have[target][t[2] : t[3]] = sent[id(t)][0]
                 continue
             if mine[0][2] < self.n:
-                self._meet(target, [(t, *sent[id(t)]) for t in mine], number)
+                self._pair(target, [(t, *sent[id(t)]) for t in mine], number)
             else:
                 for t in mine:
                     _, pair, products = sent[id(t)]
@@ -217,21 +223,21 @@ class _Adaptive:
                 self._combine(target, number)
 
     def _sent(self, t: Sequence, number: int) -> tuple:
-        """The blocks, the values that meet, and the blocks in their products."""
+        """(sent blocks, pair of values, blocks in their products)."""
         source, start, stop, pair = t[0], t[2], t[3], self.pair[t[0]]
         if stop > self.n:
             if start < self.n or pair is None:
-                raise Refusal(f"{_show(t, number)}: block {self.n} is of products, which rank {source} does not have alone")
+                raise Refusal(f"{_show(t, number)}: block {self.n} is the products, which must be sent alone, and by a rank that has them")
             return (), pair, self.products[source]
         blocks = self.have[source][start:stop]
         if None in blocks:
             raise Refusal(f"{_show(t, number)}: rank {source} waits for the products of block {start + blocks.index(None)}")
         return blocks, None, 0
 
-    def _meet(self, target: int, mine: Sequence[tuple], number: int) -> None:
+    def _pair(self, target: int, mine: Sequence[tuple], number: int) -> None:
         have = self.have[target]
-        self.meetings[target] += 1
-        self.met[target], self.products[target], self.pair[target] = [], 0, None
+        self.combinations[target] += 1
+        self.pair_blocks[target], self.products[target], self.pair[target] = [], 0, None
         for t, blocks, _, _ in mine:
             for b, theirs in enumerate(blocks, t[2]):
                 own = have[b]
@@ -239,15 +245,15 @@ class _Adaptive:
                     raise Refusal(f"{_show(t, number)}: rank {target} has nothing of block {b}, or receives it twice")
                 (lo, mid), (begin, hi) = sorted((own, theirs))
                 if mid != begin or mid - lo != hi - mid or lo % (hi - lo):
-                    raise Refusal(f"{_show(t, number)}: values of ranks {lo} to {mid - 1} and {begin} to {hi - 1} are no neighbours")
+                    raise Refusal(f"{_show(t, number)}: values of ranks {lo} to {mid - 1} and {begin} to {hi - 1} are not neighbours")
                 if self.pair[target] not in (None, (lo, mid, hi)):
-                    raise Refusal(f"{_show(t, number)}: other values meet in other blocks")
+                    raise Refusal(f"{_show(t, number)}: different blocks combine different values")
                 self.pair[target] = lo, mid, hi
-                self.met[target].append(b)
+                self.pair_blocks[target].append(b)
                 self.products[target] |= 1 << b
                 have[b] = None
         whole = (mine[0][0][2], mine[-1][0][3]) == (0, self.n)
-        self.rounds_left[target] = 0 if whole else self.meetings[target]
+        self.rounds_left[target] = 0 if whole else self.combinations[target]
 
     def _add(self, target: int, t: Sequence, pair: tuple[int, int, int], blocks: int, number: int) -> None:
         if self.pair[target] is None or not self.rounds_left[target]:
@@ -263,7 +269,7 @@ class _Adaptive:
         missing = _ranks((1 << self.n) - 1 & ~self.products[target])
         if missing or pair is None:
             raise Refusal(f"round {number}, rank {target} combines two values without the products of block {missing[0] if missing else 0}")
-        for b in self.met[target]:
+        for b in self.pair_blocks[target]:
             self.have[target][b] = pair[0], pair[2]
 
     def finish(self) -> None:

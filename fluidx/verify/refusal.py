@@ -1,4 +1,4 @@
-"""How the proof says no: `Refused` inside of it, and the VerifyError that points into the program."""
+"""Errors of the verifier: `Refusal` inside it, and the VerifyError that shows the place in the program."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ..ir.text import excerpt
 
 
 class Refusal(Exception):
-    """Something does not hold; the message says what. Whoever walks over operators adds where."""
+    """A check failed; the message says why. The code that runs over the operators adds the place."""
 
 
 class NotHere(Refusal):
-    """A value is read where it is not: on another rank than its root, or where only some branch defines it."""
+    """A value is read where it is not defined: on another rank than its root, or after branches of which only some define it."""
 
 
 class NotYet(Refusal):
-    """A value of another rank is spoken of, which that rank has not been seen to make."""
+    """A value of another rank is needed, whose operators have not been run yet."""
 
 
 def fail(program: Program, index: int, message: str, hint: str = "", block: int = 0, rank: int | None = None) -> VerifyError:

@@ -1,4 +1,4 @@
-"""What a verification proved."""
+"""The report of a verification: what was proved, in numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..ir.change_stamps import Stamp
 
 @dataclass
 class Report:
-    """What was proved, for which ranks."""
+    """What was proved, and for how many ranks. `str()` is a text for users."""
 
     label: str
     ranks: int
@@ -20,10 +20,10 @@ class Report:
     parameters: int = 0
     states: int = 0
     values: int = 0
-    own: int = 0  # of these, what every rank has of its own
-    loaded: list[str] = field(default_factory=list)  # state that no startup writes, on one device neither
-    rounded: dict[str, int] = field(default_factory=dict)  # what is done to so many values that is not exact
-    stamp: Stamp | None = field(default=None, repr=False, compare=False)  # the rank programs as they were proved
+    own: int = 0  # of these, replica-local values
+    loaded: list[str] = field(default_factory=list)  # state that no startup program writes, also on one device
+    rounded: dict[str, int] = field(default_factory=dict)  # kind of rounding -> number of values
+    stamp: Stamp | None = field(default=None, repr=False, compare=False)  # identifies the rank programs that were proved
 
     def __str__(self) -> str:
         lines = [
@@ -39,7 +39,7 @@ class Report:
         ]
         if self.loaded:
             named = f"{', '.join(f'%{n}' for n in self.loaded[:3])}{f' and {len(self.loaded) - 3} more' if len(self.loaded) > 3 else ''}"
-            lines.append(f"  to load      {named}: no startup writes it, on one device neither; load a value before the first step")
+            lines.append(f"  to load      {named}: no startup program writes it, also on one device; load a value before the first step")
         if self.own:
             lines.append(f"  replicas     {self.own} of these are replica-local: computed by each rank on its own rows")
         lines += [f"  rounded      {n} values {what}" for what, n in self.rounded.items()]

@@ -1,4 +1,4 @@
-"""Sends and receives: those that start together, how they find each other, and the mistakes that one can make with them."""
+"""Messages between ranks in the proof: batches of sends and receives, their matching, and the checks of each message."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def is_message(op: Operator) -> bool:
     return op.type in OPS and OPS[op.type].effect is Effect.P2P
 
 
-def handed_on(ops: Sequence[Operator], codes: Sequence[int], message: Sequence[bool]) -> tuple[int, str] | None:
-    """The first operator of a batch, and the variable, that touches what a recv of the same batch writes.
+def reused_in_batch(ops: Sequence[Operator], codes: Sequence[int], message: Sequence[bool]) -> tuple[int, str] | None:
+    """(index, name) of the first message of a batch that uses a variable which a recv of the same batch writes; None if there is none.
 
-    Sends of a batch are posted first, so they would hand on what was there before. Operators that nobody needs do not run, so what stands
-    between sends and receives of one batch does not always separate them. `codes` are indices into `ops` and `message`.
+    The sends of a batch are posted first, so such a send would send the old value. An operator between messages does not always separate
+    batches, because operators whose results are not needed do not run. `codes` are indices into `ops` and `message`.
     """
     batch: object = None
     received: set[str] = set()
@@ -47,13 +47,13 @@ def handed_on(ops: Sequence[Operator], codes: Sequence[int], message: Sequence[b
 
 
 def _acts(op: Operator) -> bool:
-    """Does an operator run even if nobody needs its results?"""
+    """True if an operator runs even if its results are not needed."""
     definition = OPS.get(op.type)
     return definition is None or definition.effect not in (Effect.PURE, Effect.RANDOM)
 
 
 class PendingMessage:
-    """One send or recv that has not met its partner."""
+    """One send or recv that waits for its partner."""
 
     __slots__ = ("op", "index", "peer", "done", "value", "signature", "sends")
 
@@ -63,21 +63,21 @@ class PendingMessage:
 
 
 class Messages:
-    """The sends and receives of a world of ranks."""
+    """The messages of one run of all ranks. `items`: the batch that each rank is in."""
 
     def __init__(self, world: SimultaneousRun):
-        self.world, self.held, self.operators, self.said = world, world.held, world.operators, world.said
+        self.world, self.rank_values, self.operators, self.rank_classes = world, world.rank_values, world.operators, world.rank_classes
         self.table, self.n = world.table, world.n
         self.count = 0
         self.items: list[list[PendingMessage] | None] = [None] * self.n
         self._received_types: set[tuple] = set()
-        self._message_kinds: set[tuple] = set()
+        self._checked_messages: set[tuple] = set()
         self._peers: set[tuple[int, int, str]] = set()
-        self._sizes: dict[int, StandInShapes] = {}  # by the id of a program, which the world keeps
+        self._sizes: dict[int, StandInShapes] = {}  # by the id of a block, which the run keeps alive
         self._open: set[tuple] = set()
 
     def exchange(self, r: int, woken: list[int]) -> bool:
-        """Match the sends and recvs that rank r has started with those that its peers have started."""
+        """Match the sends and receives of rank r's batch with those of its peers. True if all of the batch are done."""
         items = self.items[r]
         if items is None:
             items = self.items[r] = self._start(r)
@@ -90,10 +90,10 @@ class Messages:
                 try:
                     theirs = self.items[peer] = self._start(peer)
                 except Refusal as e:
-                    raise fail(self.said.programs[peer], self.world.at[peer], str(e), rank=peer) from None
+                    raise fail(self.rank_classes.programs[peer], self.world.separate.at[peer], str(e), rank=peer) from None
             if not theirs:
                 continue
-            # messages between two ranks keep their order, so the first open partner is the one
+            # messages between two ranks keep their order, so the partner is the first message that is not done
             partner = next((x for x in theirs if not x.done and x.sends is not item.sends and x.peer == r), None)
             if partner is None:
                 continue
@@ -107,48 +107,48 @@ class Messages:
                 woken.append(peer)
         if not all(x.done for x in items):
             return False
-        self.world.at[r] += len(items)
+        self.world.separate.at[r] += len(items)
         self.items[r] = None
         return True
 
     def _is_next(self, r: int) -> bool:
-        at = self.world.at[r]
-        return at < self.world.stop[r] and self.said.is_message[self.said.of[r].codes[at]]
+        at = self.world.separate.at[r]
+        return at < self.world.separate.stop[r] and self.rank_classes.is_message[self.rank_classes.of[r].codes[at]]
 
     def _start(self, r: int) -> list[PendingMessage]:
-        """The batch that rank r has come to; what it sends is what was there before."""
-        alike, at = self.said.of[r], self.world.at[r]
-        first, last = alike.spans.get(at, (at, at))
+        """Start the batch that rank r has reached. All sends take the values from before the batch."""
+        rank_class, at = self.rank_classes.of[r], self.world.separate.at[r]
+        first, last = rank_class.spans.get(at, (at, at))
         items = []
         for k in range(at, last + 1):
-            op = self.said.ops[alike.codes[k]][0]
+            op = self.rank_classes.ops[rank_class.codes[k]][0]
             ins, outs = op.input_arg_names, op.output_arg_names
             if len(ins) + len(outs) != 1:
                 raise Refusal(f"op {op.type} must send or receive one value")
             name = (ins or outs)[0]
-            s = self.held.declared.signature(name, r)
+            s = self.rank_values.declared.signature(name, r)
             number = self.table.attrs_id(op.attrs)
             key = op.type, number, id(s), bool(ins)
-            if key not in self._message_kinds:
-                kind, _, _ = self.operators.kind(op, PerRank(self.held, r))
-                self.world.meetings.check(kind, op)
-                self._message_kinds.add(key)
+            if key not in self._checked_messages:
+                op_class, _, _ = self.operators.class_of(op, PerRank(self.rank_values, r))
+                self.world.collective_calls.check(op_class, op)
+                self._checked_messages.add(key)
             peer, group = op.attrs["peer"], op.attrs["group"]
             if (r, peer, group) not in self._peers:
                 if not 0 <= peer < self.n or peer == r:
-                    raise Refusal(f"op {op.type} names peer {peer}; ranks are 0 to {self.n - 1}, and not the rank itself")
-                if peer not in self.world.meetings.members(op, r):
+                    raise Refusal(f"op {op.type} names peer {peer}; peers are other ranks from 0 to {self.n - 1}")
+                if peer not in self.world.collective_calls.members(op, r):
                     raise Refusal(f"op {op.type} names peer {peer}, which is in no set of group {group} with rank {r}")
                 self._peers.add((r, peer, group))
             if ins:
-                items.append(PendingMessage(op, k, True, s, self.operators.plain(s, self.held.read(name, r), r)))
+                items.append(PendingMessage(op, k, True, s, self.operators.local_expression(s, self.rank_values.read(name, r), r)))
             else:
                 self._received(op, number, s, r)
                 items.append(PendingMessage(op, k, False, s, UNDEFINED))
         return items
 
     def _received(self, op: Operator, number: int, signature: Signature, r: int) -> None:
-        """What is received has the type that the operator says, on this rank."""
+        """Check that the type in a recv's attributes is the local type of its variable on this rank."""
         local = self.operators.local_type(signature, r)
         key = number, local.dtype, local.shape
         if key in self._received_types:
@@ -169,33 +169,33 @@ class Messages:
         if send.op.attrs["group"] != recv.op.attrs["group"]:
             raise Refusal(f"rank {a} sends over {send.op.attrs['group']}, rank {b} receives over {recv.op.attrs['group']}")
         try:
-            self.held.write(out, b, self.operators.stored(send.value, recv.signature, b))
+            self.rank_values.write(out, b, self.operators.as_stored(send.value, recv.signature, b))
         except Refusal as e:
             raise Refusal(f"rank {b} receives %{out} from rank {a}: {e}") from None
         if ANY in here.shape:
             if is_local(recv.signature[1]):
-                raise Refusal(f"rank {b} receives %{out}, a value of its own, and its size is open")
+                raise Refusal(f"rank {b} receives %{out}, which is local to the rank and has an open size")
             self._check_open(a, x, b, recv.op)
         send.done = recv.done = True
         self.count += 1
 
     def _check_open(self, a: int, x: str, b: int, recv: Operator) -> None:
-        """A recv says how long the open axes of a value are, and so long they are where it is sent."""
-        block = self.said.of[a].program.global_block()
-        asked = OPS[recv.type].open_axes
+        """Check the sizes that a recv states for open axes against the sizes of the sent value."""
+        block = self.rank_classes.of[a].program.global_block()
+        open_axes = OPS[recv.type].open_axes
         key = id(block), x, self.table.attrs_id(recv.attrs)
         if key in self._open:
             return
-        axes = asked(recv.attrs) if asked is not None else []
+        axes = open_axes(recv.attrs) if open_axes is not None else []
         sizes = self._sizes.setdefault(id(block), StandInShapes(block))
         for name, axis, _ in axes:
             if name not in block.descs or not block.descs[name].is_data or axis >= block.descs[name].type.ndim:
-                raise Refusal(f"op {recv.type} on rank {b} speaks of axis {axis} of {name!r}, and nothing that is fed has it")
+                raise Refusal(f"op {recv.type} on rank {b} names axis {axis} of {name!r}, which is not an axis of a data variable")
         try:
-            said = with_open_axes(block.desc(x).type, axes, sizes.shape)
+            stated = with_open_axes(block.desc(x).type, axes, sizes.shape)
         except ProgramError as e:
             raise Refusal(f"op {recv.type} on rank {b}: {e}") from None
-        if said.shape != sizes.shape(x):
+        if stated.shape != sizes.shape(x):
             listed = ", ".join(f"{times} times axis {axis} of %{name}" for name, axis, times in axes)
             raise Refusal(f"op {recv.type} on rank {b}: the open axes of %{x} from rank {a} are not known to be {listed}")
         self._open.add(key)

@@ -1,4 +1,4 @@
-"""Operators that run sub-blocks: a block is a function of what it reads, and what it says is part of the value."""
+"""Branches and loops in the proof: a sub-block is a function of the values that it reads, and the results depend on its operators."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .values import UNDEFINED
 RunOp = Callable[[Operator, NameScope, Program, Block], None]
 
 
-class Inner:
-    """A sub-block: its own variables, and what it writes of those outside."""
+class BlockScope:
+    """The values in a sub-block: of its own variables, and of outer variables that it writes."""
 
     def __init__(self, outside: NameScope, block: Block, depth: int, table: ExpressionTable, single: bool):
         self.outside, self.block, self.depth = outside, block, depth
@@ -51,20 +51,20 @@ class Inner:
 
 
 class Control:
-    """Branches and loops, over what their operators make."""
+    """Runs operators with sub-blocks. `run` runs one operator inside a sub-block."""
 
     def __init__(self, operators: Operators, run: RunOp, single: bool):
         self.operators, self.values, self.table, self.mesh = operators, operators.values, operators.table, operators.mesh
         self.run, self.single = run, single
 
     def operator(self, op: Operator, scope: NameScope, program: Program) -> None:
-        kind, ins, _ = self.operators.kind(op, scope)
-        if kind.local:
-            raise Refusal(f"op {op.type} runs a block with what a rank holds for itself")
+        op_class, ins, _ = self.operators.class_of(op, scope)
+        if op_class.local:
+            raise Refusal(f"op {op.type} runs a sub-block with local values of a rank")
         for n in ins:
             if n is not None:
                 scope.read(n)
-        definition, condition = kind.definition, self.condition(op, scope)
+        definition, condition = op_class.definition, self.condition(op, scope)
         for decides in definition.control_operands(op):
             placement = self._placement(scope, decides)
             if any(e.root is None for e in placement):
@@ -81,27 +81,27 @@ class Control:
 
     @staticmethod
     def condition(op: Operator, scope: NameScope) -> str:
-        """The variable that decides."""
+        """The condition variable."""
         return op.input(OPS[op.type].in_slots[0].name)[0]
 
     def check_results(self, op: Operator, body: SubBlock, names: Any, scope: DeclaredNames, inside: DeclaredNames) -> None:
-        """Raise Refused unless a block hands out what the operator's outputs are declared to be."""
+        """Raise Refusal unless the results of a block have the types and placements of the operator's outputs."""
         outs = op.output_arg_names
         if len(names) != len(outs) or not all(isinstance(n, str) for n in names):
             raise Refusal(f"op {op.type} has {len(outs)} outputs, but {body.results_attr} names {len(names)}")
         for out, n in zip(outs, names, strict=True):
             (t, _), (t_out, _) = inside.signature(n), scope.signature(out)
             if not t_out.accepts(t) or self._placement(inside, n) != self._placement(scope, out):
-                raise Refusal(f"op {op.type}: %{n} is not what %{out} is declared to be")
+                raise Refusal(f"op {op.type}: %{n} has another type or placement than %{out}")
 
     def _placement(self, scope: DeclaredNames, name: str) -> Any:
         t, placement = scope.signature(name)
         return self.mesh.canonical(placement, t)
 
-    def _body(self, idx: int, scope: NameScope, program: Program, given: Mapping[str, int]) -> Inner:
+    def _body(self, idx: int, scope: NameScope, program: Program, given: Mapping[str, int]) -> BlockScope:
         depth = getattr(scope, "depth", 0) + 1
         block = program.blocks[idx]
-        inner = Inner(scope, block, depth, self.table, self.single)
+        inner = BlockScope(scope, block, depth, self.table, self.single)
         inner.outer.update(given)
         for inner_op in block.oplist:
             self.run(inner_op, inner, program, block)
@@ -133,8 +133,11 @@ class Control:
             scope.write(name, value)
 
     def _carried(self, e: int, placement: Placement, how: tuple) -> int:
-        """What a loop carries: a part; or a term, where a variable lies in terms. That the terms of all ranks add up to what one device
-        has in each round follows round by round: by the rules of the body's operators they do behind it if they do before it."""
+        """The atom of a loop-carried value. With a partial placement it is a term.
+
+        By induction the terms of all ranks add up to the value of one device in each round: if they do before the body, then the rules of
+        its operators give the same after it.
+        """
         return self.values.term(e, placement, how) if partial(placement) else self.values.atom(e, placement)
 
     def _before(self, scope: NameScope, name: str) -> int:
@@ -144,7 +147,7 @@ class Control:
             return UNDEFINED
 
     def chosen(self, pred: int, both: list[int], scope: DeclaredNames, name: str) -> int:
-        """What a name holds behind branches that leave different values."""
+        """The value of a name after branches that give it different values."""
         es = [self.values.atoms[a].e for a in both]
         placement = self._placement(scope, name)
         e = es[0] if len(set(es)) == 1 else self.table.intern(("chosen", pred, *es), scope.signature(name)[0], (pred, *es))
@@ -174,14 +177,14 @@ class Control:
         again = atoms[inner.read(condition)].e
         last = [inner.outer[n] for n in first]
         if UNDEFINED in last:
-            raise Refusal(f"op {op.type}: a variable that it carries is not always defined")
+            raise Refusal(f"op {op.type}: a loop-carried variable is not always defined")
         results = tuple(atoms[v].e for v in last)
         begin = tuple(atoms[v].e for v in first.values())
         start = atoms[scope.read(condition)].e
-        said = ("loop", op.attrs.get("max_rounds", 0), start, again, results, begin)
-        loop = self.table.intern(said, self.table.types[start], (start, again, *results, *begin))
+        key = ("loop", op.attrs.get("max_rounds", 0), start, again, results, begin)
+        loop = self.table.intern(key, self.table.types[start], (start, again, *results, *begin))
         made = []
-        # terms are told by all that the terms of a round are made of, in the first round and in those behind it
+        # the derivation of terms after the loop depends on all loop-carried values, before the first round and after each round
         how = ("after", loop, *map(self.values.of_any_turn, (*first.values(), *last)))
         for k, name in enumerate(first):
             t = scope.signature(name)[0]
@@ -199,7 +202,7 @@ class Control:
 
 
 def _written(program: Program, idx: int) -> list[str]:
-    """The outside variables that a block writes, in order, blocks inside of it included."""
+    """The outer variables that a block and its sub-blocks write, in order."""
     block = program.blocks[idx]
     names: dict[str, None] = {}
     for op in block.oplist:
@@ -209,7 +212,7 @@ def _written(program: Program, idx: int) -> list[str]:
 
 
 def check_blocks(program: Program) -> None:
-    """Blocks are a tree that is not too deep, each run by one operator."""
+    """Raise VerifyError unless the blocks form a tree of at most 40 levels, where each block is run by one operator."""
     try:
         runners(program)
     except ProgramError as e:

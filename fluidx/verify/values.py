@@ -1,8 +1,9 @@
-"""What ranks hold: parts of expressions, and terms of them.
+"""The values of ranks in the proof: global expressions with placements (atoms), and local expressions of one rank.
 
-An *atom* says it for every rank at once: the part, by a placement, of an expression; or, for a placement with `partial`, a term of it, with
-the derivation that made the term: only terms of one derivation add up. A value that means something on one rank only is an expression over
-parts and terms of named ranks; it is *made plain* there, and *read back* where a variable with a placement is written.
+An *atom* describes the values of all ranks at once. It is an expression with a placement: each rank has its part of the expression. With a
+`partial` placement each rank has a term of it; the atom then has a *derivation*, the way in which the terms were computed, because only
+terms of one derivation add up to the expression. `local_expression` gives one rank's value of an atom as an expression over parts and terms
+of that rank; `global_atom` is the inverse, used when a variable with a placement is written.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from .mesh import RankGroups, partial, without_roots, without_terms
 from .normal_form import ExpressionTable
 from .refusal import Refusal
 
-UNDEFINED = -1  # nothing that may be read
-EMPTY = -2  # a part without elements: the part of anything
+UNDEFINED = -1  # no value; it may not be read
+EMPTY = -2  # a part without elements, which may be the part of any value
 
 
 class Atom(NamedTuple):
-    """The part or term, by a placement, of an expression."""
+    """An expression with a placement: each rank has its part of it, or a term of it."""
 
     e: int
     placement: Placement
-    derivation: int | None  # None: a part
+    derivation: int | None  # None: parts, not terms
 
 
 class ProgramValues:
-    """Atoms of one program run by all ranks, over a table of expressions."""
+    """The atoms of one run of all ranks, over a table of expressions."""
 
     def __init__(self, table: ExpressionTable, mesh: RankGroups):
         self.table, self.mesh = table, mesh
         self.ids: dict[tuple, int] = {}
         self.atoms: list[Atom] = []
         self.derivations: dict[object, int] = {}
-        self.spread: list[tuple[int, Placement]] = []  # derivation -> (expression, placement of its first terms)
+        self.spread: list[tuple[int, Placement]] = []  # derivation -> (expression, placement of the terms when they were made)
         table.complete, table.adaptive.ranks = self._complete, mesh.size
-        self._plain: dict[tuple, int] = {}
+        self._local: dict[tuple, int] = {}
         self._masks: dict[tuple, int] = {}
         self._divided: dict[tuple, bool] = {}
 
@@ -51,7 +52,7 @@ class ProgramValues:
         return found
 
     def term(self, e: int, placement: Placement, key: object) -> int:
-        """Terms made in the way that `key` tells, which is the same in all turns."""
+        """The atom of terms whose derivation is `key`. It is the same in all iterations of a time axis."""
         spread = self.mesh.of_any_turn(placement)
         key = key, e, spread
         d = self.derivations.get(key)
@@ -61,14 +62,17 @@ class ProgramValues:
         return self.atom(e, placement, d)
 
     def of_any_turn(self, a: int) -> int:
-        """The atom that stands for what a value is in all turns: what an operator makes of it, it makes in one way in each of them."""
+        """The atom with turns replaced by their time axes: equal for the same value of different iterations."""
         if a < 0 or not self.mesh.turns:
             return a
         e, placement, d = self.atoms[a]
         return self.atom(e, self.mesh.of_any_turn(placement), d)
 
     def moved(self, a: int, placement: Placement, how: object) -> int:
-        """The same value in another placement: what of its terms was added up is no term any more. Terms that are new are made by `how`."""
+        """The same value in another placement. Terms over a group that is not in the new placement were added up.
+
+        If the new placement has terms that the old one has not, `how` is part of the key of their derivation.
+        """
         e, before, d = self.atoms[a]
         if placement == before:
             return a
@@ -82,29 +86,29 @@ class ProgramValues:
             return self.atom(e, placement, d)
         return self.term(e, placement, ("moved", how, self.of_any_turn(a)))
 
-    # -- on one rank -------------------------------------------------------------------------------------------------
+    # -- from atoms to local expressions -----------------------------------------------------------------------------
 
-    def plain(self, a: int, rank: int) -> int:
-        """What a rank holds of an atom, as an expression that any rank may have."""
+    def local_expression(self, a: int, rank: int) -> int:
+        """The local value of an atom on a rank, as an expression that does not depend on the placement."""
         e, placement, d = self.atoms[a]
         if not self.mesh.holds(placement, rank):
-            raise Refusal("it is on its root only")
+            raise Refusal("it is at its root only")
         coords = self.mesh.coords(placement, rank)
         if not coords:
             return e
         key = a, coords
-        found = self._plain.get(key)
+        found = self._local.get(key)
         if found is None:
-            found = self._plain[key] = self._make_plain(a, coords, rank)
+            found = self._local[key] = self._make_local(a, coords, rank)
         return found
 
-    def _make_plain(self, a: int, coords: tuple, rank: int) -> int:
+    def _make_local(self, a: int, coords: tuple, rank: int) -> int:
         e, placement, d = self.atoms[a]
         placement = without_roots(placement)
         t, table = self.table.types[e], self.table
         if d is not None and self._adds(d) and (cut := self._cut_of_terms(d, placement, t, rank)) is not None:
-            lay, (start, stop) = cut
-            x = table.cut(self.plain(self.atom(e, lay, d), rank), start, stop)
+            before, (start, stop) = cut
+            x = table.cut(self.local_expression(self.atom(e, before, d), rank), start, stop)
             return table.shaped(x, self.mesh.local_shape(placement, t.shape, rank))
         if d is not None and self._adds(d):
             others = self._others(self.mesh.of_any_turn(placement), coords)
@@ -114,11 +118,11 @@ class ProgramValues:
         if span is not None:
             return table.shaped(table.cut(e, *span), local.shape)
         if d is None and ANY not in t.shape and all(x.axis is not None for x in placement):
-            return table.boxes.cut(e, self.mesh.box(placement, t.shape, rank))
+            return table.strided.cut(e, self.mesh.intervals(placement, t.shape, rank))
         return table.intern(("part", (e, placement, d), coords), local, ranked=True)
 
     def _cut_of_terms(self, d: int, placement: Placement, t: TensorType, rank: int) -> tuple[Placement, tuple[int, int]] | None:
-        """(where terms lay before they were cut, the flat range that a rank has of them), for terms that began whole and are cut now."""
+        """(placement of the terms before they were sharded, the rank's flat range); None if they were not sharded after they were made."""
         terms, cuts = tuple([e for e in placement if e.op]), without_terms(placement)
         if not cuts or without_terms(self.spread[d][1]):
             return None
@@ -137,7 +141,7 @@ class ProgramValues:
         return tuple(c for c in coords if c[0] not in terms)
 
     def _mask(self, d: int, coords: tuple) -> int:
-        """The ranks of a derivation, counted over the groups of its terms, that have these coordinates."""
+        """The ranks with these coordinates, as a bit mask over the indices in the groups of a derivation's terms."""
         key = d, coords
         found = self._masks.get(key)
         if found is None:
@@ -150,19 +154,19 @@ class ProgramValues:
                 wanted = [mine] if isinstance(mine, int) else mine
                 indices = [i * n + k for i in indices for k in wanted]
             found = sum(1 << i for i in indices)
-            inside = [(g, k) for g, k in coords if any(self.mesh.inside(g, whole) for whole in groups)]
-            if inside:  # a host is some of the ranks of a larger group
+            inside = [(g, k) for g, k in coords if any(self.mesh.is_subgroup(g, whole) for whole in groups)]
+            if inside:  # subgroups, such as hosts: some ranks of a larger group
                 found &= self._mask_of_ranks(groups, inside)
             self._masks[key] = found
         return found
 
     def _mask_of_ranks(self, groups: list[str], coords: list[tuple[str, int]]) -> int:
-        """The ranks with these coordinates, counted over the groups of a derivation's terms."""
+        """The same mask by a look at each rank, for coordinates in subgroups of the groups of the terms."""
         where, found = self.mesh.where, 0
         for r in range(self.mesh.world):
             if all(r in where[g] and where[g][r][0] == k for g, k in coords):
                 indices = [0]
-                for g in groups:  # a rank works in all turns
+                for g in groups:  # a rank runs all turns
                     n = self.mesh.size[g]
                     indices = [i * n + k for i in indices for k in (range(n) if g in self.mesh.axes else (where[g][r][0],))]
                 for i in indices:
@@ -176,15 +180,15 @@ class ProgramValues:
         rest = without_terms(placement)
         if not others:
             return e
-        # any rank with these coordinates holds the part
+        # any rank with these coordinates has the part
         at = dict(others)
         rank = next((r for r in range(self.mesh.world) if all(self.mesh.where[g].get(r, (-1,))[0] == k for g, k in at.items())), None)
-        return None if rank is None else self.plain(self.atom(e, rest), rank)
+        return None if rank is None else self.local_expression(self.atom(e, rest), rank)
 
-    # -- and back ----------------------------------------------------------------------------------------------------
+    # -- from local expressions to atoms -----------------------------------------------------------------------------
 
-    def read_back(self, x: int, placement: Placement, type_: TensorType, rank: int) -> int:
-        """The atom whose part, on this rank, is the plain value x; `type_` is the whole value's type."""
+    def global_atom(self, x: int, placement: Placement, type_: TensorType, rank: int) -> int:
+        """The atom whose local value on this rank is x. `type_` is the type of the global value."""
         if not self.mesh.holds(placement, rank):
             return UNDEFINED
         table, bare = self.table, without_roots(placement)
@@ -206,17 +210,17 @@ class ProgramValues:
         span = self.mesh.flat_range(placement, type_.shape, rank)
         if not placement or (span is not None and span == (0, prod(type_.shape))):
             if table.ranked[x]:
-                raise Refusal(f"it is {table.show(x)}, which ranks do not share")
+                raise Refusal(f"it is {table.show(x)}, which differs between ranks")
             return table.shaped(x, type_.shape)
         if span is not None:
             if table.ranked[x]:
-                raise Refusal(f"it is {table.show(x)}, which ranks do not share")
+                raise Refusal(f"it is {table.show(x)}, which differs between ranks")
             return self._of_slices(x, span, type_)
         if ANY not in type_.shape and all(e.axis is not None for e in placement):
             if table.ranked[x]:
-                raise Refusal(f"it is {table.show(x)}, which ranks do not share")
-            box = self.mesh.box(placement, type_.shape, rank)
-            return table.lin([(table.boxes.whole(a, box, type_.shape), w) for a, w in table.items(x)], type_)
+                raise Refusal(f"it is {table.show(x)}, which differs between ranks")
+            box = self.mesh.intervals(placement, type_.shape, rank)
+            return table.lin([(table.strided.array_of(a, box, type_.shape), w) for a, w in table.items(x)], type_)
         coords = self.mesh.coords(placement, rank)
         items = []
         for a, w in table.items(x):
@@ -230,7 +234,7 @@ class ProgramValues:
         return table.lin(items, type_)
 
     def _of_slices(self, x: int, span: tuple[int, int], type_: TensorType) -> int:
-        """The array of which the plain value is the slice `span`."""
+        """The array whose slice `span` is the local value x."""
         table, items = self.table, []
         x = table.flat(x)
         if (whole := self._of_rows(x, span, type_)) is not None:
@@ -239,14 +243,14 @@ class ProgramValues:
             if start < 0:
                 items.append((table.one(type_.dtype, type_.shape), w))
                 continue
-            first = start - span[0]  # the value may be a slice itself
+            first = start - span[0]  # the array may be a slice itself
             if first < 0 or first + type_.numel > table.types[base].numel:
                 raise Refusal(f"it is {table.show(x)}, not elements {span[0]} to {span[1]} of a value of {type_.numel}")
             items.append((table.shaped(table.cut(base, first, first + type_.numel), type_.shape), w))
         return table.lin(items, type_)
 
     def _of_rows(self, x: int, span: tuple[int, int], type_: TensorType) -> int | None:
-        """The array of which the plain value is the slice `span`, if that is one made of rows."""
+        """A known array made of rows whose slice `span` is the local value x; else None."""
         table = self.table
         rows = table.keys[x][1] if table.keys[x][0] == "rows" else (x,)
         known = next((a for row in rows for a in table.arrays(row)), None)
@@ -256,18 +260,18 @@ class ProgramValues:
         return None
 
     def _own_terms(self, x: int, placement: Placement, type_: TensorType, rank: int) -> tuple[int, Any]:
-        """The sum of which the plain value is this rank's term, or its part of a term."""
+        """(the sum, its derivation or the key of a new one), if the local value x is this rank's term of the sum, or part of it."""
         table = self.table
         items, made = [], []
         for a, w in table.items(x):
-            t, lay = self._term_of(a, placement, type_, rank)
-            key, coords = table.keys[t], self.mesh.coords(lay, rank)
+            t, before = self._term_of(a, placement, type_, rank)
+            key, coords = table.keys[t], self.mesh.coords(before, rank)
             if key[0] != "terms":
-                raise Refusal(f"it is {table.show(a)}, which is no term of a sum")
+                raise Refusal(f"it is {table.show(a)}, which is not a term of a sum")
             e, first = self.spread[key[1]]
             if (
-                not self._reduces_to(first, lay)
-                or not self._divides(key[1], lay)
+                not self._reduces_to(first, before)
+                or not self._divides(key[1], before)
                 or key[3] != self._mask(key[1], coords)
                 or table.types[e] != type_
             ):
@@ -275,12 +279,12 @@ class ProgramValues:
             items.append((e, w))
             made.append((key[1], w))
         if len(made) == 1 and made[0][1] == 1.0:
-            # the term itself, and not another derivation of it
+            # the term itself keeps its derivation
             return items[0][0], made[0][0]
         return table.lin(items, type_), ("sum", tuple(sorted(made)))
 
     def _term_of(self, a: int, placement: Placement, type_: TensorType, rank: int) -> tuple[int, Placement]:
-        """The term of which a is this rank's part, and where it lay; a itself where terms are not cut."""
+        """(the term whose part on this rank is a, its placement before it was sharded); (a, placement) if terms are not sharded."""
         table = self.table
         t = table.keys[a][1] if table.keys[a][0] == "view" else a
         key = table.keys[t]
@@ -295,11 +299,11 @@ class ProgramValues:
         placement = self.mesh.of_any_turn(placement)
         had = [e for e in first if e.op]
         return without_terms(first) == without_terms(placement) and all(
-            any(e.op == o.op and (e.group == o.group or self.mesh.inside(e.group, o.group)) for o in had) for e in placement if e.op
+            any(e.op == o.op and (e.group == o.group or self.mesh.is_subgroup(e.group, o.group)) for o in had) for e in placement if e.op
         )
 
     def _divides(self, d: int, placement: Placement) -> bool:
-        """Do the ranks with each index in the groups of `placement` hold, together, every term once?"""
+        """True if each index in the groups of `placement` has other terms, and together they have every term once."""
         key = d, placement
         found = self._divided.get(key)
         if found is None:

@@ -1,4 +1,4 @@
-"""verify_ranks: do the rank programs together what one device does? check_program: is one program written as it should be?"""
+"""Entry points of the verifier: `verify_ranks` and `verify_common` for all ranks, `check_program` for one program."""
 
 from __future__ import annotations
 
@@ -28,34 +28,37 @@ from .values import EMPTY, ProgramValues
 
 
 def verify_ranks(source: ProgramPair, mains: Sequence[Program], startups: Sequence[Program], label: str = "") -> Report:
-    """Prove that the rank programs do together what `source` does on one device; raise VerifyError where they do not.
+    """Prove that the rank programs together compute what `source` computes on one device; raise VerifyError if they do not.
 
-    The programs are taken as their texts say, nothing beside them. Proved are, for startup and for every step: each operator's types and
-    that its operands lie as a rule of its op allows; that communication matches and cannot deadlock; that every persistable variable of the
-    source is declared on every rank that keeps any and ends as this rank's part of one device's value; and the same of every value that can
-    be fetched.
+    Only the program texts are used. For startup and for every step, the proof covers:
+
+    - the types of each operator, and that a placement rule allows the placements of its operands;
+    - that communication matches and cannot deadlock;
+    - every persistable variable of the source: it is declared on every rank that has state, and ends as the rank's part of the value on
+      one device;
+    - every value that can be fetched, in the same way.
     """
     return _checked(source, list(mains), list(startups), label)
 
 
 def verify_common(source: ProgramPair, common: ProgramPair, ranks: int, label: str = "") -> Report:
-    """Prove one program for all ranks: the ranks run its operators together, and those whose results are at roots run there alone.
+    """Prove one program for all ranks. All ranks run its operators together; operators with results at roots run at these roots only.
 
-    Collectives are taken for what they give, whatever their algorithms. `check_rank_program` says whether a rank's program follows from it.
+    The result of a collective does not depend on its algorithm. `check_rank_program` checks that a rank's program follows from this one.
     """
     return _checked(source, [common.main] * ranks, [common.startup] * ranks, label, by_roots=True)
 
 
 def _checked(source: ProgramPair, mains: list[Program], startups: list[Program], label: str, by_roots: bool = False) -> Report:
     try:
-        with collections_paused():  # many small tuples are made and kept, and none in circles
+        with collections_paused():  # many small tuples are allocated and kept, none of them in cycles
             return _verify(source, mains, startups, label, by_roots)
     except VerifyError:
         raise
     except FluidxError as e:
         raise VerifyError(str(e)) from None
     except Exception as e:
-        raise VerifyError(f"the programs cannot be looked through: {type(e).__name__}: {e}") from e
+        raise VerifyError(f"the programs cannot be checked: {type(e).__name__}: {e}") from e
 
 
 def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], label: str, by_roots: bool) -> Report:
@@ -79,7 +82,7 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
         )
         one.run()
         mesh = _mesh(programs)
-        # the expressions of one device know nothing of ranks, so both share the table
+        # expressions of one device do not depend on ranks, so both runs share the table
         twins = stamp.twins(programs)
         ranks = SimultaneousRun(ProgramValues(table, mesh), mesh, programs, twins, started[1], loose=loose, by_roots=by_roots)
         worlds += one, ranks
@@ -88,9 +91,9 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
         check_memories(ranks.declared.vars.values(), programs)
         if not is_main:
             report.loaded = _to_load(source.main, one, ranks)
-            started = Started(), Started(ranks.held, report.loaded)
+            started = Started(), Started(ranks.rank_values, report.loaded)
         report.operators -= ranks.operators_at_roots
-        report.collectives += ranks.meetings.count
+        report.collectives += ranks.collective_calls.count
         report.messages += ranks.messages.count
         proved = _compare(one, ranks, is_main)
         declared = ranks.declared.vars
@@ -102,7 +105,7 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
                     programs[0], -1, f"%{n} is {show_placement(before[1].placement)} in startup and "
                     f"{show_placement(declared[n].placement)} in main",
                 )  # fmt: skip
-        for op, program in ranks.said.ops:
+        for op, program in ranks.rank_classes.ops:
             if (rounds := opdef(op.type).rounds) is not None:
                 what = rounds(op.attrs)
                 report.rounded[what] = report.rounded.get(what, 0) + program.global_block().desc(op.input_arg_names[0]).type.numel
@@ -110,12 +113,12 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
             report.parameters = sum(declared[n].is_parameter for n in states)
             report.states = len(states) - report.parameters
             report.values = len(proved)
-            report.loaded = [n for n in report.loaded if n in one.held.unwritten]
+            report.loaded = [n for n in report.loaded if n in one.rank_values.unwritten]
             report.own = sum(any(e.is_own for e in declared[n].placement) for n in proved)
         else:
             report.initial = len(states)
     for world in worlds:
-        world.dissolve()
+        world.clear()
     return report
 
 
@@ -131,7 +134,7 @@ def _check_ranks(mains: Sequence[Program], startups: Sequence[Program]) -> None:
     for programs in (mains, startups):
         seen: set[int] = set()
         for r, p in enumerate(programs):
-            if p.rank is None and id(p) in seen:  # one program of all ranks
+            if p.rank is None and id(p) in seen:  # one program for all ranks
                 continue
             seen.add(id(p))
             if wrong := _not_plain(p):
@@ -145,7 +148,7 @@ def _check_ranks(mains: Sequence[Program], startups: Sequence[Program]) -> None:
 
 
 def _not_plain(p: Program) -> str:
-    """What is no int among rank and groups, or no tuple; "" when nothing is. Plans and communicators take groups for keys."""
+    """Why rank, groups or turns have a wrong Python type; "" if they have not. Plans and communicators use groups as keys."""
     for g, sets in p.groups.items():
         if not isinstance(sets, tuple) or any(not isinstance(s, tuple) or any(type(r) is not int for r in s) for s in sets):
             return f"group {g} must be a tuple of tuples of ranks, found {sets!r}"
@@ -163,24 +166,30 @@ def _groups(p: Program) -> str:
 
 
 def _check_declared(one: SimultaneousRun, ranks: SimultaneousRun, is_main: bool) -> None:
-    """What the source declares, the ranks declare alike."""
+    """Raise VerifyError unless the ranks declare the variables of the source as the source does."""
     program = ranks.programs[0]
     for n, d in one.declared.vars.items():
         found = ranks.declared.vars.get(n)
         if found is None:
-            if d.persistable and (is_main or n in one.held.shared):
-                raise fail(program, -1, f"%{n} is persistable in the source, and declared by no rank")
+            if d.persistable and (is_main or n in one.rank_values.shared):
+                raise fail(program, -1, f"%{n} is persistable in the source, but no rank declares it")
             continue
         if d.persistable and is_main and n in ranks.declared.differs:
             absent = [r for r in range(ranks.n) if r not in ranks.declared.differs[n]]
             if absent and all(_has_nothing_of(ranks, found.placement, r) for r in absent):
                 continue
-            raise fail(program, -1, f"%{n} is persistable, and rank {absent[0] if absent else 0} does not declare it as others do")
+            raise fail(program, -1, f"%{n} is persistable, but rank {absent[0] if absent else 0} does not declare it as others do")
         for flag in ("persistable", "is_data", "is_parameter"):
             if getattr(found, flag) != getattr(d, flag):
-                raise fail(program, -1, f"%{n} is {'' if getattr(d, flag) else 'not '}{flag} in the source, and otherwise on the ranks")
+                raise fail(program, -1, f"%{n} is {'' if getattr(d, flag) else 'not '}{flag} in the source, but not so on the ranks")
         if found.type != d.type and not is_local(found.placement):
             raise fail(program, -1, f"%{n} is {d.type} in the source, but {found.type} on the ranks; types are those of the global value")
+    _check_added_variables(one, ranks, is_main)
+
+
+def _check_added_variables(one: SimultaneousRun, ranks: SimultaneousRun, is_main: bool) -> None:
+    """Raise VerifyError if the ranks declare data, or state that the main programs write, which the source does not have."""
+    program = ranks.programs[0]
     for n, d in ranks.declared.vars.items():
         if n not in one.declared.vars and d.is_data:
             raise fail(program, -1, f"%{n} is fed, but the source has no such variable")
@@ -189,30 +198,30 @@ def _check_declared(one: SimultaneousRun, ranks: SimultaneousRun, is_main: bool)
                 for k, op in enumerate(p.global_block().oplist):
                     if n in op.output_arg_names:
                         raise fail(p, k, f"%{n} is a state variable that the source does not have: its next value is unknown", rank=r)
-                if len(ranks.said.classes) == 1:
+                if len(ranks.rank_classes.classes) == 1:
                     break
 
 
 def _has_nothing_of(ranks: SimultaneousRun, placement: Placement, rank: int) -> bool:
-    """Does a value lie over groups of other ranks, or is it whole on all ranks that keep anything, and this one does not?"""
+    """True if a rank need not have a value: it is placed over groups of other ranks, or replicated and the rank has no state."""
     return all(rank not in ranks.mesh.where[e.group] for e in placement) if placement else rank in ranks.declared.helpers
 
 
 def _to_load(main: Program, one: SimultaneousRun, ranks: SimultaneousRun) -> list[str]:
-    """The state that the source's startup does not define, which is to be loaded: no rank's startup may define it."""
-    for n in (*ranks.held.shared, *ranks.held.own):
+    """The state variables that the source's startup does not write, which must be loaded. No rank's startup may write them either."""
+    for n in (*ranks.rank_values.shared, *ranks.rank_values.own):
         d = main.global_block().descs.get(n)
-        if d is not None and d.persistable and n not in one.held.shared:
-            raise _wrong(ranks, n, 0, f"%{n} has no value on one device after startup, and a rank gives it one")
-    return [d.name for d in main.global_block().descs.values() if d.persistable and d.name not in one.held.shared]
+        if d is not None and d.persistable and n not in one.rank_values.shared:
+            raise _wrong(ranks, n, 0, f"%{n} has no value on one device after startup, but a rank writes it")
+    return [d.name for d in main.global_block().descs.values() if d.persistable and d.name not in one.rank_values.shared]
 
 
 def _compare(one: SimultaneousRun, ranks: SimultaneousRun, is_main: bool) -> list[str]:
-    """Check what every rank holds at the end against one device; give the names that are proved."""
+    """Compare the values of every rank at the end with one device; return the names that are proved."""
     proved = []
     when = "at the end of the step" if is_main else "after startup"
     for n, d in one.declared.vars.items():
-        expected = one.held.value(n, 0)
+        expected = one.rank_values.value(n, 0)
         found = ranks.declared.vars.get(n)
         if found is None:
             if axis := next((axis for axis in ranks.mesh.axes if in_turn(n, axis, 0) in ranks.declared.vars), ""):
@@ -220,18 +229,18 @@ def _compare(one: SimultaneousRun, ranks: SimultaneousRun, is_main: bool) -> lis
             continue
         signature = ranks.declared.signatures[n]
         if is_local(signature[1]):
-            if expected is not None and n not in ranks.held.own:
-                raise _wrong(ranks, n, 0, f"%{n} is local, and no rank gives it a value {when}; one device has one")
+            if expected is not None and n not in ranks.rank_values.own:
+                raise _wrong(ranks, n, 0, f"%{n} is local, but no rank has a value {when}; one device has one")
             continue
         if expected is None:
-            if d.persistable and (n in ranks.held.shared or n in ranks.held.own):
-                raise _wrong(ranks, n, 0, f"%{n} has no value on one device {when}, and a rank gives it one")
+            if d.persistable and (n in ranks.rank_values.shared or n in ranks.rank_values.own):
+                raise _wrong(ranks, n, 0, f"%{n} has no value on one device {when}, but a rank writes it")
             continue
-        e = one.held.values.atoms[expected].e
+        e = one.rank_values.values.atoms[expected].e
         found_in = _in_turns(ranks, n, found.placement, when)
-        seen = {_held_alike(ranks, m, e, when) for m in found_in}
-        if len(seen) > 1 and len({None if a is None else ranks.held.values.of_any_turn(a) for a in seen}) > 1:
-            raise _wrong(ranks, found_in[0], 0, f"%{n}: the iterations hold terms of different sums {when}")
+        seen = {_check_parts(ranks, m, e, when) for m in found_in}
+        if len(seen) > 1 and len({None if a is None else ranks.rank_values.values.of_any_turn(a) for a in seen}) > 1:
+            raise _wrong(ranks, found_in[0], 0, f"%{n}: the iterations have terms of different sums {when}")
         if d.persistable and not is_main:
             _check_empty(ranks, n, signature)
         proved.append(n)
@@ -239,12 +248,12 @@ def _compare(one: SimultaneousRun, ranks: SimultaneousRun, is_main: bool) -> lis
 
 
 def _in_turns(ranks: SimultaneousRun, name: str, placement: Placement, when: str) -> list[str]:
-    """The names under which the ranks have a value: one for each turn where it lies over turns."""
+    """The names of a value on the ranks: one for each iteration if it is placed over a time axis."""
     axis = over_turns(placement, ranks.mesh.axes)
     if not axis:
         return [name]
     d = ranks.declared.vars[name]
-    if d.persistable or d.is_data or name in ranks.held.shared or name in ranks.held.own:
+    if d.persistable or d.is_data or name in ranks.rank_values.shared or name in ranks.rank_values.own:
         raise _wrong(ranks, name, 0, f"%{name} is spread over all iterations of {axis}: it has no value of its own {when}")
     names = [in_turn(name, axis, k) for k in range(ranks.mesh.axes[axis])]
     for k, n in enumerate(names):
@@ -252,59 +261,60 @@ def _in_turns(ranks: SimultaneousRun, name: str, placement: Placement, when: str
         if found is None:
             raise fail(ranks.programs[0], -1, f"%{name} is spread over the iterations of {axis}, but no rank declares %{n}")
         if (found.type, found.placement) != (d.type, taken_in_turn(placement, axis, k)):
-            raise fail(ranks.programs[0], -1, f"%{n} is {found.type} {show_placement(found.placement)}, which is no iteration of %{name}")
+            shown = f"{found.type} {show_placement(found.placement)}"
+            raise fail(ranks.programs[0], -1, f"%{n} is {shown}, which is not an iteration of %{name}")
     return names
 
 
-def _held_alike(ranks: SimultaneousRun, n: str, e: int, when: str) -> int | None:
-    """What all ranks hold that hold a part of a value: the part of one device's; None where all parts are empty."""
+def _check_parts(ranks: SimultaneousRun, n: str, e: int, when: str) -> int | None:
+    """Check that every rank with a part of a value has that of one device's value; return the atom, or None if all are empty."""
     found, signature, table = ranks.declared.vars[n], ranks.declared.signatures[n], ranks.table
     placement = ranks.mesh.canonical(found.placement, found.type)
     seen: int | None = None
     absent = []
-    for r in ranks.held.owners(signature):
+    for r in ranks.rank_values.owners(signature):
         if n in ranks.declared.differs and r not in ranks.declared.differs[n]:
             if placement or r not in ranks.declared.helpers:
                 absent.append(r)
             continue
-        value = ranks.held.shared.get(n) if n not in ranks.held.own else ranks.held.value(n, r)
+        value = ranks.rank_values.shared.get(n) if n not in ranks.rank_values.own else ranks.rank_values.value(n, r)
         if value is None:
-            value = ranks.held.value(n, r)
+            value = ranks.rank_values.value(n, r)
         if value == EMPTY:
             continue
         if value is None or value < 0:
             raise _wrong(ranks, n, r, f"%{n} has no value on this rank {when}; one device has {table.show(e)}")
-        atom = ranks.held.values.atoms[value]
+        atom = ranks.rank_values.values.atoms[value]
         if atom.e != e or atom.placement != placement:
             raise _wrong(
                 ranks, n, r, f"%{n} does not hold one device's value {when}: "
                 f"expected {table.show(e)} ({show_placement(placement)}), found {ranks.operators.describe(value)}",
             )  # fmt: skip
         if seen is not None and value != seen:
-            raise _wrong(ranks, n, r, f"%{n}: the ranks hold terms of different sums {when}")
+            raise _wrong(ranks, n, r, f"%{n}: the ranks have terms of different sums {when}")
         seen = value
-        if n not in ranks.held.own and n not in ranks.declared.differs:
+        if n not in ranks.rank_values.own and n not in ranks.declared.differs:
             break
-    if seen is None and ranks.held.owners(signature):
+    if seen is None and ranks.rank_values.owners(signature):
         raise _wrong(ranks, n, 0, f"%{n} has no value on any rank {when}; one device has {table.show(e)}")
     if absent and (placement or found.persistable):
-        raise fail(ranks.programs[absent[0]], -1, f"%{n} is not declared on this rank, which holds a part of it", rank=absent[0])
+        raise fail(ranks.programs[absent[0]], -1, f"%{n} is not declared on this rank, which has a part of it", rank=absent[0])
     return seen
 
 
 def _check_empty(ranks: SimultaneousRun, name: str, signature: Signature) -> None:
-    """A rank whose part has no elements makes it all the same: a step takes it for defined."""
-    owners = ranks.held.owners(signature)
-    if len(owners) == ranks.n or name in ranks.held.by_all:
+    """Check that startup also writes empty parts, because a step reads them."""
+    owners = ranks.rank_values.owners(signature)
+    if len(owners) == ranks.n or name in ranks.rank_values.written_by_all:
         return
     placement = ranks.mesh.canonical(signature[1], signature[0])
     for r in range(ranks.n):
-        if r not in owners and ranks.mesh.holds(placement, r) and not ranks.held.made(name, r):
-            raise _wrong(ranks, name, r, f"%{name} is not defined on this rank after startup; its empty part is read all the same")
+        if r not in owners and ranks.mesh.holds(placement, r) and not ranks.rank_values.is_defined(name, r):
+            raise _wrong(ranks, name, r, f"%{name} is not defined on this rank after startup; a step reads it, though its part is empty")
 
 
 def _wrong(ranks: SimultaneousRun, name: str, rank: int, message: str) -> VerifyError:
-    """An error at the operator that wrote the value last."""
+    """An error that shows the operator that wrote the value last."""
     program = ranks.programs[rank]
     ops = program.global_block().oplist
     index = next((k for k in range(len(ops) - 1, -1, -1) if name in ops[k].output_arg_names), -1)
@@ -315,9 +325,9 @@ def _wrong(ranks: SimultaneousRun, name: str, rank: int, message: str) -> Verify
 
 
 def check_program(program: Program) -> int:
-    """Check one program by itself: names, slots, attributes, types, and that placements follow from a rule; give the number of operators.
+    """Check one program by itself: names, slots, attributes, types and placement rules; return the number of operators.
 
-    Values that one rank holds for itself are looked at when all ranks' programs are there.
+    Local values of ranks are only checked by `verify_ranks`.
     """
     try:
         check_blocks(program)
@@ -330,7 +340,7 @@ def check_program(program: Program) -> int:
     except VerifyError:
         raise
     except Exception as e:
-        raise VerifyError(f"{program.label()} cannot be looked through: {type(e).__name__}: {e}") from e
+        raise VerifyError(f"{program.label()} cannot be checked: {type(e).__name__}: {e}") from e
 
 
 class _Checker:
@@ -362,9 +372,9 @@ class _Checker:
             if not d.is_data and not d.persistable:
                 raise Refusal(f"op {op.type} reads %{n} before any operator defines it")
             defined.add(n)
-        kind, _, _ = self.operators.kind(op, scope)
-        if kind.no_row and not kind.definition.abstract:  # what is a placeholder for communication; lower the program first has no rule
-            raise Refusal(f"op {op.type}: no rule allows its placements: {kind.no_row}")
+        op_class, _, _ = self.operators.class_of(op, scope)
+        if op_class.no_row and not op_class.definition.abstract:  # placeholders for communication have no rules
+            raise Refusal(f"op {op.type}: no rule allows its placements: {op_class.no_row}")
         if why := mixed(op, block):
             raise Refusal(why)
         for b in op.sub_blocks():
@@ -374,7 +384,7 @@ class _Checker:
 
 
 class _Declared:
-    """A block, for what it declares."""
+    """The declarations of a block."""
 
     def __init__(self, block: Block, table: ExpressionTable):
         self.at, self.table = block, table

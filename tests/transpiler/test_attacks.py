@@ -352,7 +352,7 @@ def test_it_is_caught(edit, strategy, model, ranks, startup):
             programs[kind].append(program)
     with pytest.raises(fx.VerifyError) as caught:
         verify_ranks(t.source, programs[False], programs[True])
-    assert "cannot be looked through" not in str(caught.value), str(caught.value)
+    assert "cannot be checked" not in str(caught.value), str(caught.value)
 
 
 def test_nothing_runs_unverified():

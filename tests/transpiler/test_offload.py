@@ -271,22 +271,22 @@ COPY = "%fc_1.w_0.device: f32[5,4] shard(1) over dp stop_gradient = memcpy_h2d(%
 WRONG = {
     "a collective reads the host": (
         "all_gather(%fc_1.w_0.device)", "all_gather(%fc_1.w_0)",
-        "op all_gather communicates, which the device does, and %fc_1.w_0 lies on the host",
+        "op all_gather communicates, which needs values on the device, and %fc_1.w_0 is on the host",
     ),
     "an update reads the device": (
         "sgd(%fc_1.w_0, %fc_1.w_0@GRAD.sum.host,", "sgd(%fc_1.w_0, %fc_1.w_0@GRAD.sum,",
-        "op sgd works in the memory of %fc_1.w_0, which lies on the host, and %fc_1.w_0@GRAD.sum lies on the device",
+        "op sgd works in the memory of %fc_1.w_0, which is on the host, and %fc_1.w_0@GRAD.sum is on the device",
     ),
     "a copy goes the other way": (
-        "memcpy_h2d(%fc_1.w_0)", "memcpy_d2h(%fc_1.w_0)", "op memcpy_d2h copies to the host, and %fc_1.w_0 lies on the host",
+        "memcpy_h2d(%fc_1.w_0)", "memcpy_d2h(%fc_1.w_0)", "op memcpy_d2h copies to the host, and %fc_1.w_0 is on the host",
     ),
     "a plain copy crosses": (
         "memcpy_h2d(%fc_1.w_0)", "assign(%fc_1.w_0)",
-        "op assign works in the memory of %fc_1.w_0.device, which lies on the device, and %fc_1.w_0 lies on the host",
+        "op assign works in the memory of %fc_1.w_0.device, which is on the device, and %fc_1.w_0 is on the host",
     ),
     "a value is said to lie elsewhere": (
         "%fc_0.tmp_0: f32[-1,5] shard(0) over dp", "%fc_0.tmp_0: f32[-1,5] shard(0) over dp on_host",
-        "op mul works in the memory of %fc_0.tmp_0, which lies on the host, and %x lies on the device",
+        "op mul works in the memory of %fc_0.tmp_0, which is on the host, and %x is on the device",
     ),
     "a copy is of another value": ("memcpy_d2h(%fc_1.b_0@GRAD.sum)", "memcpy_d2h(%fc_1.b_0@GRAD)", "."),
     "a copy comes too early": (COPY, f"{COPY}\n  %fc_1.w_0 = scale(%fc_1.w_0) {{scale=2.0}}", "."),

@@ -223,7 +223,7 @@ def test_stages_are_hints_alone_where_ranks_have_no_such_axis():
     [
         ({"open": (0, 2)}, "the open axes of %fc_0.tmp_2 from rank 0 are not known to be 2 times axis 0 of %x"),
         ({"open": (1, 1)}, "the open axes of %fc_0.tmp_2 from rank 0 are not known to be 1 times axis 1 of %x"),
-        ({"like": "w0"}, "op recv on rank 1 speaks of axis 0 of 'w0', and nothing that is fed has it"),
+        ({"like": "w0"}, "op recv on rank 1 names axis 0 of 'w0', which is not an axis of a data variable"),
         ({"like": "", "open": ()}, "op recv on rank 1: f32[-1,5] has 1 open axes, and 0 sizes are given"),
         ({"peer": 1}, "names peer 1"),
         ({"shape": (-1, 4)}, "op recv makes f32"),

@@ -25,7 +25,7 @@ def refused(op):
 @pytest.mark.parametrize(
     "op, step",
     [
-        ("%y: f32[-1,4] = assign(%terms)", "all_reduce X over dp (each rank holds only a summand of it) first"),
+        ("%y: f32[-1,4] = assign(%terms)", "all_reduce X over dp (each rank holds only a partial sum) first"),
         ("%y: f32[-1,4] shard(0) over dp = relu(%terms)", "redistribute X to shard(0) over dp first"),
         ("%y: f32[-1,3] shard(0) over dp = matmul(%rows, %w)", "all_gather Y over dp first"),
         ("%y: f32[-1,3] shard(0) over dp = matmul(%all, %w)", "redistribute X to shard(0) over dp and all_gather Y over dp first"),
@@ -42,5 +42,5 @@ def test_a_result_that_the_operands_cannot_give_is_named_with_the_one_that_they_
         "X shard(0) over dp cannot give Out shard(1) over dp; the result is shard(0) over dp: declare that, and redistribute the result"
     )
     assert refused("%y: f32[-1,4] partial(sum) over dp = relu(%terms)").partition("; ")[2] == (
-        "all_reduce X over dp (each rank holds only a summand of it) first; then the result is whole over dp"
+        "all_reduce X over dp (each rank holds only a partial sum) first; then the result is whole over dp"
     )

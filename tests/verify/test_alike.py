@@ -8,7 +8,7 @@ from fluidx.ir.change_stamps import Stamp
 from fluidx.verify import verify_ranks
 from fluidx.verify.mesh import RankGroups
 from fluidx.verify.operator_meaning import Operators
-from fluidx.verify.rank_classes import Programs
+from fluidx.verify.rank_classes import RankClasses
 from tests.verify.programs import BRANCHES, BRANCHES_CUT, DATA_PARALLEL, MODEL, UPDATE, ranks_of
 
 SUM = 'dist:\n  %w@GRAD.sum: f32[4,3] = all_reduce(%w@GRAD) {group="dp", op="sum"}\n'
@@ -44,9 +44,9 @@ def work(monkeypatch):
         monkeypatch.setattr(where, name, count)
 
     for where, name in (
-        (Operators, "kind"),
-        (Operators, "together"),
-        (Programs, "_code"),
+        (Operators, "class_of"),
+        (Operators, "on_all_ranks"),
+        (RankClasses, "_code"),
         (Operator, "__eq__"),
         (RankGroups, "_make_canonical"),
     ):
@@ -66,7 +66,7 @@ def test_the_work_does_not_grow_with_ranks_that_run_alike(work, strategy):
         assert report.ranks == ranks
         found.append(dict(work))
     assert found[0] == found[1] == found[2]
-    assert found[0]["kind"] > 100 and "_code" not in found[0] and "__eq__" not in found[0]
+    assert found[0]["class_of"] > 100 and "_code" not in found[0] and "__eq__" not in found[0]
 
 
 def test_programs_that_were_read_from_text_are_looked_at_once_too(work):
@@ -76,7 +76,7 @@ def test_programs_that_were_read_from_text_are_looked_at_once_too(work):
         pairs = [parse_pair(t) for t in ranks_of(ranks, SUM + UPDATE)]
         work.clear()
         verify_ranks(parse_pair(MODEL), [p.main for p in pairs], [p.startup for p in pairs])
-        found.append((work["kind"], work["together"], work.get("_code", 0)))
+        found.append((work["class_of"], work["on_all_ranks"], work.get("_code", 0)))
     assert found[0] == found[1]
 
 
@@ -87,7 +87,7 @@ def test_a_model_with_branches_is_looked_at_once(work):
         pairs = [parse_pair(t) for t in texts]
         work.clear()
         verify_ranks(parse_pair(BRANCHES), [p.main for p in pairs], [p.startup for p in pairs])
-        found.append((work["kind"], work["together"], work.get("_code", 0)))
+        found.append((work["class_of"], work["on_all_ranks"], work.get("_code", 0)))
     assert found[0] == found[1]
 
 
@@ -103,7 +103,7 @@ def test_one_rank_that_differs_adds_its_own_differences(work):
     alike = dict(work)
     work.clear()
     verify_ranks(t.source, mains, startups)
-    assert work["kind"] <= alike["kind"] + 1
+    assert work["class_of"] <= alike["class_of"] + 1
     assert work["_code"] <= len(block.oplist) + 1
 
 
@@ -239,7 +239,7 @@ def test_one_changed_rank_among_64_is_found(of_64, what, rank):
     CHANGES[what](mains[rank], startups[rank])
     with pytest.raises(fx.VerifyError) as error:
         verify_ranks(of_64.source, mains, startups)
-    assert "cannot be looked through" not in str(error.value), str(error.value)
+    assert "cannot be checked" not in str(error.value), str(error.value)
 
 
 def test_a_section_or_a_device_of_one_rank_changes_nothing_that_is_computed(of_64):
@@ -271,7 +271,7 @@ def test_one_changed_block_among_64_is_found(what, rank):
         block.oplist.append(block.oplist[0].replace(outputs={"Out": ("w",)}, inputs={"X": ("w",)}))
     with pytest.raises(fx.VerifyError) as error:
         verify_ranks(source, mains, startups)
-    assert "cannot be looked through" not in str(error.value), str(error.value)
+    assert "cannot be checked" not in str(error.value), str(error.value)
 
 
 def test_a_program_that_is_changed_in_place_is_proved_anew():

@@ -1,4 +1,4 @@
-"""verify() proves the program for all ranks where they run alike, and what is made of it later is held against it."""
+"""verify() proves the program for all ranks where they run alike, and what is made of it later is compared with it."""
 
 import pytest
 

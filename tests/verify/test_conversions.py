@@ -92,9 +92,9 @@ WRONG = {
     "a cast is of another value": ("cast(%w)", "cast(%v)", "op matmul reads %w.h, which is not the value %w that it read before"),
     "an operand is read twice": ("matmul(%x.h, %w.h)", "matmul(%x.h, %x.h)", "op matmul reads %x.h, which is not the value %w"),
     "an operator has other attributes": ("matmul(%x.h, %w.h)", "matmul(%x.h, %w.h) {transpose_y=true}", "has other attributes"),
-    "an operator is another": ("softmax(%h.f)", "relu(%h.f)", "op relu stands where op softmax stood"),
+    "an operator is another": ("softmax(%h.f)", "relu(%h.f)", "op relu is in the place of op softmax"),
     "an operator is missing": ("\n  %y: f32[-1,4] = softmax(%h.f)", "", "op softmax is missing"),
-    "an operator is more": ("softmax(%h.f)", "softmax(%h.f)\n  %z: f32[-1,4] = softmax(%y)", "op softmax was not there before"),
+    "an operator is more": ("softmax(%h.f)", "softmax(%h.f)\n  %z: f32[-1,4] = softmax(%y)", "op softmax is new"),
     "a value ends as another": ("softmax(%h.f)", 'softmax(%h.f)\n  %v = cast(%w) {dtype="float32"}', "%v ends with another value"),
 }  # fmt: skip
 
@@ -172,7 +172,7 @@ def test_gradients_are_finished_where_they_were():
     after = rewritten(main, [Amp()])
     block = after.global_block()
     block.oplist = [op.replace(role_var=()) if op.role_var[:1] == ("fc_0.w_0",) else op for op in block.oplist]
-    assert "other gradients are finished than before: fc_0.w_0@GRAD" in refused(main, after)
+    assert "the final gradients differ from those before the rewrite: fc_0.w_0@GRAD" in refused(main, after)
 
 
 MEMORY = {

@@ -51,43 +51,43 @@ def test_constants_have_a_shape_and_a_dtype():
     assert t.constant(math.nan, F) == t.constant(math.nan, F) != t.constant(math.inf, F)
 
 
-def test_boxes_are_one_however_they_were_cut_out():
+def test_a_strided_slice_is_one_however_it_was_cut_out():
     t, a, b, _ = make((4, 6))
-    box = t.boxes.cut(a, [(1, 3), (2, 5)])
-    assert box == t.boxes.cut(t.boxes.cut(a, [(1, 3), (0, 6)]), [(0, 2), (2, 5)])
-    assert box == t.boxes.cut(t.boxes.cut(a, [(0, 4), (2, 5)]), [(1, 3), (0, 3)])
-    assert box == t.boxes.cut(t.shaped(t.cut(a, 6, 18), (2, 6)), [(0, 2), (2, 5)])
-    assert t.boxes.cut(a, [(1, 3), (0, 6)]) == t.shaped(t.cut(a, 6, 18), (2, 6))  # rows are a slice
-    assert t.boxes.cut(a, [(1, 2), (2, 5)]) == t.shaped(t.cut(a, 8, 11), (1, 3))
-    assert len({t.boxes.cut(a, spans) for spans in ([(1, 3), (2, 5)], [(0, 2), (2, 5)], [(1, 3), (3, 6)], [(1, 3), (2, 4)])}) == 4
+    box = t.strided.cut(a, [(1, 3), (2, 5)])
+    assert box == t.strided.cut(t.strided.cut(a, [(1, 3), (0, 6)]), [(0, 2), (2, 5)])
+    assert box == t.strided.cut(t.strided.cut(a, [(0, 4), (2, 5)]), [(1, 3), (0, 3)])
+    assert box == t.strided.cut(t.shaped(t.cut(a, 6, 18), (2, 6)), [(0, 2), (2, 5)])
+    assert t.strided.cut(a, [(1, 3), (0, 6)]) == t.shaped(t.cut(a, 6, 18), (2, 6))  # rows are a slice
+    assert t.strided.cut(a, [(1, 2), (2, 5)]) == t.shaped(t.cut(a, 8, 11), (1, 3))
+    assert len({t.strided.cut(a, spans) for spans in ([(1, 3), (2, 5)], [(0, 2), (2, 5)], [(1, 3), (3, 6)], [(1, 3), (2, 4)])}) == 4
     both = TensorType("float32", (4, 6))
     half = t.lin([(a, 2.0), (b, 1.0)], both)
-    assert t.boxes.cut(half, [(1, 3), (2, 5)]) == t.lin([(box, 2.0), (t.boxes.cut(b, [(1, 3), (2, 5)]), 1.0)], both.with_shape((2, 3)))
+    assert t.strided.cut(half, [(1, 3), (2, 5)]) == t.lin([(box, 2.0), (t.strided.cut(b, [(1, 3), (2, 5)]), 1.0)], both.with_shape((2, 3)))
 
 
-def test_boxes_that_follow_each_other_are_joined():
+def test_strided_slices_that_follow_each_other_are_joined():
     t, a, b, _ = make((4, 6))
     for spans in ([(0, 2), (2, 6)], [(0, 1), (1, 2), (2, 6)], [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)]):
-        columns = [t.boxes.cut(a, [(0, 4), s]) for s in spans]
-        assert t.boxes.join(columns, 1, (4, 6)) == a
-        assert t.boxes.join(columns[::-1], 1, (4, 6)) != a
+        columns = [t.strided.cut(a, [(0, 4), s]) for s in spans]
+        assert t.strided.join(columns, 1, (4, 6)) == a
+        assert t.strided.join(columns[::-1], 1, (4, 6)) != a
     left, right = ([(0, 4), (0, 2)], [(0, 4), (2, 6)])
-    assert t.boxes.join([t.boxes.cut(a, left), t.boxes.cut(b, right)], 1, (4, 6)) is None
-    rows = [t.boxes.cut(a, [s, (1, 3)]) for s in ((0, 3), (3, 4))]
-    assert t.boxes.join(rows, 0, (4, 2)) == t.boxes.cut(a, [(0, 4), (1, 3)])
+    assert t.strided.join([t.strided.cut(a, left), t.strided.cut(b, right)], 1, (4, 6)) is None
+    rows = [t.strided.cut(a, [s, (1, 3)]) for s in ((0, 3), (3, 4))]
+    assert t.strided.join(rows, 0, (4, 2)) == t.strided.cut(a, [(0, 4), (1, 3)])
     total = t.lin([(a, 2.0), (b, -1.0)], TensorType("float32", (4, 6)))
-    assert t.boxes.join([t.boxes.cut(total, left), t.boxes.cut(total, right)], 1, (4, 6)) == total
+    assert t.strided.join([t.strided.cut(total, left), t.strided.cut(total, right)], 1, (4, 6)) == total
     one = t.constant(3.0, TensorType("float32", (4, 6)))
-    assert t.boxes.join([t.boxes.cut(one, left), t.boxes.cut(one, right)], 1, (4, 6)) == one
+    assert t.strided.join([t.strided.cut(one, left), t.strided.cut(one, right)], 1, (4, 6)) == one
 
 
 def test_the_array_of_a_box_is_found_by_where_it_lies():
     t, a, _, _ = make((4, 6))
-    box = t.boxes.cut(a, [(1, 3), (2, 5)])
-    assert t.boxes.whole(box, [(1, 3), (2, 5)], (4, 6)) == a
+    box = t.strided.cut(a, [(1, 3), (2, 5)])
+    assert t.strided.array_of(box, [(1, 3), (2, 5)], (4, 6)) == a
     for spans, shape in (([(0, 2), (2, 5)], (4, 6)), ([(1, 3), (3, 6)], (4, 6)), ([(1, 3), (2, 5)], (6, 4)), ([(2, 4), (2, 5)], (4, 6))):
         with pytest.raises(Refusal):
-            t.boxes.whole(box, spans, shape)
+            t.strided.array_of(box, spans, shape)
 
 
 def test_slices_that_follow_each_other_are_one():

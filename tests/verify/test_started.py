@@ -65,5 +65,5 @@ def test_the_report_names_what_is_to_be_loaded():
     texts = edited(DATA_PARALLEL, "  %lr = fill_constant() {shape=[1], value=0.1}\n", "")
     report = prove(source, texts)
     assert report.loaded == ["lr"]
-    assert "  to load      %lr: no startup writes it, on one device neither; load a value before the first step" in str(report)
+    assert "  to load      %lr: no startup program writes it, also on one device; load a value before the first step" in str(report)
     assert "to load" not in str(prove(MODEL, DATA_PARALLEL))

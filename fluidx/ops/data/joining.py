@@ -61,7 +61,7 @@ class Concat(OpDef):
     @staticmethod
     def meaning(a, ins, outs, *, axis):
         axis %= outs[0].ndim
-        made = None if outs[0].numel == ANY else a.boxes.join(ins[0], axis, outs[0].shape)
+        made = None if outs[0].numel == ANY else a.strided.join(ins[0], axis, outs[0].shape)
         if made is None:
             made = a.join(ins[0], outs[0].shape) if axis == 0 else a.unknown()
         return [made]

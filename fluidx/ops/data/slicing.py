@@ -81,7 +81,7 @@ class Slice(OpDef):
         if x.numel == ANY:
             return [a.unknown()]
         kept = [range(*s.indices(d)) for d, s in zip(x.shape, window, strict=True)]
-        return [a.shaped(a.boxes.cut(ins[0], [(r.start, r.start + len(r)) for r in kept]), outs[0].shape)]
+        return [a.shaped(a.strided.cut(ins[0], [(r.start, r.start + len(r)) for r in kept]), outs[0].shape)]
 
     @staticmethod
     def infer(x, *, axes, starts, ends, decrease_axis):
