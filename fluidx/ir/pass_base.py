@@ -95,6 +95,10 @@ class Pass:
             raise TypeError(
                 f"{cls.__name__}.run: `run` of a pass checks it, and stays; override rewrite(program, job), or rewrite_pair(pair, job)"
             )
+        for kind in ("requires", "ensures", "ends"):
+            facts = getattr(cls, kind)
+            if not isinstance(facts, tuple) or not all(isinstance(fact, str) for fact in facts):
+                raise TypeError(f"{cls.__name__}.{kind}: facts are a tuple of texts, such as (ONE_DEVICE,), got {facts!r}")
         if len(given := [way for way in _WAYS if getattr(cls, way) is not getattr(Pass, way)]) > 1:
             raise TypeError(f"{cls.__name__} overrides {' and '.join(given)}: a pass overrides one of {', '.join(_WAYS)}")
 
@@ -139,6 +143,8 @@ class Pass:
         kind = ProgramPair if isinstance(unit, ProgramPair) else Program
         if not isinstance(result, kind):
             raise TranspileError(f"pass {self!r} must return a {kind.__name__}, got {type(result).__name__}")
+        if odd := [p for p in _programs(result) if not isinstance(p, Program)]:
+            raise TranspileError(f"pass {self!r} must return a Program, got {type(odd[0]).__name__}")
         if _marks(unit) != before:
             copied = "pair.main.copy()" if kind is ProgramPair else "program.copy()"
             raise TranspileError(f"pass {self!r} changed the program it was given; it must return new ones: {copied}")
@@ -205,7 +211,10 @@ def run_passes(
     return pair
 
 
+def _programs(unit: Program | ProgramPair) -> tuple[Program, ...]:
+    return (unit.main, unit.startup) if isinstance(unit, ProgramPair) else (unit,)
+
+
 def _marks(unit: Program | ProgramPair) -> list[list[Any]]:
     """What a pass may not change in the programs that it was given. Lists of the same immutable objects compare fast."""
-    programs = (unit.main, unit.startup) if isinstance(unit, ProgramPair) else (unit,)
-    return [made for p in programs for b in p.blocks for made in (list(b.oplist), list(b.descs.values()))]
+    return [made for p in _programs(unit) for b in p.blocks for made in (list(b.oplist), list(b.descs.values()))]

@@ -75,12 +75,23 @@ class _Comparison:
         self._blocks(0, 0)
         descs = left.program.global_block().descs
         kept = {n for n, d in descs.items() if d.persistable or d.is_data}.union(fetch)
+        for n in sorted(n for n, d in descs.items() if d.persistable or d.is_data):
+            self._same_declaration(n)
         for n in {*kept, *(n for n in left.current if n in right.current)}:
             if left.read(n) != right.read(n):
                 raise fail(right.program, -1, f"%{n} ends with another value than in the program before the rewrite")
         if other := left.finished ^ right.finished:
             listed = ", ".join(sorted(g for _, g in other))
             raise fail(right.program, -1, f"the final gradients differ from those before the rewrite: {listed}")
+
+    def _same_declaration(self, name: str) -> None:
+        """Compare how a state or data variable is declared."""
+        d, new = self.left.program.global_block().descs[name], self.right.program.global_block().descs.get(name)
+        label = self.right.program.label()
+        if new is None:
+            raise VerifyError(f"{label} does not declare %{name}")
+        if (d.type, d.persistable, d.is_data, d.is_parameter) != (new.type, new.persistable, new.is_data, new.is_parameter):
+            raise VerifyError(f"{label} declares %{name} otherwise than the program before the rewrite")
 
     def _blocks(self, mine: int, other: int) -> None:
         """Compare a block of the old program with one of the new program."""

@@ -330,6 +330,11 @@ def test_passes_and_strategies_of_a_module_are_named_by_it(monkeypatch):
         "    most: int = 1\n"
         "    word: str = ''\n"
         "LIMITED = Mine(2)\n"
+        "@dataclass(frozen=True)\n"
+        "class Needs(fx.transpiler.Pass):\n"
+        "    most: int\n"
+        "def deep(depth):\n"
+        "    return fx.strategies.zero1()\n"
         "def small(bucket_mb=1, **more):\n"
         "    return fx.strategies.data_parallel(bucket_mb=bucket_mb).with_rewrites(fx.rewrite.DropDead())\n"
         "def plain(depth=1):\n"
@@ -354,6 +359,12 @@ def test_passes_and_strategies_of_a_module_are_named_by_it(monkeypatch):
         ("my_passes:plain{dept=3}", "my_passes:plain has no option 'dept'; did you mean 'depth'?"),
         ("zero1,my_passes:Nine", "my_passes has no 'Nine'"),
         ("zero1,no_such_module:Mine", "cannot import 'no_such_module'"),
+        ("zero1,my_passes:Needs", "my_passes:Needs needs most; write my_passes:Needs{most=...}"),
+        ("my_passes:deep", "my_passes:deep needs depth; write my_passes:deep{depth=...}"),
+        (":Mine", "'' is no name of a module"),
+        (".my_passes:Mine", "'.my_passes' is no name of a module"),
+        ("zero1,channels_last{always=no}", "channels_last: always is true or false, got 'no'"),
+        ("zero1{name=x}", "zero1 has no option 'name'"),
     ):
         with pytest.raises(fx.TranspileError) as e:
             get(text)
@@ -375,3 +386,37 @@ def test_a_plain_pass_of_the_users_in_front_is_proved():
     if any(op.type == "relu" for op in m.main.ops):
         with pytest.raises(fx.VerifyError):
             t.verify()
+
+
+@pytest.mark.parametrize("given", [None, 5, "text"])
+def test_a_step_that_returns_no_program_is_refused_by_its_name(given):
+    @dataclass(frozen=True)
+    class Returns(Pass):
+        def rewrite(self, program, job):
+            return given
+
+    m = integer_mlp()
+    for strategy in (fx.strategies.zero1().with_rewrites(Returns()), fx.strategies.zero1().after("lower", Returns())):
+        with pytest.raises(fx.TranspileError, match=rf"Returns\(\) must return a Program, got {type(given).__name__}"):
+            transpiled(strategy, (m.main, m.startup))
+
+
+@pytest.mark.parametrize("kind", ["requires", "ensures", "ends"])
+@pytest.mark.parametrize("facts", [ONE_DEVICE, 5, (5,)])
+def test_facts_are_a_tuple_of_texts(kind, facts):
+    with pytest.raises(TypeError, match=f"Odd.{kind}: facts are a tuple of texts"):
+        type("Odd", (Pass,), {kind: facts})
+
+
+@pytest.mark.parametrize("word", ['a"b', "a'b", "a\\b", "a\nb", "6\\", "4", "", "none", "\\n"])
+def test_any_word_without_two_kinds_of_quotes_is_an_option_in_a_text(word, monkeypatch):
+    module = ModuleType("my_words")
+    exec(
+        "from dataclasses import dataclass\nimport fluidx as fx\n"
+        "@dataclass(frozen=True)\nclass Says(fx.transpiler.Pass):\n    word: str = 'x'\n",
+        module.__dict__,
+    )
+    monkeypatch.setitem(sys.modules, "my_words", module)
+    module.Says.__module__ = "my_words"
+    strategy = fx.strategies.zero1().with_rewrites(module.Says(word))
+    assert str(strategy).startswith("zero1,my_words:Says{word=") and fx.strategies.get(str(strategy)) == strategy

@@ -94,7 +94,7 @@ def test_a_cut_that_is_no_cut_is_refused(register):
         def cut(self, n, size):
             return [0, size]
 
-    with pytest.raises(fx.TranspileError, match=r"algorithm cut, all_reduce among 2 ranks: cut\(2, 1048576\) must be 3 rising numbers"):
+    with pytest.raises(fx.TranspileError, match=r"algorithm cut, all_reduce among 2 ranks: cut\(2, 1048576\) must be 3 rising ints"):
         register(Cut())
 
 
@@ -116,3 +116,39 @@ def test_rounds_that_are_wrong_among_more_than_nine_ranks_are_refused_at_use(reg
 def test_what_only_goes_back_is_the_same_way(register):
     up = TwoPhaseStar().reduce(3)
     assert backwards(up)[0][0] == Transfer(0, 1, 0, 1, False)
+
+
+@pytest.mark.parametrize(
+    "rounds, said",
+    [
+        ([SUMS], "rounds are a tuple of tuples of Transfer, got [("),
+        ((tuple(tuple(t) for t in SUMS),), "rounds are a tuple of tuples of Transfer, got (1, 0, 0, 1, True) in a round"),
+    ],
+)
+def test_rounds_of_other_types_are_named(register, rounds, said):
+    with pytest.raises(fx.TranspileError) as e:
+        register(changed("reduce", rounds))
+    assert f"algorithm changed, reduce among 3 ranks: {said}" in str(e.value)
+
+
+def cutting(cut):
+    """A right algorithm with another cut."""
+    return type("Cutting", (TwoPhaseStar,), {"name": "cutting", "cut": lambda self, n, size: cut(n, size)})()
+
+
+@pytest.mark.parametrize("cut", [lambda n, size: [size * k / n for k in range(n + 1)], lambda n, size: None, lambda n, size: 1 // 0])
+def test_a_cut_that_gives_no_ints_is_refused_when_it_is_registered(register, cut):
+    with pytest.raises(fx.TranspileError, match=r"algorithm cutting, all_reduce among 1 rank: cut\(1, 1048576\)"):
+        register(cutting(cut))
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda n, size: [0, size], lambda n, size: None, lambda n, size: 1 // 0, lambda n, size: [0, -1, size, size]]
+)
+def test_a_cut_that_is_wrong_for_one_size_is_refused_with_the_size(register, wrong):
+    m = classifier(fx.optimizer.SGD(0.1))
+    own = cutting(lambda n, size: [0] * n + [size] if size == 2**20 else wrong(n, size))
+    t = fx.DistributeTranspiler(fx.strategies.data_parallel(algorithm=own))
+    t.transpile(program=m.main, startup_program=m.startup, trainers=3)
+    with pytest.raises(fx.TranspileError, match=r"algorithm cutting, all_reduce among 3 ranks: cut\(3, \d+\)"):
+        t.get_trainer_program(0)

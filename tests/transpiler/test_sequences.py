@@ -295,3 +295,19 @@ def test_names_of_fluidx_are_kept_and_the_own_ones_are_right():
         fx.transpiler.register(Rival())
     for recipe in SEQUENCES.values():
         check_sequence(recipe)
+
+
+@pytest.mark.parametrize(
+    "stage", [SequenceStage("reduce", NODE, "", 0.0), SequenceStage("reduce", NODE, "", "0"), SequenceStage("reduce", NODE, FIRST)]
+)
+def test_a_stage_has_an_int_as_root_and_a_name_as_algorithm(stage):
+    own = type("Odd", (CollectiveSequence,), {"name": "odd", "all_reduce": lambda self, grid: (stage, *FIRST.all_reduce(grid)[1:])})()
+    with pytest.raises(fx.TranspileError, match="recipe odd, all_reduce of .*: the root of a stage is an int, and its algorithm the name"):
+        fx.transpiler.register(own)
+
+
+@pytest.mark.parametrize("slicing", [Slicing(0, 2), Slicing(-5, 1), Slicing(64.5, 2), Slicing(64, 0), (64, 2), "x"])
+def test_slices_are_of_ints_above_0(slicing):
+    own = type("Odd", (RailsFirst,), {"name": "odd", "slicing": lambda self, hosts: slicing})()
+    with pytest.raises(fx.TranspileError, match="recipe odd, slicing among 1 host: give None, or Slicing"):
+        fx.transpiler.register(own)

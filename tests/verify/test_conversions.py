@@ -210,3 +210,19 @@ def test_a_pass_that_converts_wrongly_is_named(monkeypatch):
     m = mlp()
     with pytest.raises(fx.VerifyError, match=r"behind step '[^']*', Amp\(\), the program does not compute what it was made of does: op"):
         fx.DistributeTranspiler("zero1,amp").transpile(program=m.main, startup_program=m.startup, trainers=2)
+
+
+@pytest.mark.parametrize(
+    "old, new, said",
+    [
+        ("var %count: f32[2] persistable", "var %count: bf16[2] persistable", "declares %count otherwise"),
+        ("var %count: f32[2] persistable", "var %count: f32[2]", "declares %count otherwise"),
+        ("param %w: f32[2]", "var %w: f32[2] persistable", "declares %w otherwise"),
+        ("var %count: f32[2] persistable", "", "does not declare %count"),
+        ("data %x: f32[2]", "data %x: bf16[2]", "declares %x otherwise"),
+    ],
+)
+def test_state_and_data_are_declared_as_they_were(old, new, said):
+    text = "data %x: f32[2]\nparam %w: f32[2]\nvar %count: f32[2] persistable\n"
+    text += "forward:\n%y: f32[1] = fill_constant() {shape=[1], value=1.0}"
+    assert said in refused(parsed(text), parsed(text.replace(old, new)))

@@ -36,7 +36,7 @@ class Rails(CollectiveSequence):
 
     def slicing(self, hosts: int) -> Slicing:
         more = growth(hosts) if self.grows else 1.0
-        return Slicing(int(self.slice_mb * more * 2**20), max(1, min(self.parallelism, int(self.staging_mb / self.slice_mb))))
+        return Slicing(max(1, int(self.slice_mb * more * 2**20)), max(1, min(self.parallelism, int(self.staging_mb / self.slice_mb))))
 
 
 def growth(hosts: int) -> float:

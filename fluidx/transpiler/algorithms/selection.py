@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from math import inf
 from typing import Any, NamedTuple
 
 from ...ir.errors import TranspileError, nearest
 from ...ir.opdef import OPS
+from ..imported import imported
 from . import ALGORITHMS, SEQUENCES, register
 from .schedule import Algorithm
 from .sequence import CollectiveSequence
@@ -79,15 +79,10 @@ def _named(given: Any, label: str) -> str:
 
 def _imported(path: str, label: str) -> Any:
     """What stands under "package.module:name"; an instance where that is a class of algorithms."""
-    module, _, attribute = path.partition(":")
-    try:
-        found = getattr(import_module(module), attribute, None)
-    except ImportError as e:
-        raise TranspileError(f"{label}: cannot import {module!r} for algorithm {path!r}: {e}; write package.module:name") from None
+    found = imported(path, f"{label}: algorithm {path!r}")
     made = found() if isinstance(found, type) and issubclass(found, _RECIPES) else found
     if not isinstance(made, _RECIPES):
-        what = f"has no {attribute!r}" if found is None else f"has {attribute} = {found!r}, which is no Algorithm"
-        raise TranspileError(f"{label}: algorithm {path!r}: {module} {what}; write package.module:name")
+        raise TranspileError(f"{label}: algorithm {path!r} is {found!r}, which is no Algorithm; write package.module:name")
     return made
 
 

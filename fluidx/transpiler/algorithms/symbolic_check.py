@@ -9,8 +9,8 @@ from ...ir.errors import TranspileError
 from ...verify.recipe import prove_rounds
 from ...verify.sequence import prove_sequence
 from ..cluster import DATA, NODE, RAIL, Groups
-from .schedule import Algorithm, Refused, Rounds
-from .sequence import SEQUENCED, CollectiveSequence, Grid, SequenceStage
+from .schedule import Algorithm, Refused, Rounds, Transfer
+from .sequence import SEQUENCED, CollectiveSequence, Grid, SequenceStage, Slicing
 
 COLLECTIVES = {
     "reduce": "reduce_scatter and reduce",
@@ -54,10 +54,12 @@ def check_rounds(of: Algorithm, carries: str, n: int) -> Rounds:
     try:
         rounds: Rounds = getattr(of, carries)(n)
         filled = _filled_blocks(of, carries, n)
-        if not isinstance(rounds, Sequence) or not all(isinstance(r, Sequence) for r in rounds):
+        if not isinstance(rounds, tuple) or not all(isinstance(r, Sequence) for r in rounds):
             raise _Wrong(f"rounds are a tuple of tuples of Transfer, got {rounds!r:.80}")
         if (refusal := prove_rounds(carries, n, rounds, filled)) is not None:
             raise _Wrong(str(refusal))
+        if (odd := next((t for r in rounds for t in r if not isinstance(t, Transfer)), None)) is not None:
+            raise _Wrong(f"rounds are a tuple of tuples of Transfer, got {odd!r:.80} in a round")
     except Refused:
         raise
     except _Wrong as e:
@@ -87,10 +89,27 @@ def _filled_blocks(of: Algorithm, carries: str, n: int) -> Sequence[int] | None:
     """The blocks that may have elements, None for all: an all_reduce cuts the value itself, others have the cut of their operator."""
     if carries != "all_reduce":
         return None
-    marks = list(of.cut(n, _SIZE))
-    if len(marks) != n + 1 or marks[0] != 0 or marks[-1] != _SIZE or sorted(marks) != marks:
-        raise _Wrong(f"cut({n}, {_SIZE}) must be {n + 1} rising numbers from 0 to {_SIZE}, got {marks}")
-    return [k for k, (a, b) in enumerate(pairwise(marks)) if a < b]
+    return [k for k, (a, b) in enumerate(pairwise(_marks(of, n, _SIZE))) if a < b]
+
+
+def block_marks(of: Algorithm, n: int, size: int) -> list[int]:
+    """Where an all_reduce among n ranks cuts `size` elements, checked. Raises TranspileError for a `cut` that gives something else."""
+    try:
+        return _marks(of, n, size)
+    except _Wrong as e:
+        raise TranspileError(f"algorithm {of.name}, all_reduce among {n} rank{'s' * (n > 1)}: {e}") from e.__cause__
+
+
+def _marks(of: Algorithm, n: int, size: int) -> list[int]:
+    try:
+        marks = list(of.cut(n, size))
+    except Refused:
+        raise
+    except Exception as e:
+        raise _Wrong(f"cut({n}, {size}) ends in {type(e).__name__}: {e}") from e
+    if len(marks) != n + 1 or any(type(m) is not int for m in marks) or marks[0] != 0 or marks[-1] != size or sorted(marks) != marks:
+        raise _Wrong(f"cut({n}, {size}) must be {n + 1} rising ints from 0 to {size}, got {marks!r:.80}")
+    return marks
 
 
 # -- sequences ----------------------------------------------------------------------------------------------------------------------------
@@ -110,6 +129,8 @@ def check_sequence(of: CollectiveSequence, counts: Sequence[int] = range(1, 10))
     fluidx.ir.errors.TranspileError: recipe forgets, all_reduce of 1 row on 2 hosts with 1 device each: at the end, rank 0 has ...
     """
     why, made = None, False
+    for n in counts:
+        slicing_of(of, n)
     for collective in SEQUENCED:
         for grid in _grids(counts):
             for root in range(grid.hosts * grid.devices if collective in ("reduce", "broadcast") else 1):
@@ -120,6 +141,18 @@ def check_sequence(of: CollectiveSequence, counts: Sequence[int] = range(1, 10))
                     why = why or e
     if not made:
         raise TranspileError(f"recipe {of.name} makes no collective: {why}")
+
+
+def slicing_of(of: CollectiveSequence, hosts: int) -> Slicing | None:
+    """How a sequence slices values among some hosts, checked. Raises TranspileError for anything but None or a Slicing of ints above 0."""
+    label = f"recipe {of.name}, slicing among {hosts} host{'s' * (hosts > 1)}"
+    try:
+        found = of.slicing(hosts)
+    except Exception as e:
+        raise TranspileError(f"{label}: the method ends in {type(e).__name__}: {e}") from e
+    if found is not None and not (isinstance(found, Slicing) and all(type(k) is int and k > 0 for k in found)):
+        raise TranspileError(f"{label}: give None, or Slicing(nbytes, in_flight) of ints above 0, got {found!r}")
+    return found
 
 
 def _grids(counts: Sequence[int]) -> list[Grid]:
@@ -141,6 +174,8 @@ def _check_stages(of: CollectiveSequence, collective: str, grid: Grid) -> None:
         raise TranspileError(f"{label}: the method ends in {type(e).__name__}: {e}") from e
     if not stages or not all(isinstance(s, SequenceStage) for s in stages):
         raise TranspileError(f"{label}: the method returns a tuple of one or more SequenceStage, got {stages!r:.80}")
+    if odd := next((s for s in stages if type(s.root) is not int or not isinstance(s.algorithm, str)), None):
+        raise TranspileError(f"{label}: the root of a stage is an int, and its algorithm the name of a registered one; got {odd!r}")
     if any(s.group == DATA for s in stages) and any(s.group != DATA for s in stages):
         raise TranspileError(f"{label}: stages are over {NODE} and {RAIL}, or all over {DATA}")
     if collective in ("reduce_scatter", "all_gather") and (len(stages) > 1 or stages[0].group != DATA):

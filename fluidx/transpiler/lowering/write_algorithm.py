@@ -22,6 +22,7 @@ from ...ir.program import Block, Program
 from ...ir.types import ANY, Placement, TensorType
 from ...verify.rank_program import RankRecipe
 from ..algorithms import RankRound, Refused, algorithm, check_rounds_of, count_messages, parts, schedule
+from ..algorithms.symbolic_check import block_marks
 from ..cluster import NODE
 from .adasum import AdasumOnRank
 from .rank_buffers import CollectiveOnRank, CollectivePlan
@@ -186,7 +187,7 @@ class MessageRounds:
                 elif definition.blocks is not None:
                     marks = Offsets(definition.blocks(t, n, op.attrs))
                 else:
-                    marks = Offsets(algorithm(name, hosts).cut(n, t.numel))
+                    marks = Offsets(block_marks(algorithm(name, hosts), n, t.numel))
                 shapes = {} if boxes is None else dict(zip(pairwise(marks), boxes, strict=True))
                 each = max(1, _LARGEST // max(1, t.nbytes // max(1, t.numel)))
                 rounds = partial(parts, name, definition.algorithm_method, n, hosts, marks.filled)

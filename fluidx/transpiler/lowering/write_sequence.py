@@ -18,6 +18,7 @@ from ...ir.var import Var
 from ...view.diff import show_bytes
 from ..algorithms.selection import AlgorithmTable
 from ..algorithms.sequence import CollectiveSequence, Grid, SequenceStage, Slicing, on_groups
+from ..algorithms.symbolic_check import slicing_of
 from ..cluster import DATA, NODE, RAIL
 from .carried import BETWEEN_HOSTS, carried, named, stays_whole
 from .slices import slices, steps
@@ -49,7 +50,7 @@ class SequenceWriter:
 
     def write(self, ops: Sequence[Operator]) -> None:
         """Write neighbouring collectives. Raises Refused for one that the recipe does not carry out."""
-        slicing = self.recipe.slicing(self.hosts)
+        slicing = slicing_of(self.recipe, self.hosts)
         if slicing is not None:
             self._sliced(ops, slicing)
             return

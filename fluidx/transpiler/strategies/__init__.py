@@ -6,12 +6,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from importlib import import_module
 from typing import Any
 
 from ... import rewrite as _rewrite  # noqa: F401  (fills PASSES)
 from ...ir.errors import TranspileError, misspelt, nearest
 from ...ir.pass_base import PASSES, Pass
+from ..imported import imported
 from .base import OWN, Common, Strategy, no_option, strategy
 from .pipeline import micro_batches, pipeline
 from .pipeline_text import Stage, parse_pipeline, show_stage
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(name if name.startswith("__") else f"there is no strategy {name!r}; {nearest(name, CATALOGUE, 'there are')}")
 
 
-def get(name: Any, **options: Any) -> Strategy:
+def get(name: Any, /, **options: Any) -> Strategy:
     """A strategy by name, or "package.module:function" for your own; a Strategy is returned unchanged. An unknown name or option raises
     TranspileError, which names the nearest one.
 
@@ -75,7 +75,7 @@ def get(name: Any, **options: Any) -> Strategy:
 def _pipeline(text: str, options: dict[str, Any]) -> Strategy:
     """The strategy that a text with a strategy and passes describes; `options` are further options of the strategy."""
     stages = [Stage(text, {})] if set("{,").isdisjoint(text) else parse_pipeline(text)
-    found = [(s, PASSES.get(s.name) or (_imported(s.name) if ":" in s.name else None)) for s in stages]
+    found = [(s, PASSES.get(s.name) or (imported(s.name, f"strategy {s.name!r}") if ":" in s.name else None)) for s in stages]
     unknown = next((s.name for s, own in found if own is None and s.name not in CATALOGUE), None)
     if unknown is not None:
         every = nearest(unknown, [*CATALOGUE, *PASSES], "there are")
@@ -99,6 +99,10 @@ def _pass(stage: Stage, found: Any) -> Pass:
         _check_options(stage.name, (), stage.options)
         return found
     _check_options(stage.name, [f.name for f in fields(found) if f.init], stage.options)
+    _check_needed(stage.name, found, stage.options)
+    for f in fields(found):
+        if isinstance(f.default, bool) and not isinstance(stage.options.get(f.name, f.default), bool):
+            raise TranspileError(f"{stage.name}: {f.name} is true or false, got {stage.options[f.name]!r}")
     return found(**stage.options)
 
 
@@ -109,18 +113,11 @@ def _check_options(name: str, has: Sequence[str], options: Mapping[str, Any]) ->
             raise TranspileError(f"{name} has no option {option!r}; {more}")
 
 
-def _imported(name: str) -> Any:
-    """The object that "package.module:name" names."""
-    module, _, attribute = name.partition(":")
-    try:
-        found: Any = import_module(module)
-    except ImportError as e:
-        raise TranspileError(f"strategy {name!r}: cannot import {module!r}: {e}; write package.module:function") from None
-    for word in attribute.split("."):
-        found = getattr(found, word, None)
-    if found is None:
-        raise TranspileError(f"strategy {name!r}: {module} has no {attribute!r}; write package.module:function")
-    return found
+def _check_needed(name: str, found: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise TranspileError for an option without a default that is not given."""
+    for p in inspect.signature(found).parameters.values():
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in options:
+            raise TranspileError(f"{name} needs {p.name}; write {name}{{{p.name}=...}}")
 
 
 def _own(name: str, found: Any, options: dict[str, Any]) -> Strategy:
@@ -129,6 +126,7 @@ def _own(name: str, found: Any, options: dict[str, Any]) -> Strategy:
         takes = inspect.signature(found).parameters.values()
         if all(p.kind is not p.VAR_KEYWORD for p in takes):
             _check_options(name, [p.name for p in takes if p.kind is not p.VAR_POSITIONAL], options)
+        _check_needed(name, found, options)
         made = found(**options)
     else:
         _check_options(name, (), options)

@@ -64,8 +64,9 @@ def _shown(name: str, key: str, value: Any) -> str:
         return str(value).lower()
     if isinstance(value, (int, float)):
         return repr(value)
-    if isinstance(value, str) and '"' not in value:
-        return value if _PLAIN.fullmatch(value) and value not in _WORDS else f'"{value}"'
+    if isinstance(value, str) and not {'"', "'"} <= set(value):
+        quote = "'" if '"' in value else '"'
+        return value if _PLAIN.fullmatch(value) and value not in _WORDS else f"{quote}{value}{quote}"
     raise TranspileError(f"{name}: {key}={value!r} has no text form; text has numbers, words, true, false and none")
 
 
@@ -107,11 +108,13 @@ def _options(text: str, at: int, options: dict[str, Any]) -> int:
 def _value(text: str) -> Any:
     if text in _WORDS:
         return _WORDS[text]
+    if text[:1] in ('"', "'"):
+        return text[1:-1]  # as it stands: there are no escapes
     try:
         found = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-    return found if isinstance(found, (str, int, float)) else text
+    return found if isinstance(found, (int, float)) else text
 
 
 def _skip(text: str, at: int) -> int:
