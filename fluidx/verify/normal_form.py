@@ -332,6 +332,19 @@ class ExpressionTable:
         cuts = [p for e, _ in weighted for a, _ in self.items(e) if (p := self._parts_of(a)) is not None]
         if cuts:
             return self._lin_of_rows(weighted, cuts, type_)
+        sums, size = self._summed(weighted, type_)
+        # a weight is 0 if it is rounding noise relative to the weights that were added; its own size does not matter
+        items = tuple(sorted((a, self.weight(u)) for a, u in sums.items() if abs(u) > 1e-12 * size[a]))
+        if type_.dtype not in FLOATS and any(not u.is_integer() or abs(u) > _EXACT for _, u in items):
+            raise Refusal(f"integers ({type_}) are multiplied by a fraction")
+        if not items:
+            return self.intern(("lin", (), type_), type_)
+        if len(items) == 1 and items[0][1] == 1.0:
+            return items[0][0]
+        return self.intern(("lin", items), type_, [a for a, _ in items])
+
+    def _summed(self, weighted: Sequence[tuple[int, float]], type_: TensorType) -> tuple[dict[Any, float], dict[Any, float]]:
+        """(weight, largest added weight) by expression, where nested sums are flattened and terms of ranks are joined."""
         sums: dict[Any, float] = {}
         size: dict[Any, float] = {}
         terms: dict[tuple, list[tuple[int, float]]] = {}
@@ -359,15 +372,7 @@ class ExpressionTable:
         for a, u in added:
             sums[a] = sums.get(a, 0.0) + u
             size[a] = max(size.get(a, 0.0), abs(u))
-        # a weight is 0 if it is rounding noise relative to the weights that were added; its own size does not matter
-        items = tuple(sorted((a, self.weight(u)) for a, u in sums.items() if abs(u) > 1e-12 * size[a]))
-        if type_.dtype not in FLOATS and any(not u.is_integer() or abs(u) > _EXACT for _, u in items):
-            raise Refusal(f"integers ({type_}) are multiplied by a fraction")
-        if not items:
-            return self.intern(("lin", (), type_), type_)
-        if len(items) == 1 and items[0][1] == 1.0:
-            return items[0][0]
-        return self.intern(("lin", items), type_, [a for a, _ in items])
+        return sums, size
 
     def weight(self, w: float) -> float:
         """A representative of all numbers that differ from `w` by rounding noise."""

@@ -14,6 +14,7 @@ from ..ir.opdef import Effect, OpDef, opdef
 from ..ir.operator import Frozen, Operator, Role
 from ..ir.parts import entry_of
 from ..ir.types import Placement, TensorType
+from .global_atoms import GlobalAtoms
 from .linear import coefficients
 from .mesh import without_roots
 from .operator_check import COMMUNICATES, OperatorClass, OperatorClasses, Signature, check_types, moved_entry_is
@@ -43,6 +44,7 @@ class Operators:
 
     def __init__(self, values: ProgramValues, classes: OperatorClasses):
         self.values, self.classes, self.table, self.mesh = values, classes, values.table, values.mesh
+        self.global_atoms = GlobalAtoms(values)
         self.round: tuple = ()  # of the enclosing loops; random numbers depend on it
         self._coefficients: dict[tuple, Any] = {}
         self._memo: dict[tuple, tuple[int | None, ...]] = {}
@@ -298,7 +300,7 @@ class Operators:
         """The local expression x, as the value of a variable of this signature on the rank."""
         t, placement = signature
         if not is_local(signature[1]):
-            return self.values.global_atom(x, self.mesh.canonical(placement, t), t, rank)
+            return self.global_atoms.of(x, self.mesh.canonical(placement, t), t, rank)
         if self.table.types[x] != t:
             raise Refusal(f"it is {self.table.types[x]}, not {t}")
         return x
