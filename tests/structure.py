@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ENTRIES = {"At", "Shard", "Partial", "Pieces", "Own", "Local", "Replicate"}  # the classes of entries of placements
 LONG = 60  # lines of a function
@@ -20,6 +20,7 @@ class Module(NamedTuple):
     path: Path
     tree: ast.Module
     lines: int
+    nodes: dict[type, list[Any]]  # all nodes of the tree by their class, in the order of ast.walk
 
 
 @cache
@@ -29,7 +30,11 @@ def modules_of(root: Path) -> dict[str, Module]:
     for path in sorted((root / "fluidx").rglob("*.py")):
         text, path = path.read_text(encoding="utf-8"), path.relative_to(root)
         name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
-        found[name] = Module(path, ast.parse(text, str(path)), len(text.splitlines()))
+        tree = ast.parse(text, str(path))
+        nodes: dict[type, list[Any]] = defaultdict(list)
+        for node in ast.walk(tree):
+            nodes[node.__class__].append(node)
+        found[name] = Module(path, tree, len(text.splitlines()), nodes)
     return found
 
 
@@ -45,20 +50,19 @@ def long_functions(root: Path) -> list[str]:
     """Functions of more than LONG lines, docstrings not counted."""
     found = []
     for name, module in modules_of(root).items():
-        for node in ast.walk(module.tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                body = node.body[1:] if ast.get_docstring(node) else node.body
-                lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
-                if lines > LONG:
-                    found.append(f"{name}.{node.name}: {lines}")
+        for node in (*module.nodes[ast.FunctionDef], *module.nodes[ast.AsyncFunctionDef]):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+            if lines > LONG:
+                found.append(f"{name}.{node.name}: {lines}")
     return found
 
 
 def calls_of(root: Path, function: str) -> Iterator[tuple[str, ast.Call]]:
     """Calls of a name, or of an attribute of the name, with the module that makes them."""
     for name, module in modules_of(root).items():
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Call) and (getattr(node.func, "id", None) or getattr(node.func, "attr", None)) == function:
+        for node in module.nodes[ast.Call]:
+            if (getattr(node.func, "id", None) or getattr(node.func, "attr", None)) == function:
                 yield name, node
 
 
@@ -68,7 +72,7 @@ def tests_of_entries(root: Path) -> Counter[str]:
     for name, call in calls_of(root, "isinstance"):
         found[name] += _names_an_entry(call.args[1])
     for name, module in modules_of(root).items():
-        found[name] += sum(_names_an_entry(node.cls) for node in ast.walk(module.tree) if isinstance(node, ast.MatchClass))
+        found[name] += sum(_names_an_entry(node.cls) for node in module.nodes[ast.MatchClass])
     return +found
 
 
@@ -85,9 +89,8 @@ def classes_with_two_meanings(root: Path) -> dict[str, list[str]]:
     """Class names that two modules define, with the modules."""
     found = defaultdict(list)
     for name, module in modules_of(root).items():
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.ClassDef):
-                found[node.name].append(name)
+        for node in module.nodes[ast.ClassDef]:
+            found[node.name].append(name)
     return {name: modules for name, modules in found.items() if len(modules) > 1}
 
 

@@ -106,8 +106,9 @@ ASKED_IN = {"ops/kernels.py", "ops/shared/arrays.py"}
 
 
 def test_no_body_of_an_op_asks_which_array_module_it_was_given():
-    assert [found for found in module_forks(ROOT) if found.partition(":")[0] not in ASKED_IN] == []
-    assert {found.partition(":")[0] for found in module_forks(ROOT)} == ASKED_IN
+    forks = module_forks(ROOT)
+    assert [found for found in forks if found.partition(":")[0] not in ASKED_IN] == []
+    assert {found.partition(":")[0] for found in forks} == ASKED_IN
 
 
 @pytest.mark.parametrize(
@@ -192,29 +193,29 @@ def test_importing_fluidx_loads_little_more_than_numpy():
 def broken_arrows(root):
     """Return one line of text for each import below root/fluidx that the arrows forbid."""
     found = []
-    for path in sorted((root / "fluidx").rglob("*.py")):
-        part = path.relative_to(root / "fluidx").parts[0].removesuffix(".py")
+    for importer in structure.modules_of(root).values():
+        part = importer.path.parts[1].removesuffix(".py")
         if part in UNBOUND:
             continue
         allowed = ARROWS.get(part, WRITING)
-        for line, module in fluidx_imports(path, root):
+        for line, module in fluidx_imports(importer, root):
             target = module.removeprefix("fluidx").lstrip(".")
             # Modules that users write programs with may lean on each other.
             beside = part not in ARROWS and target.partition(".")[0] not in {"", *ARROWS, *UNBOUND}
             if beside or any(target == name or target.startswith(name + ".") for name in (part, *allowed)):
                 continue
             may = ", ".join(allowed) or "nothing of fluidx"
-            found.append(f"{path.relative_to(root)}:{line} imports {module}; {part} may import: {may}")
+            found.append(f"{importer.path}:{line} imports {module}; {part} may import: {may}")
     return found
 
 
 def module_forks(root):
     """Return file:line of each comparison under fluidx/ops that has an array module on one side."""
     found = []
-    for path in sorted((root / "fluidx" / "ops").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
-            if isinstance(node, ast.Compare) and any(map(is_array_module, (node.left, *node.comparators))):
-                found.append(f"{path.relative_to(root / 'fluidx').as_posix()}:{node.lineno}")
+    for module in structure.modules_of(root).values():
+        for node in module.nodes[ast.Compare] if module.path.parts[1] == "ops" else ():
+            if any(map(is_array_module, (node.left, *node.comparators))):
+                found.append(f"{module.path.relative_to('fluidx').as_posix()}:{node.lineno}")
     return found
 
 
@@ -224,18 +225,16 @@ def is_array_module(node):
     return isinstance(node, ast.Name) and node.id in ("xp", "np", "numpy", "cupy")
 
 
-def fluidx_imports(path, root):
-    """Yield (line, module) for every import of fluidx in a file, inside functions too, relative ones resolved."""
-    package = path.relative_to(root).parent.parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+def fluidx_imports(importer, root):
+    """Yield (line, module) for every import of fluidx in a module, inside functions too, relative ones resolved."""
+    package = importer.path.parent.parts
+    for node in (*importer.nodes[ast.Import], *importer.nodes[ast.ImportFrom]):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             above = package[: len(package) - node.level + 1] if node.level else ()
             base = ".".join([*above, *([node.module] if node.module else [])])
             modules = [f"{base}.{alias.name}" if is_module(root, f"{base}.{alias.name}") else base for alias in node.names]
-        else:
-            continue
         yield from ((node.lineno, module) for module in modules if module.partition(".")[0] == "fluidx")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..native.world import dtype_text
 from .base import UFUNCS
 
 BLOCK = 32 * 1024  # elements reduced at a time: the block stays in the second-level cache
@@ -38,7 +39,7 @@ class Contribution:
             return self.what
         root = "" if self.root < 0 else f", root {self.root}" if self.op else f" from index {self.root}"
         how = f" ({self.op}{root})" if self.op else root
-        return f"{self.what}{how} of {self.dtype}" + (str(list(self.x.shape)) if self.gives is None else "")
+        return f"{self.what}{how} of {dtype_text(self.dtype)}" + (str(list(self.x.shape)) if self.gives is None else "")
 
     def __str__(self) -> str:
         if self.gives is None:

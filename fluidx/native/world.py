@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,12 @@ Launch = Callable[[tuple[np.ndarray, ...]], tuple[Exception | None, ...] | None]
 
 _WORK = {"broadcast": 1, "all_reduce": 2, "reduce": 2, "all_gather": 3, "all_to_all": 3, "reduce_scatter": 4}  # the numbers in combine.h
 _HOW = {"": 0, "sum": 0, "avg": 1, "max": 2, "min": 3, "prod": 4}
+
+
+@cache
+def dtype_text(dtype: np.dtype) -> str:
+    """`str(dtype)`, cached: NumPy computes it at each use, and every collective call that is bound has it in its text."""
+    return str(dtype)
 
 
 class MeetWords(NamedTuple):
@@ -70,7 +77,7 @@ class NativeWorld:
         for a in (*b.gives, *b.takes):
             if id(a) not in places:
                 places[id(a)] = first + len(records)
-                texts.append(self._text(f"{a.dtype}{list(a.shape)}"))
+                texts.append(self._text(array_text(a)))
                 records += [address(a), address(texts[-1]), a.ndim, *a.shape, *a.strides]
         item, sign = b.gives[0].itemsize if b.gives else 1, 1 if b.parts else -1
         words = [
@@ -99,7 +106,7 @@ class NativeWorld:
         told = self._text(mails(sends, recvs))
         words, keeps = [self._place, rank, len(sends), len(recvs), address(told)], [self.capsule, told]
         for k, (a, peer) in enumerate((*sends, *recvs)):
-            text = self._text(f"{a.dtype}{list(a.shape)}")
+            text = self._text(array_text(a))
             words += [self._mailbox(*((rank, peer) if k < len(sends) else (peer, rank))), peer, address(a), a.nbytes, address(text)]
             keeps += [a, text]
         return NativeCall("exchange", tuple(words), tuple(keeps))
@@ -203,7 +210,12 @@ def make_world(ranks: int, timeout: float, stall: float) -> NativeWorld | None:
     return NativeWorld(capsule)
 
 
+def array_text(a: np.ndarray) -> str:
+    """The dtype and the shape of an array, as errors show them."""
+    return f"{dtype_text(a.dtype)}{list(a.shape)}"
+
+
 def mails(sends: Sequence[Sending], recvs: Sequence[Sending]) -> str:
     """A text for messages."""
-    there = [f"send of {a.dtype}{list(a.shape)} to rank {peer}" for a, peer in sends]
-    return ", ".join(there + [f"recv of {a.dtype}{list(a.shape)} from rank {peer}" for a, peer in recvs])
+    there = [f"send of {array_text(a)} to rank {peer}" for a, peer in sends]
+    return ", ".join(there + [f"recv of {array_text(a)} from rank {peer}" for a, peer in recvs])
