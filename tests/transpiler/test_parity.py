@@ -1,5 +1,7 @@
 """N ranks give one device's answers, for every strategy."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -28,11 +30,17 @@ first_strategies = pytest.mark.parametrize("strategy", [STRATEGIES[s] for s in F
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
 
 
-def bit_equal(model, strategy, trainers, rows=24):
+@cache
+def one_device(reduce, rows):
+    """A model of integers, what is fetched of it, its feeds, and what one device gives."""
+    model = integer_mlp(reduce)
+    fetch, feeds = [model.loss, *[g for _, g in model.gradients]], [model.feed(rows)]
+    return model, fetch, feeds, *train_single(model, feeds, fetch)
+
+
+def bit_equal(reduce, strategy, trainers, rows=24):
     """The loss, every gradient and every parameter after a step are those of one device, bit for bit."""
-    fetch = [model.loss, *[g for _, g in model.gradients]]
-    feeds = [model.feed(rows)]
-    (one,), scope = train_single(model, feeds, fetch)
+    model, fetch, feeds, (one,), scope = one_device(reduce, rows)
     (many,), state = train_ranks(model, strategy, trainers, feeds, fetch)
     for name, a, b in zip(fetch, one, many, strict=True):
         assert np.array_equal(a, b), name
@@ -43,13 +51,13 @@ def bit_equal(model, strategy, trainers, rows=24):
 @every_strategy
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_gradients_and_parameters_are_bit_equal_where_sums_are_exact(strategy, ranks):
-    bit_equal(integer_mlp("sum"), strategy(), ranks)
+    bit_equal("sum", strategy(), ranks)
 
 
 @every_strategy
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_mean_loss_is_bit_equal_too_when_the_mean_is_by_a_power_of_two(strategy, ranks):
-    bit_equal(integer_mlp("mean"), strategy(), ranks, rows=32)  # 32 rows of 4 columns: the mean is by 128
+    bit_equal("mean", strategy(), ranks, rows=32)  # 32 rows of 4 columns: the mean is by 128
 
 
 @pytest.mark.parametrize("strategy, ranks", [(s, n) for s in FIRST for n in (3, 8)])
@@ -202,7 +210,7 @@ def test_batch_norm_takes_its_statistics_over_the_whole_batch():
 @pytest.mark.parametrize("cluster", [fx.Cluster(2, 2), fx.Cluster(3, 2), fx.Cluster(2, 1), fx.Cluster(1, 4)], ids=str)
 @first_strategies
 def test_several_hosts(strategy, cluster):
-    bit_equal(integer_mlp("sum"), strategy(), cluster)
+    bit_equal("sum", strategy(), cluster)
 
 
 @pytest.mark.parametrize(
