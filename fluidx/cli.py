@@ -244,13 +244,14 @@ def _plan(program: Any, feed: Any, batch: int | None, fetch: str | None) -> str:
 
 
 def _transpiled(program: Any, file: str, strategy: str, ranks: Any) -> Any:
+    from .ir.source_location import by_command
     from .transpiler import DistributeTranspiler, strategies
 
     if not hasattr(program, "startup"):
         raise click.ClickException(f"{file} has no startup section; write both with fx.io.save_text(fx.ProgramPair(main, startup), FILE)")
-    t = DistributeTranspiler(strategies.get(strategy))
-    with warnings.catch_warnings(record=True) as found:
+    with by_command(), warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
+        t = DistributeTranspiler(strategies.get(strategy))
         t.transpile(program=program.main, startup_program=program.startup, trainers=ranks)
     for w in found:
         click.echo(f"Warning: {w.message}", err=True)

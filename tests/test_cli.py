@@ -136,7 +136,7 @@ def test_a_strategy_of_ones_own_is_named_by_module_and_function(pair, tmp_path, 
         "Error: strategy 'own_strategies:number' must be a Strategy, or a function that makes one, got int: 3\n"
     )
     said = call("verify", pair, "--strategy", "own_strategies:tiny", code=1)
-    assert "own_strategies has no 'tiny'; write package.module:function" in said
+    assert "own_strategies has no 'tiny'; write package.module:name" in said
     assert "cannot import 'own_strategys'" in call("verify", pair, "--strategy", "own_strategys:small", code=1)
 
 
@@ -462,3 +462,9 @@ def test_the_shortened_texts_of_the_demo():
     lines = demo._without_declarations(str(main))
     assert "  ... 9 operators" in lines and not any(line.startswith("  var ") for line in lines)
     assert demo._at_most(["a", "b", "c"], 2) == ["a", "b", "  ... and 1 more"]
+
+
+def test_what_a_pass_in_a_text_refuses_points_at_no_line_of_the_command(pair):
+    for option in ("dtype=int8", "dtype=float16"):
+        said = call("verify", pair, "--strategy", f"zero1,amp{{{option}}}", code=1)
+        assert said.startswith("Error: amp: ") and "written at" not in said.partition("\n  in program")[0]

@@ -26,6 +26,7 @@ class Site(NamedTuple):
 
 
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = __name__.partition(".")[0]
 _scopes: list[str] = []
 _commands: list[None] = []
 _warned: dict[str | tuple[str, type[Warning], int], int] = {}  # where Python stores the warnings that it has shown
@@ -41,6 +42,8 @@ def call_site() -> Site | None:
         code = frame.f_code
         name = code.co_filename
         inside = _inside.get(name)
+        if name == "<string>":  # what `python -c` runs, and the __init__ that dataclasses write for classes of fluidx
+            inside = frame.f_globals.get("__name__", "").startswith(f"{_PACKAGE}.")
         if inside is None:
             inside = _inside[name] = name.startswith((_HOME, "<frozen"))
         if not inside:

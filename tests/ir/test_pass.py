@@ -420,3 +420,9 @@ def test_any_word_without_two_kinds_of_quotes_is_an_option_in_a_text(word, monke
     module.Says.__module__ = "my_words"
     strategy = fx.strategies.zero1().with_rewrites(module.Says(word))
     assert str(strategy).startswith("zero1,my_words:Says{word=") and fx.strategies.get(str(strategy)) == strategy
+
+
+def test_an_option_that_a_pass_refuses_points_at_the_line_of_the_text():
+    with pytest.raises(fx.FluidxError) as e:
+        fx.strategies.get("zero1,amp{dtype=int8}")
+    assert f'written at "{__file__}", line' in str(e.value) and "<string>" not in str(e.value)
