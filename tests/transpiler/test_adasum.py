@@ -144,7 +144,7 @@ def test_a_value_that_another_axis_cuts_is_combined_whole():
         assert text.count("= adasum_reduce(%elementwise_sub.tmp_0.moved)") == 1
         text = text.replace("tmp_0.moved", "tmp_0").replace("tmp_0.part", "tmp_0")
         by_columns.append(parse_pair(text.replace("adasum.tmp_0: f64[6,4]", "adasum.tmp_0: f64[6,4] shard(1) over tp")))
-    with pytest.raises(fx.VerifyError, match=r"op replica_adasum, which ranks do together here: X shard\(1\) over tp"):
+    with pytest.raises(fx.VerifyError, match=r"op replica_adasum, which the ranks compute together here: X shard\(1\) over tp"):
         verify_ranks(t.source, [p.main for p in by_columns], [p.startup for p in by_columns])
 
 

@@ -247,7 +247,7 @@ def test_right_rank_programs_are_proved():
 
 
 def test_a_proof_of_layers_says_whose_they_are():
-    with pytest.raises(fx.VerifyError, match="products of elements 0 to 8 of the part of .* are not the products of all of"):
+    with pytest.raises(fx.VerifyError, match="products of elements 0 to 8 of the part of .* are not the products of all elements of"):
         changed(4, on("adasum_pair", "products.part2", "products.part", [0]))
 
 
