@@ -1,4 +1,4 @@
-"""Specialize: one program per rank. It selects: what stands for an operator on a rank is written by lowering/segments.py."""
+"""Specialize: make the program of one rank from the program for all ranks. The segments of lowering/segments.py write its operators."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from .lowering.write_algorithm import MessageRounds
 
 
 class Specializer:
-    """Makes rank programs of a program that speaks for all ranks. What does not name a rank is shared by all of them.
-
-    An operator whose results lie at a root runs there only; collectives with an algorithm become send, recv and sum, round by round, and a
-    transfer a send on one rank and a recv on another.
+    """Makes rank programs from a program for all ranks. Operators that do not depend on the rank are shared objects. An operator with
+    results at a root runs only there. Collectives with an algorithm become send, recv and sum, round by round; a transfer becomes a send on
+    one rank and a recv on another.
     """
 
     def __init__(self, program: Program):
@@ -28,8 +27,8 @@ class Specializer:
 
     @property
     def is_common(self) -> bool:
-        """Do rank programs follow from the program for all ranks: its operators, those at roots there alone, and collectives carried out by
-        rounds that are proved among all ranks?"""
+        """Do the rank programs follow from the program for all ranks? They do if they have its operators, those at roots only there, and
+        collectives by rounds that are proved for all ranks."""
         groups = self.program.groups
         if SERVERS in groups or any(sum(map(len, sets)) != self.program.world_size for sets in groups.values()):
             return False
@@ -40,26 +39,26 @@ class Specializer:
 
     @property
     def exchanges(self) -> tuple[int, int]:
-        """How many collectives of block 0 the ranks carry out by messages, and by how many messages."""
+        """The number of collectives of block 0 that the ranks carry out by messages, and the number of these messages."""
         found = [s.count() for s in self.segments[0] if isinstance(s, MessageRounds)]
         return sum(c for c, _ in found), sum(m for _, m in found)
 
     def recipe(self, op: Operator, rank: int) -> RankRecipe | None:
-        """The rank's part of the rounds that carry a collective of block 0 out; None for an operator that is not written out so."""
+        """The rank's part of the rounds of a collective of block 0; None for an operator that is not carried out by rounds."""
         found = self._rounds.get(id(op))
         return None if found is None else found[0].recipe(found[1], rank)
 
     @cached_property
     def _rounds(self) -> dict[int, tuple[MessageRounds, int]]:
-        """Where an operator that is written out stands, by its id."""
+        """The segment and the index in it of each operator that is carried out by rounds, by the operator's id."""
         return {id(op): (s, k) for s in self.segments[0] if isinstance(s, MessageRounds) for k, op in enumerate(s.ops)}
 
     def rank_program(self, rank: int) -> Program:
-        """The program of one rank. Ranks that run alike share their operators, and the records of variables."""
+        """The program of one rank. Ranks with equal operators share these, and the records of variables."""
         return self._rank_program(rank)
 
     def check_server(self, rank: int) -> None:
-        """Raise TranspileError for what a server cannot do. It is the same for any number of trainers: two of them are looked at."""
+        """Raise TranspileError if a server cannot run the program. The answer is the same for any number of trainers, so two are used."""
         self._rank_program(rank, few=True)
 
     def _rank_program(self, rank: int, few: bool = False) -> Program:

@@ -327,7 +327,7 @@ def test_an_unknown_algorithm():
 
 def test_an_algorithm_that_does_not_do_what_the_strategy_needs():
     assert message(lambda: transpile(strategy=fx.strategies.reduce_broadcast(algorithm="double_binary_tree"))) == (
-        "reduce of %w@GRAD over dp: double_binary_tree is an all_reduce alone: its two trees have different roots; tree has one root"
+        "reduce of %w@GRAD over dp: double_binary_tree has only an all_reduce: its two trees have different roots; tree has one root"
     )
 
 

@@ -154,14 +154,14 @@ def test_rounds_are_the_closed_form(n):
 @pytest.mark.parametrize("n", [3, 5, 6, 7])
 @every_algorithm
 def test_ranks_that_are_no_power_of_two_are_refused(name, n):
-    with pytest.raises(fx.TranspileError, match=f"{name} sums adaptively in pairs of pairs: a power of two of ranks, and not {n};"):
+    with pytest.raises(fx.TranspileError, match=f"{name} makes adaptive sums in pairs, so it needs a power of two of ranks, not {n};"):
         transpiled(SHAPES, name, n)
 
 
 def test_other_algorithms_are_refused_and_auto_takes_the_cheaper_one():
     with pytest.raises(fx.TranspileError, match="ring makes no adaptive sum; halving_doubling does"):
         transpiled(SHAPES, "ring", 4)
-    for n, chosen in ((fx.Cluster(4, 1), "recursive_doubling"), (fx.Cluster(3, 1), "whole")):
+    for n, chosen in ((fx.Cluster(4, 1), "recursive_doubling"), (fx.Cluster(3, 1), "communicator")):
         t, _ = transpiled(SHAPES, "auto", n)
         t.verify()
         assert any(f" bytes: {chosen}" in line for line in t.explain())
@@ -170,7 +170,8 @@ def test_other_algorithms_are_refused_and_auto_takes_the_cheaper_one():
 def test_fewer_elements_than_ranks_stay_whole():
     t, _ = transpiled([(3,)], "halving_doubling", 4)
     t.verify()
-    assert any("stays whole: f64[3] has no block for each of 4 ranks" in line for line in t.explain()), t.explain()
+    said = "is left to the communicator: f64[3] cannot be cut into a block for each of 4 ranks"
+    assert any(said in line for line in t.explain()), t.explain()
 
 
 def test_hosts_are_crossed_by_halves():

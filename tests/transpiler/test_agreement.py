@@ -41,7 +41,7 @@ def test_explain_says_why_a_collective_in_a_loop_stays_whole():
     built = model((("loop", 2, ("mean",)),))
     t = fx.DistributeTranspiler(S.data_parallel(algorithm="ring"))
     t.transpile(program=built.main, startup_program=built.startup, trainers=2)
-    assert any("stays whole: it stands in a loop" in line for line in t.explain())
+    assert any("is left to the communicator: it is in a loop" in line for line in t.explain())
 
 
 @pytest.mark.parametrize("strategy", [S.parameter_server, S.reduction_servers])

@@ -88,7 +88,7 @@ def test_between_hosts_a_table_says_it_for_the_rails(ranks):
         (3, "algorithm is a name, an Algorithm or a table, got int: 3"),
         ("rign", "unknown algorithm 'rign'; did you mean 'ring'?"),
         ("no_such_module:x", "cannot import 'no_such_module'"),
-        (f"{__name__}:L", "which is no Algorithm"),
+        (f"{__name__}:L", "which is not an Algorithm"),
         (f"{__name__}:missing", "has no 'missing'"),
         ({"all_reduced": "ring"}, "did you mean 'all_reduce'?"),
         ({"all_reduce": "rign"}, "unknown algorithm 'rign'"),

@@ -185,5 +185,5 @@ def test_one_expert_is_cut_nowhere():
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         y, balance = L.moe(fx.data("x", [-1, 6, 8], "float32"), 1, 16, top_k=1, param_attr=fx.ParamAttr(placement=Shard(0, "ep")))
         fx.optimizer.SGD(0.1).minimize(L.mean(y) + balance)
-    with pytest.raises(fx.TranspileError, match=r"op shard: shard\(0\) over ep cuts an axis of .*; leave it whole over ep"):
+    with pytest.raises(fx.TranspileError, match=r"op shard: shard\(0\) over ep cuts an axis of .*; leave it replicated over ep"):
         transpiled(TestModel(main, startup, None, None, []), fx.Mesh(dp=2, ep=2))

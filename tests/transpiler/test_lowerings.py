@@ -12,7 +12,7 @@ from fluidx.ir.parts import check_placement, coords_of, cut, holds, join
 from fluidx.ir.types import show_placement
 from fluidx.transpiler.algorithms import Refused, schedule
 from fluidx.transpiler.lowering.redistribute import steps
-from fluidx.transpiler.lowering.write_algorithm import others, why_whole
+from fluidx.transpiler.lowering.write_algorithm import others, why_no_algorithm
 from fluidx.transpiler.specialize import Specializer
 from tests.sweep import ALL
 
@@ -52,7 +52,8 @@ def by(algorithm, block, op, n):
     """The operator with the algorithm, where that can carry it."""
     try:
         definition = opdef(op.type)
-        if definition.algorithm_method and n > 1 and not others(block.program, block, op) and not why_whole(op, block.desc("x").type, n):
+        able = n > 1 and not why_no_algorithm(op, block.desc("x").type, n)
+        if definition.algorithm_method and able and not others(block.program, block, op):
             schedule(algorithm, definition.algorithm_method, n)
             return op.replace(attrs={**op.attrs, "algorithm": algorithm})
     except Refused:

@@ -159,7 +159,7 @@ def test_double_binary_trees_are_as_deep_as_the_logarithm_and_no_rank_sends_more
         assert len(rounds) <= 2 * ceil(log2(n))
         # a rank sends half of the value up each tree and down to at most two children in one of them and one in the other
         assert max(sent(rounds, algorithm("double_binary_tree").cut(n, size), n)) <= 2.5 * size
-    with pytest.raises(Refused, match="double_binary_tree is an all_reduce alone"):
+    with pytest.raises(Refused, match="double_binary_tree has only an all_reduce"):
         schedule("double_binary_tree", "spread", 4)
 
 

@@ -270,7 +270,7 @@ def changed(collective, *stages):
             changed("all_reduce", SequenceStage("reduce", DATA), SequenceStage("broadcast", NODE)),
             "stages are over node and rail, or all over dp",
         ),
-        (changed("reduce_scatter", SequenceStage("reduce_scatter", NODE)), "no parts of a host's part: give one stage, over dp"),
+        (changed("reduce_scatter", SequenceStage("reduce_scatter", NODE)), "not parts of a host's part: give one stage, over dp"),
         (changed("all_reduce"), "returns a tuple of one or more SequenceStage, got ()"),
         (type("Changed", (CollectiveSequence,), {"name": "changed"})(), "recipe changed makes no collective: changed makes no all_reduce"),
         (

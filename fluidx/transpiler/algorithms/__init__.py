@@ -1,4 +1,5 @@
-"""Algorithms: how sends and receives carry out a collective. Each is a schedule (data); lowering/write_algorithm.py writes it out."""
+"""Algorithms: how sends and receives carry out a collective. Each is a schedule of rounds; lowering/write_algorithm.py emits the
+operators."""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 SEQUENCES: dict[str, CollectiveSequence] = {s.name: s for s in (Hierarchical(), Rails())}
 BUILT_IN = {**ALGORITHMS, **SEQUENCES}
-_CHECKED_AT_USE = 64  # ranks: rounds among more are millions of transfers, which the proof of the programs checks
+_CHECKED_AT_USE = 64  # ranks; with more ranks there are millions of transfers, and the proof of the programs checks them
 
 
 class RankRound(NamedTuple):
-    """What a rank sends and receives in a round."""
+    """The transfers that a rank sends and receives in a round."""
 
     round: int
     gives: list[Transfer]
@@ -40,7 +41,7 @@ class RankRound(NamedTuple):
 
 
 def algorithm(name: str, hosts: int = 1) -> Algorithm:
-    """An algorithm by its name; "direct/ring" is the first inside of `hosts` hosts and the second between them."""
+    """An algorithm by its name; "direct/ring" uses direct inside each of `hosts` hosts and ring between them."""
     inside, slash, between = str(name).partition("/")
     if slash:
         return TwoLevel(algorithm(inside), algorithm(between), hosts)
@@ -50,10 +51,9 @@ def algorithm(name: str, hosts: int = 1) -> Algorithm:
 
 
 def register(new: Any) -> Any:
-    """Make a recipe known under its name, in place of one that was registered under it before: an Algorithm, which is rounds, or a
-    CollectiveSequence.
-
-    It is checked symbolically for 1 to 9 ranks first, on all hosts and devices that make them, and rounds for up to 64 ranks when used.
+    """Register a recipe, an Algorithm (rounds of messages) or a CollectiveSequence, under its name; it replaces an earlier recipe of the
+    user's with that name. The recipe is first checked symbolically for 1 to 9 ranks, in every division into hosts and devices; rounds are
+    checked again when they are used, for up to 64 ranks.
 
     >>> class Reversed(Ring):
     ...     name = "reversed_ring"
@@ -83,7 +83,8 @@ def register(new: Any) -> Any:
 
 
 def schedule(name: str, carries: str, n: int, hosts: int = 1) -> Rounds:
-    """The rounds of an algorithm for a method ("all_reduce", "reduce", "spread", ...) and n ranks. Raises Refused if it has no such method.
+    """The rounds of an algorithm for a method ("all_reduce", "reduce", "spread", ...) and n ranks. Raises Refused if the algorithm cannot
+    do it.
 
     >>> [[(t.source, t.target) for t in r] for r in schedule("ring", "all_reduce", 2)]
     [[(1, 0), (0, 1)], [(0, 1), (1, 0)]]
@@ -91,7 +92,7 @@ def schedule(name: str, carries: str, n: int, hosts: int = 1) -> Rounds:
     return _schedule(algorithm(name, hosts), carries, n)
 
 
-@lru_cache(maxsize=256)  # by the algorithm: another one may be registered under its name
+@lru_cache(maxsize=256)  # the key is the algorithm, because another one may be registered under the same name
 def _schedule(of: Algorithm, carries: str, n: int) -> Rounds:
     if n <= _CHECKED_AT_USE and not _is_built_in(of):
         return check_rounds(of, carries, n)
@@ -105,7 +106,7 @@ def _is_built_in(of: Algorithm) -> bool:
 
 
 def able(name: str, carries: str, n: int) -> bool:
-    """Does an algorithm do that among n ranks?"""
+    """Can an algorithm carry out this method among n ranks?"""
     try:
         schedule(name, carries, n)
     except Refused:
@@ -114,7 +115,7 @@ def able(name: str, carries: str, n: int) -> bool:
 
 
 def parts(name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...], rank: int) -> tuple[RankRound, ...]:
-    """A rank's rounds, of those transfers alone that have one of the blocks `filled`: the others are empty.
+    """A rank's rounds, with only the transfers of the blocks in `filled`: the other blocks are empty.
 
     >>> [[(p.round, len(p.gives), len(p.takes)) for p in parts("ring", "reduce", 3, 1, (0,), rank)] for rank in range(3)]
     [[(1, 0, 1)], [(0, 1, 0)], [(0, 0, 1), (1, 1, 0)]]
@@ -133,7 +134,7 @@ def _parts(of: Algorithm, carries: str, n: int, filled: tuple[int, ...], rank: i
 
 
 def check_rounds_of(name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...]) -> Refusal | None:
-    """Why the rounds of an algorithm among n ranks do not carry a collective out, on the blocks `filled`; None where they do."""
+    """The reason why the rounds of an algorithm among n ranks do not carry out a collective on the blocks `filled`; None if they do."""
     return _proof(algorithm(name, hosts), carries, n, filled)
 
 
@@ -157,17 +158,17 @@ def _are_shifted(of: Algorithm, carries: str, n: int) -> bool:
 def count_messages(
     name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...], messages: Callable[[Transfer], Sequence[Any]]
 ) -> int:
-    """How many messages all ranks send for a collective: those of each transfer that has one of the blocks `filled`."""
+    """How many messages all ranks send for a collective, counting the transfers of the blocks in `filled`."""
     of, blocks = algorithm(name, hosts), {*filled}
     rounds = _schedule(of, carries, n)
-    if _are_shifted(of, carries, n):  # each round has each block once
+    if _are_shifted(of, carries, n):  # every block is in every round once
         return len(rounds) * sum(len(messages(Transfer(0, 1, b, b + 1, False))) for b in filled)
     found = [t for r in rounds for t in r if not blocks.isdisjoint(range(t.start, t.stop))]
     return sum(len(messages(t)) for t in found)
 
 
 class PlacedTransfer(NamedTuple):
-    """A transfer with the number of its round and its place in it."""
+    """A transfer with the number of its round and its index in the round."""
 
     round: int
     place: int
@@ -176,7 +177,7 @@ class PlacedTransfer(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _by_block(of: Algorithm, carries: str, n: int, rank: int) -> dict[int, list[PlacedTransfer]]:
-    """The transfers of a rank that have a block, for each block: most values have few that are not empty."""
+    """The transfers of a rank for each block: most values have few blocks that are not empty."""
     out: dict[int, list[PlacedTransfer]] = defaultdict(list)
     for found in _of_rank(of, carries, n, rank):
         for b in range(found.transfer.start, found.transfer.stop):

@@ -1,7 +1,7 @@
-"""What a collective costs, by recipe: the model by which algorithm="auto" chooses.
+"""The cost model of collectives, by which algorithm="auto" chooses a recipe.
 
-The alpha-beta model: in each round of messages the busiest rank pays for every message and for every byte of the link. The model ranks
-recipes; it leaves the additions out, and what else is on the links.
+It is the alpha-beta model: in each message round, the busiest rank pays for every message and for every byte on the link. The model is for
+comparing recipes; it ignores the time of additions and other traffic on the links.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import SEQUENCES, Algorithm, CollectiveSequence, able, algorithm
 from .schedule import Refused
 from .sequence import Grid, SequenceStage, on_groups
 
-CANDIDATES = ("recursive_doubling", "halving_doubling", "ring", "tree")  # the first of equals
+CANDIDATES = ("recursive_doubling", "halving_doubling", "ring", "tree")  # of equal costs, the first wins
 OVER_HOSTS = ("hierarchical", "rails")
 METHODS = {"all_reduce": "all_reduce", "reduce": "reduce", "reduce_scatter": "reduce", "broadcast": "spread", "all_gather": "spread"}
 _LINKS = Links()
@@ -26,8 +26,8 @@ _UNITS = 1 << 20
 
 
 class Work(NamedTuple):
-    """What rounds take, added up over them: the messages that the busiest rank sends or receives, the bytes of these, and the bytes that
-    all ranks send; bytes as shares of the value's."""
+    """The work of all rounds together: the messages that the busiest rank sends or receives, their bytes, and the bytes that all ranks
+    send. Bytes are fractions of the value's bytes."""
 
     messages: int
     busiest: float
@@ -35,17 +35,17 @@ class Work(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A recipe by name, "" for the communicator's own collective, and the seconds that it takes by the model."""
+    """A recipe by name, "" for the communicator's own collective, and its time by the model, in seconds."""
 
     name: str
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.name or 'whole'} {self.seconds * 1e6:.3g} us"
+        return f"{self.name or 'communicator'} {self.seconds * 1e6:.3g} us"
 
 
 def seconds(name: str, method: str, n: int, nbytes: float, rooted: bool = False, link: Link = _LINKS.between) -> float:
-    """The time of a collective among n ranks by the rounds of an algorithm. `rooted`: one rank owns all of the value.
+    """The time in seconds of a collective among n ranks with an algorithm. `rooted`: one rank owns the full value.
 
     >>> [f"{seconds(a, 'all_reduce', 8, 2**20) * 1e6:.0f} us" for a in ("ring", "recursive_doubling")]
     ['394 us', '360 us']
@@ -57,11 +57,11 @@ def seconds(name: str, method: str, n: int, nbytes: float, rooted: bool = False,
 def estimates(
     method: str, n: int, nbytes: float, rooted: bool = False, link: Link = _LINKS.between, own: Link | None = None
 ) -> list[Estimate]:
-    """The algorithms that do a collective among n ranks, the cheapest first. `own` prices the communicator's collective, where it may be
-    left to that: one call, in which a rank sends as little as can be.
+    """The algorithms that can do a collective among n ranks, the cheapest first. `own` is the cost of the communicator's own collective, if
+    that is allowed: one call, in which a rank sends as few bytes as possible.
 
     >>> print(*estimates("reduce", 4, 1000, link=Link(1e-5, 1e-9), own=Link(2e-5, 1e-9))[:2], sep=", ")
-    whole 20.8 us, recursive_doubling 20.8 us
+    communicator 20.8 us, recursive_doubling 20.8 us
     """
     found = [Estimate(name, seconds(name, method, n, nbytes, rooted, link)) for name in CANDIDATES if able(name, method, n)]
     if own is not None:
@@ -70,7 +70,7 @@ def estimates(
 
 
 def cheapest(method: str, n: int, nbytes: float, rooted: bool = False) -> str:
-    """The name of the cheapest algorithm between hosts; "" where none does that among n ranks.
+    """The name of the cheapest algorithm between hosts; "" if no algorithm can do the collective among n ranks.
 
     >>> [cheapest("all_reduce", 8, size) for size in (1000, 10**7)]
     ['recursive_doubling', 'halving_doubling']
@@ -86,7 +86,7 @@ def rounds_work(of: Algorithm, method: str, n: int, rooted: bool = False) -> Wor
     Work(messages=6, busiest=6.0, total=6.0)
     """
     cut = of.cut if method == "all_reduce" else (lambda n, size: owned_by(0, n, size)) if rooted else _even
-    marks = [*cut(n * n if method == "exchange" else n, _UNITS), _UNITS]  # what lies behind the value is next to nothing
+    marks = [*cut(n * n if method == "exchange" else n, _UNITS), _UNITS]  # blocks after the value are almost empty
     messages, busiest, total = 0, 0, 0
     for r in getattr(of, method)(n):
         count: Counter[tuple[str, int]] = Counter()
@@ -110,8 +110,8 @@ def _even(n: int, size: int) -> list[int]:
 
 
 def over_hosts(collective: str, grid: Grid, nbytes: int, links: Links) -> list[Estimate]:
-    """The recipes that do a collective among all ranks of several hosts, the cheapest first: sequences, and the best algorithm that makes
-    no difference between links.
+    """The recipes that can do a collective among all ranks of several hosts, the cheapest first: sequences, and the best algorithm that
+    treats all links alike.
 
     >>> print(*over_hosts("all_reduce", Grid(hosts=2, devices=4), 10**6, Links()), sep=", ")
     hierarchical 63.4 us, rails 78.4 us, halving_doubling 265 us
@@ -128,8 +128,8 @@ def over_hosts(collective: str, grid: Grid, nbytes: int, links: Links) -> list[E
 
 
 def sequence_seconds(recipe: CollectiveSequence, collective: str, grid: Grid, nbytes: float, links: Links) -> float:
-    """The time of a collective by the stages of a sequence. Slices overlap: what is in the hosts with what is between them. Raises Refused
-    where the recipe does not carry it out."""
+    """The time in seconds of a collective with a sequence. For slices, stages inside the hosts overlap with stages between them. Raises
+    Refused if the recipe cannot carry it out."""
     slicing = recipe.slicing(grid.hosts)
     slices = 1 if slicing is None else max(1, -(-int(nbytes) // slicing.nbytes))
     inside, between, held = 0.0, 0.0, nbytes / slices

@@ -1,4 +1,4 @@
-"""Two binary trees, each with half of the value: who is a leaf of one has children in the other.
+"""Two binary trees, each with half of the value: a leaf of one tree is an inner node of the other.
 
 Source: Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009), in the form that NCCL uses.
 """
@@ -9,12 +9,12 @@ from .schedule import Algorithm, Refused, Rounds, Transfer, backwards
 
 
 class DoubleBinaryTree(Algorithm):
-    """The value is in blocks 0 and 1; in each tree the leaves send first, then those above them."""
+    """The value is cut into blocks 0 and 1; in each tree the leaves send first, then their parents."""
 
     name = "double_binary_tree"
 
     def reduce(self, n: int) -> Rounds:
-        raise Refused("double_binary_tree is an all_reduce alone: its two trees have different roots; tree has one root")
+        raise Refused("double_binary_tree has only an all_reduce: its two trees have different roots; tree has one root")
 
     def all_reduce(self, n: int) -> Rounds:
         up = _up(n)
@@ -39,7 +39,7 @@ def parent(rank: int, n: int) -> int:
 
 def _up(n: int) -> Rounds:
     height = [0] * n
-    order = sorted(range(1, n), key=lambda k: k & -k)  # children stand before their parents
+    order = sorted(range(1, n), key=lambda k: k & -k)  # children come before their parents
     for k in order:
         height[parent(k, n)] = max(height[parent(k, n)], height[k] + 1)
     twin = [n - 1 - k for k in range(n)] if n % 2 == 0 else [(k + 1) % n for k in range(n)]

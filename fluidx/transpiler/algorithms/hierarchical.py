@@ -1,4 +1,4 @@
-"""Inside the hosts first, then between them: a value crosses the network as little as can be."""
+"""The hierarchical recipe: first inside the hosts, then between them, so that few bytes cross the network."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from .sequence import CollectiveSequence, Grid, SequenceStage
 
 
 class Hierarchical(CollectiveSequence):
-    """all_reduce: reduce_scatter in the node, all_reduce of the part on the rail, all_gather in the node; what has fewer rows than a node
-    has ranks is reduced to the node's first rank instead and broadcast from it. reduce, broadcast: on the node and the rail of the root.
-    reduce_scatter, all_gather: the parts of dp are no parts of a node's part, so an algorithm of two levels carries them (see
+    """all_reduce: reduce_scatter in the node, all_reduce of the part on the rail, all_gather in the node. A value with fewer rows than a
+    node has ranks is reduced to the node's first rank instead and broadcast from it. reduce, broadcast: on the node and the rail of the
+    root. reduce_scatter, all_gather: the parts of dp are not parts of a node's part, so an algorithm of two levels carries them out (see
     algorithms/two_level.py).
 
     Sources: Horovod's hierarchical allreduce (local, cross and global communicators); "Broadcast, AllReduce in a single machine. And

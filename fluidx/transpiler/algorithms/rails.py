@@ -1,4 +1,4 @@
-"""Rails: slice by slice, each device of a host exchanges with those of its number on the other hosts."""
+"""The rails recipe: slice by slice, each device of a host exchanges data with the devices at the same position on the other hosts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .sequence import CollectiveSequence, Grid, SequenceStage, Slicing
 
 @dataclass(frozen=True)
 class Rails(CollectiveSequence):
-    """all_reduces as Fairring and Herring make them, in slices of at most `slice_mb` MiB.
+    """all_reduce as in Fairring and Herring, in slices of at most `slice_mb` MiB.
 
-    Of a slice, a rank gets the host's sum of its slot (reduce_scatter in the node), sends each shard of it to the rank of its number that
-    is responsible for it and adds up its own (reduce_scatter on the rail, direct), sends the sum back (all_gather on the rail, direct),
-    and has the slice when the host's ranks have exchanged slots (all_gather in the node). So the rounds are as many whatever the
-    number of hosts. Slices overlap: those of neighbouring all_reduces follow each other, at most `parallelism` of them on their way at
-    a time, and no more than `staging_mb` MiB has room for. What `grows` is larger with more hosts (growth): both sizes.
+    For each slice, a rank receives the host's sum of its slot (reduce_scatter in the node). It sends each shard of the slot to the
+    responsible rank of its rail and adds up its own shard (reduce_scatter on the rail, direct). It sends the sum back (all_gather on the
+    rail, direct), and the ranks of the host exchange their slots (all_gather in the node). So the number of rounds does not depend on the
+    number of hosts. Slices overlap, also those of neighbouring all_reduces: at most `parallelism` slices are in flight at a time, and at
+    most as many as fit into `staging_mb` MiB. With `grows`, both sizes grow with the number of hosts (growth).
     Sources: Fairring (Facebook Research); Thangakrishnan et al., "Herring: rethinking the parameter server at scale for the cloud" (2020).
     """
 
@@ -40,9 +40,8 @@ class Rails(CollectiveSequence):
 
 
 def growth(hosts: int) -> float:
-    """How much larger buckets are, with their slices and staging, on so many hosts than on eight or fewer.
-
-    A shard is 1/hosts of a slot: in proportion to the hosts it stays as large as it is on eight, and messages do not drown in overhead.
+    """The factor for the sizes of buckets, slices and staging on more than eight hosts. A shard is 1/hosts of a slot. With sizes in
+    proportion to the hosts, a shard stays as large as on eight hosts, and the overhead of messages stays small.
     Source: Fairring's buckets of 25, 50 and 100 MiB on 8, 16 and 32 machines.
 
     >>> [25 * growth(hosts) for hosts in (2, 8, 16, 32)]

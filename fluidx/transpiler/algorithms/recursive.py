@@ -1,4 +1,5 @@
-"""Pairs at distances that double or halve. Of n ranks the largest power of two is the core; each other rank is folded onto one of them.
+"""Algorithms with pairs of ranks at distances that double or halve. Of n ranks, the largest power of two is the core; each other rank is
+folded onto a rank of the core.
 
 Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (2005).
 """
@@ -9,9 +10,8 @@ from .schedule import Algorithm, Refused, Round, Rounds, Transfer, backwards, ha
 
 
 class HalvingDoubling(Algorithm):
-    """A reduce_scatter halves what is still to be added up in each round, an all_gather is the way back.
-
-    With one owner of all blocks it is a binomial tree.
+    """A reduce_scatter halves the blocks still to be added up in each round; an all_gather does the rounds in reverse. If one rank owns all
+    blocks, it is a binomial tree.
     """
 
     name = "halving_doubling"
@@ -19,7 +19,7 @@ class HalvingDoubling(Algorithm):
     def reduce(self, n: int) -> Rounds:
         core, folded = _core(n)
         p, out = len(core), []
-        mine = [[k, *folded.get(k, ())] for k in core]  # the blocks that a rank of the core answers for
+        mine = [[k, *folded.get(k, ())] for k in core]  # the blocks that a rank of the core is responsible for
         d = p // 2
         while d:
             pairs = []
@@ -38,7 +38,7 @@ class HalvingDoubling(Algorithm):
         rounds = backwards(self.reduce(n))
         if not folded:
             return rounds
-        # a folded rank gets what it does not have: all but its own block
+        # a folded rank receives all blocks but its own
         last = tuple(
             Transfer(k, b, a, z, False) for k, more in folded.items() for b in more for a, z in runs(set(range(n)) - {b})
         )  # fmt: skip
@@ -51,9 +51,9 @@ class HalvingDoubling(Algorithm):
         return tuple(tuple(handed(k, k ^ h, n) for k in range(n)) for h in range(1, n))
 
     def adaptive(self, n: int) -> Rounds:
-        """Neighbours take a half each of both their values, then ranks at twice the distance of what has become of those, and so on.
-
-        Block n is the products of what has met: in each meeting they are added up among all that have some of it.
+        """Two neighbours each take one half of both values and combine them; then ranks at twice the distance do the same with the results,
+        and so on. Block n has the dot products of the two values: in each step they are added up among all ranks that have parts of these
+        values.
         """
         self._check_pairs(n)
         mine, meetings, out = [(0, n)] * n, [], []
@@ -72,11 +72,11 @@ class HalvingDoubling(Algorithm):
 
     def _check_pairs(self, n: int) -> None:
         if n & (n - 1):
-            raise Refused(f"{self.name} sums adaptively in pairs of pairs: a power of two of ranks, and not {n}; leave algorithm empty")
+            raise Refused(f"{self.name} makes adaptive sums in pairs, so it needs a power of two of ranks, not {n}; leave algorithm empty")
 
 
 class RecursiveDoubling(HalvingDoubling):
-    """An all_reduce and an adaptive sum exchange whole values, at twice the distance in each round; all else is as in halving_doubling."""
+    """An all_reduce and an adaptive sum exchange full values, at twice the distance in each round; the rest is as in halving_doubling."""
 
     name = "recursive_doubling"
     gathers = True
@@ -96,7 +96,7 @@ class RecursiveDoubling(HalvingDoubling):
 
 
 def _core(n: int) -> tuple[list[int], dict[int, tuple[int, ...]]]:
-    """The ranks of the core, and of them those that have a neighbour folded onto them.
+    """The ranks of the core, and for each rank with a neighbour folded onto it, this neighbour.
 
     >>> _core(6)
     ([0, 2, 4, 5], {0: (1,), 2: (3,)})

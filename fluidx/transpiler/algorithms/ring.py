@@ -1,4 +1,4 @@
-"""Round the ring: every rank sends to its right neighbour and receives from its left one."""
+"""The ring algorithm: every rank sends to its right neighbour and receives from its left one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from .schedule import Algorithm, Rounds, Shifted, Transfer
 
 
 class Ring(Algorithm):
-    """Block k starts at rank k+1 and ends, after n-1 hops with a term added at each, on rank k; its value takes n-1 hops on.
+    """The sum of block k starts at rank k+1 and ends after n-1 rounds, with a term added in each, on rank k; the result takes n-1 more
+    rounds.
 
     Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms" (2009); steps 1 to 5 of the ring scheme in Paddle's NCCL design
     document.

@@ -1,7 +1,7 @@
-"""What an algorithm is: rounds of transfers between the ranks of a group, on blocks of a value laid out flat.
+"""The base class Algorithm: rounds of transfers between the ranks of a group, on blocks of a flattened value.
 
-A value has as many blocks as the group has ranks, of any sizes, and block k belongs to rank k. In a round all sends come first: what is
-sent is what was there before the round.
+A value has as many blocks as the group has ranks, of any sizes, and block k belongs to rank k. In a round all sends come first: a rank
+sends the values from before the round.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ...ops.comm.collective import owned_by
 
 
 class Transfer(NamedTuple):
-    """Blocks [start, stop) go from rank `source` to `target`, which adds them to what it has there (`add`), or keeps them instead."""
+    """Blocks [start, stop) go from rank `source` to `target`, which adds them to its own blocks (`add`), or replaces its own blocks by
+    them."""
 
     source: int
     target: int
@@ -25,9 +26,8 @@ class Transfer(NamedTuple):
 
 
 class Shifted(Sequence[Transfer]):
-    """The round of n transfers of which the k-th is the first with k added to its ranks and its block, modulo n.
-
-    Among many ranks a schedule of such rounds is small, and the transfers of a rank are found without a look at those of the others.
+    """A round of n transfers; the k-th is the first one with k added to its ranks and its block, modulo n. With many ranks, a schedule of
+    such rounds stays small, and the transfers of one rank are found directly.
 
     >>> [(t.source, t.target, t.start) for t in Shifted(Transfer(1, 2, 0, 1, True), 3)]
     [(1, 2, 0), (2, 0, 1), (0, 1, 2)]
@@ -35,7 +35,7 @@ class Shifted(Sequence[Transfer]):
 
     def __init__(self, first: Transfer, n: int):
         if first.start + 1 != first.stop:
-            raise ProgramError(f"a transfer that is shifted has one block, got blocks {first.start} to {first.stop} (exclusive)")
+            raise ProgramError(f"a shifted transfer has one block, got blocks {first.start} to {first.stop} (exclusive)")
         self.first, self.n = first, n
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class Shifted(Sequence[Transfer]):
         return Transfer((source + k) % n, (target + k) % n, block, block + 1, add)
 
     def of_rank(self, rank: int) -> list[tuple[int, Transfer]]:
-        """The transfers that a rank sends or receives, with their places in the round."""
+        """The transfers that a rank sends or receives, with their indices in the round."""
         places = sorted({(rank - self.first.source) % self.n, (rank - self.first.target) % self.n})
         return [(k, self[k]) for k in places]
 
@@ -61,17 +61,17 @@ Rounds = tuple[Round, ...]
 
 
 class Algorithm:
-    """One way to carry collectives out. A subclass says how sums come together; the rest follows unless it says otherwise."""
+    """One way to carry out collectives. A subclass must define `reduce`; the other methods have defaults that follow from it."""
 
     name = ""
-    gathers = False  # does an all_reduce meet on rank 0? Else every rank is responsible for a block
+    gathers = False  # does an all_reduce collect the sum on rank 0? Else every rank is responsible for a block
 
     def reduce(self, n: int) -> Rounds:
-        """From terms on all ranks to each block's sum on its rank: reduce_scatter, and reduce where one rank has all."""
-        raise Refused(f"{self.name} does not say how sums come to the ranks of their blocks")
+        """From terms on all ranks to each block's sum on its rank: for reduce_scatter, and for reduce, where one rank owns all blocks."""
+        raise Refused(f"{self.name} does not define reduce(n): the rounds that bring sums to the ranks of their blocks")
 
     def spread(self, n: int) -> Rounds:
-        """From each block on its rank to all blocks on all ranks: all_gather, and broadcast where one rank has all."""
+        """From each block on its rank to all blocks on all ranks: for all_gather, and for broadcast, where one rank owns all blocks."""
         return backwards(self.reduce(n))
 
     def all_reduce(self, n: int) -> Rounds:
@@ -79,30 +79,30 @@ class Algorithm:
         return self.reduce(n) + self.spread(n)
 
     def exchange(self, n: int) -> Rounds:
-        """From what each rank has for each other to there; of n*n blocks, k*n + j is what rank k has for rank j. By default one after the
-        other, in the h-th round to the rank that is h further on."""
+        """all_to_all: of n*n blocks, block k*n + j goes from rank k to rank j. By default, each rank sends in round h to the rank with
+        number h higher."""
         return tuple(tuple(handed(k, (k + h) % n, n) for k in range(n)) for h in range(1, n))
 
     def adaptive(self, n: int) -> Rounds:
-        """Rounds that leave the adaptive sum of every rank's value on all ranks; lowering/adasum.py says what a transfer then means."""
+        """Rounds that leave the adaptive sum of every rank's value on all ranks; lowering/adasum.py says what a transfer means here."""
         raise Refused(f"{self.name} makes no adaptive sum; halving_doubling does")
 
     def cut(self, n: int, size: int) -> Sequence[int]:
-        """Where an all_reduce of `size` elements cuts them into blocks."""
+        """The bounds of the blocks of an all_reduce of `size` elements."""
         return owned_by(0, n, size) if self.gathers else bounds(size, n)
 
 
 def handed(k: int, to: int, n: int) -> Transfer:
-    """What rank k of n has for another one."""
+    """The transfer of rank k's block for rank `to`, of n ranks."""
     return Transfer(k, to, k * n + to, k * n + to + 1, False)
 
 
 class Refused(ProgramError):
-    """An algorithm cannot carry a collective out."""
+    """Raised if an algorithm cannot carry out a collective."""
 
 
 def backwards(rounds: Sequence[Round]) -> Rounds:
-    """The same ways back: what added up on an owner goes from there to all."""
+    """The rounds in reverse: the sum of a block goes from its owner back to all ranks."""
     return tuple(tuple(Transfer(t.target, t.source, t.start, t.stop, False) for t in r) for r in reversed(rounds))
 
 

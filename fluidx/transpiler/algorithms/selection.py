@@ -1,4 +1,4 @@
-"""What `algorithm=` of a strategy may be: a name, an algorithm, "module:name" of one, or a table by collective, group and size."""
+"""Read the option `algorithm=` of a strategy: a name, an Algorithm, "module:name" of one, or a table by collective, group and size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RECIPES = (Algorithm, CollectiveSequence)
 
 
 class TableRow(NamedTuple):
-    """The algorithm of collectives of a type over a group, for values up to a size. "" for type and group are all."""
+    """The algorithm for collectives of a type over a group, for values up to a size. An empty type or group matches all."""
 
     collective: str
     group: str
@@ -28,7 +28,7 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True)
 class AlgorithmTable:
-    """Algorithms by collective, group and size; the first row that fits counts, and what none fits is left to the communicator."""
+    """Algorithms by collective, group and size. The first matching row counts; without one, the collective is left to the communicator."""
 
     rows: tuple[TableRow, ...]
 
@@ -52,7 +52,7 @@ class AlgorithmTable:
 
 
 def selected(given: Any, label: str) -> str | AlgorithmTable:
-    """What `algorithm=` says: the name of an algorithm, which is registered if it was not, "auto", "" or a table.
+    """The value of `algorithm=` as a name, "auto", "" or a table; an Algorithm is registered if it was not.
 
     A table is a dict from the type of a collective, or (type, group), "" for all, to an algorithm or to pairs of (most bytes, algorithm).
     Raises TranspileError, which begins with `label`, for anything else.
@@ -78,11 +78,11 @@ def _named(given: Any, label: str) -> str:
 
 
 def _imported(path: str, label: str) -> Any:
-    """What stands under "package.module:name"; an instance where that is a class of algorithms."""
+    """The object that "package.module:name" names; for a class of algorithms, an instance."""
     found = imported(path, f"{label}: algorithm {path!r}")
     made = found() if isinstance(found, type) and issubclass(found, _RECIPES) else found
     if not isinstance(made, _RECIPES):
-        raise TranspileError(f"{label}: algorithm {path!r} is {found!r}, which is no Algorithm; write package.module:name")
+        raise TranspileError(f"{label}: algorithm {path!r} is {found!r}, which is not an Algorithm; write package.module:name")
     return made
 
 

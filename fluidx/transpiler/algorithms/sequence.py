@@ -1,4 +1,4 @@
-"""Recipes for collectives over all ranks of several hosts: collectives over smaller groups one behind the other, or push and pull."""
+"""The base class CollectiveSequence: carry out a collective over all ranks of several hosts by collectives over smaller groups."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ SEQUENCED = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather"
 
 
 class SequenceStage(NamedTuple):
-    """A collective over a group: NODE (the ranks of a host), RAIL (the ranks of one number on all hosts) or DATA (all).
+    """A collective over a group: NODE (the ranks of a host), RAIL (the ranks with the same position on every host) or DATA (all ranks).
 
-    `root` is an index into the group. `algorithm` is the name of one; "" leaves a host to the communicator and the rails to the strategy's
-    `algorithm=`, and "direct/" takes that one behind "direct" inside the hosts. What the stage makes is named after `word`.
+    `root` is an index into the group. `algorithm` is the name of an algorithm. With "", collectives inside a host are left to the
+    communicator, and collectives on rails use the strategy's `algorithm=`. With "direct/", the strategy's algorithm is used between hosts,
+    and "direct" inside them. The result of the stage is named after `word`.
     """
 
     collective: str
@@ -27,7 +28,8 @@ class SequenceStage(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """What a recipe is asked for: so many hosts with so many devices each; the `root` of a reduce or broadcast; the rows of the value."""
+    """The arguments of a recipe: the number of hosts and of devices per host, the `root` of a reduce or broadcast, the rows of the
+    value."""
 
     hosts: int
     devices: int
@@ -36,7 +38,7 @@ class Grid(NamedTuple):
 
 
 class Slicing(NamedTuple):
-    """Values travel in slices of at most `nbytes` bytes, `in_flight` of which are on their way at a time."""
+    """Values travel in slices of at most `nbytes` bytes; `in_flight` slices are in flight at a time."""
 
     nbytes: int
     in_flight: int
@@ -44,7 +46,8 @@ class Slicing(NamedTuple):
 
 @dataclass(frozen=True)
 class CollectiveSequence:
-    """Collectives over all ranks as stages. A subclass has a method for each collective that it carries out; the others are refused.
+    """A recipe that carries out collectives over all ranks in stages. A subclass has a method for each collective that it can carry out;
+    the others raise Refused.
 
     >>> class ThroughFirst(CollectiveSequence):
     ...     name = "through_first"
@@ -57,11 +60,11 @@ class CollectiveSequence:
     name = ""
 
     def stages(self, collective: str, grid: Grid) -> tuple[SequenceStage, ...]:
-        """The stages of a collective. Raises Refused where the recipe does not carry it out."""
+        """The stages of a collective. Raises Refused if the recipe does not carry it out."""
         return tuple(getattr(self, collective)(grid))
 
     def slicing(self, hosts: int) -> Slicing | None:
-        """How values are sliced; None where they travel whole."""
+        """How values are sliced; None if they are not."""
         return None
 
     def all_reduce(self, grid: Grid) -> Sequence[SequenceStage]:
@@ -81,7 +84,7 @@ class CollectiveSequence:
 
 
 def on_groups(stages: Sequence[SequenceStage], grid: Grid) -> tuple[SequenceStage, ...]:
-    """The stages over groups of several ranks: where hosts have one device each, a rail has all ranks and is the group of all.
+    """The stages over groups with several ranks. If hosts have one device each, a rail has all ranks, and DATA is used for it.
 
     >>> on_groups((SequenceStage("reduce", NODE), SequenceStage("all_reduce", RAIL)), Grid(hosts=3, devices=1))[0].group
     'dp'

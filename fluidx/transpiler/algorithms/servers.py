@@ -1,4 +1,4 @@
-"""Push and pull: ranks behind the trainers add up what these push, and the trainers pull the sums."""
+"""The push-pull recipe: trainers push their terms to servers, which add them up, and pull the sums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class PushPull:
     name = "servers"
 
     def sizes(self, trainers: int, size: int) -> dict[int, int]:
-        """How many of `size` elements each server adds up, by its rank: servers are behind the trainers, and slices alike but for one.
+        """How many of `size` elements each server adds up, by its rank: servers are numbered after the trainers, and slices differ by at
+        most one element.
 
         >>> PushPull(2).sizes(trainers=3, size=5)
         {3: 2, 4: 3}

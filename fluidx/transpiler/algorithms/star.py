@@ -1,4 +1,4 @@
-"""Everybody to the owner, the owner to everybody: two rounds, whatever the number of ranks."""
+"""The star algorithms: all ranks send to the owner, and the owner sends to all. Two rounds for any number of ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .schedule import Algorithm, Round, Rounds, Transfer
 
 
 class Star(Algorithm):
-    """An all_reduce meets on rank 0, which receives n-1 values and sends n-1."""
+    """An all_reduce collects the sum on rank 0, which receives n-1 values and sends n-1."""
 
     name = "star"
     gathers = True
@@ -19,7 +19,8 @@ class Star(Algorithm):
 
 
 class Direct(Star):
-    """The stars of all blocks at the same time: each rank adds up its block of an all_reduce, as the servers of Herring and Fairring."""
+    """One star for each block, all at the same time: each rank adds up its block of an all_reduce, as the servers of Herring and Fairring
+    do."""
 
     name = "direct"
     gathers = False

@@ -1,4 +1,4 @@
-"""The check of a recipe when it is registered: its rounds, or its stages, among a few ranks are proved."""
+"""The check of a recipe when it is registered: its rounds or stages are proved symbolically for a few ranks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SIZE = 1 << 20  # elements of the value whose cut tells which blocks are empty
 
 
 def check_algorithm(of: Algorithm, counts: Sequence[int] = range(1, 10)) -> None:
-    """Check each collective that an algorithm makes, for each number of ranks. Raises TranspileError for the first that is wrong, and for
-    an algorithm that makes none.
+    """Check each collective that an algorithm can carry out, for each number of ranks. Raises TranspileError for the first wrong one, and
+    for an algorithm that can carry out none.
 
     >>> from fluidx.transpiler.algorithms import Transfer
     >>> class Forgets(Algorithm):
@@ -82,11 +82,11 @@ _ADVICE = {
 
 
 class _Wrong(Exception):
-    """What is wrong in rounds."""
+    """An error in the form of rounds."""
 
 
 def _filled_blocks(of: Algorithm, carries: str, n: int) -> Sequence[int] | None:
-    """The blocks that may have elements, None for all: an all_reduce cuts the value itself, others have the cut of their operator."""
+    """The blocks that may have elements, None for all: for an all_reduce, the algorithm cuts the value; for others, the operator does."""
     if carries != "all_reduce":
         return None
     return [k for k, (a, b) in enumerate(pairwise(_marks(of, n, _SIZE))) if a < b]
@@ -116,9 +116,9 @@ def _marks(of: Algorithm, n: int, size: int) -> list[int]:
 
 
 def check_sequence(of: CollectiveSequence, counts: Sequence[int] = range(1, 10)) -> None:
-    """Check each collective that a sequence carries out, on all hosts and devices that make these numbers of ranks, from and to every root,
-    for values of fewer rows than ranks, of as many, and of a number that does not divide. Raises TranspileError for the first that is
-    wrong, and for a sequence that carries out none.
+    """Check each collective that a sequence carries out, for each division of these numbers of ranks into hosts and devices, for every
+    root, and for values with fewer rows than ranks, as many, and a number that does not divide. Raises TranspileError for the first wrong
+    one, and for a sequence that carries out none.
 
     >>> class Forgets(CollectiveSequence):
     ...     name = "forgets"
@@ -179,7 +179,7 @@ def _check_stages(of: CollectiveSequence, collective: str, grid: Grid) -> None:
     if any(s.group == DATA for s in stages) and any(s.group != DATA for s in stages):
         raise TranspileError(f"{label}: stages are over {NODE} and {RAIL}, or all over {DATA}")
     if collective in ("reduce_scatter", "all_gather") and (len(stages) > 1 or stages[0].group != DATA):
-        raise TranspileError(f"{label}: the parts of all ranks are no parts of a host's part: give one stage, over {DATA}")
+        raise TranspileError(f"{label}: the parts of all ranks are not parts of a host's part: give one stage, over {DATA}")
     groups = _groups(hosts, devices)
     refusal = prove_sequence(collective, groups, [(s.collective, s.group, s.root) for s in stages], rows, hosts * devices, root)
     if refusal is not None:

@@ -1,4 +1,4 @@
-"""Binomial trees: half of the ranks that are left send in each round."""
+"""The binomial tree algorithm: in each round, half of the remaining ranks send."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from .schedule import Algorithm, Rounds, Transfer
 
 
 class Tree(Algorithm):
-    """Rank k's tree: in the round of distance d, the ranks that lie an odd number of d behind it send to those d before them."""
+    """Block k has a tree with root k: in the round of distance d, each rank at an odd multiple of d after the root sends to the rank d
+    before it."""
 
     name = "tree"
     gathers = True

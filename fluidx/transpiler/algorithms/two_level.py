@@ -1,4 +1,5 @@
-"""Inside the hosts first, then between them: a reduce_scatter or all_gather over all ranks that crosses the network as little as can be."""
+"""Two-level reduce_scatter and all_gather over all ranks: first inside the hosts, then between them, so that few bytes cross the
+network."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from .schedule import Algorithm, Rounds, Transfer
 class TwoLevel(Algorithm):
     """Rank l of host h is rank h*g + l, of g on each host.
 
-    A sum comes together inside the hosts, where rank l adds up block l of every host's, and then on the rails, among the ranks of one
-    number; a value takes the way back. So each rank sends 1/g of the blocks over the network.
+    Sums are made first inside the hosts, where rank l adds up block l of every host, and then on the rails, among the ranks with the same
+    l; results take the same way back. So each rank sends 1/g of the blocks over the network.
     """
 
     def __init__(self, inside: Algorithm, between: Algorithm, hosts: int):

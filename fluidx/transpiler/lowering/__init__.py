@@ -1,1 +1,1 @@
-"""Lowering: changes of placement become collectives, sends and receives."""
+"""Lowering: replace changes of placement by collectives, and collectives with an algorithm by sends and receives."""

@@ -1,5 +1,5 @@
-"""Adaptive sums, written out: parts of two values meet, their products are added up among all ranks that have some of these values, and
-each rank combines its part.
+"""Adaptive sums (Adasum) as messages: ranks exchange parts of two values, add up the dot products of these among all ranks that hold parts,
+and each rank combines its part.
 
 Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation" (2021), algorithm 1: vector halving, distance doubling.
 """
@@ -26,10 +26,9 @@ class _ValuePair(NamedTuple):
 
 
 class AdasumOnRank(CollectiveOnRank):
-    """What one rank holds of a value of which all ranks make their adaptive sum.
-
-    Behind the value, as one more block of the schedule, lie the products of all layers. In the k-th meeting a rank takes its part of the
-    value of a rank that is 2^(k-1) away; where that is not all of it, k rounds add up the products.
+    """The buffers of one rank during an adaptive sum. The dot products of all layers are one more block of the schedule, after the value.
+    In step k a rank receives its part of the value of a rank at distance 2^(k-1); if a rank has only a part of the value, k rounds add up
+    the products.
     """
 
     def __init__(self, block: Block, op: Operator, plan: CollectivePlan, me: int, coords: Coords):
@@ -49,7 +48,7 @@ class AdasumOnRank(CollectiveOnRank):
             self._combine(now.final)
 
     def _meet(self, now: Received) -> None:
-        """Write the products of the elements that are here."""
+        """Write the dot products of the elements that this rank has."""
         whole = (now.arrived[0].start, now.arrived[-1].stop) == (0, self.plan.size)
         self.meetings += 1
         self.rounds_left = 0 if whole else self.meetings
@@ -65,7 +64,7 @@ class AdasumOnRank(CollectiveOnRank):
         self._keep(*self._behind, made[-1])
 
     def _combine(self, final: bool) -> None:
-        """Write what becomes of the elements that are here: all products are."""
+        """Write the combination of the elements that this rank has, after all products have arrived."""
         products = self.take(*self._behind, "term")
         for start, stop, x, y in self.pairs:
             done = final and self._is_result(start, stop)
@@ -75,7 +74,7 @@ class AdasumOnRank(CollectiveOnRank):
 
     @property
     def _behind(self) -> tuple[int, int]:
-        """Where the products lie."""
+        """The range of the products in the schedule."""
         return self.plan.size, self.plan.marks[-1]
 
     def _type(self, a: int, b: int) -> TensorType:

@@ -1,4 +1,4 @@
-"""The sends and receives that stand for an operator on a rank."""
+"""Make the send and recv operators by which a rank carries out another operator."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def send(op: Operator, x: str, **attrs: Any) -> Operator:
 
 
 def recv(op: Operator, out: str, t: TensorType, **attrs: Any) -> Operator:
-    """Receive a value of a type for an operator. `attrs` are those of `send`, and how long open axes are."""
+    """Receive a value of a type for an operator. `attrs` are as in `send`, and the sizes of open axes."""
     return make_op("recv", (), (out,), filled("recv", {**attrs, "shape": t.shape, "dtype": t.dtype}), op.site)

@@ -1,4 +1,4 @@
-"""Several operators that send values which lie alike, as one that sends them packed."""
+"""Replace several collectives on values with the same placement by one collective on the packed values."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from ...ir.var import Var
 
 
 class Packed:
-    """Operators of one type, with the same attributes but for `bounds`, over values of one dtype that lie alike: three steps to write.
-
-    Flat ranges must be ranges of all the values together, in the order of the operators. What is packed lies as its parts do, and there may
-    be thousands: no rule is asked.
+    """Operators of one type, with the same attributes except `bounds`, on values of one dtype and placement. They are written in three
+    steps: pack, send, unpack. Flat ranges must be consecutive in the order of the operators. The packed value has the placement of its
+    parts; since there may be thousands of parts, the placement rules are not used.
     """
 
     def __init__(self, writer: Writer, ops: Sequence[Operator]):
@@ -49,7 +48,7 @@ class Packed:
         self.writer.keep(make_op(type_, xs, outs, filled(type_, attrs), site))
 
     def _packed(self, names: Sequence[str]) -> str:
-        """Declare what values of these names are, packed."""
+        """Declare the packed value of these names."""
         found = [self.descs[n] for n in names]
         name = unused(f"{names[0]}.packed", self.descs)
         t = TensorType(found[0].type.dtype, (sum([d.type.numel for d in found]),))
@@ -58,7 +57,7 @@ class Packed:
 
 
 def _together(places: Sequence[Placement]) -> Placement:
-    """Where values lie that lie alike, one behind the other."""
+    """The placement of the concatenation of values with the same placement."""
     first = places[0]
     if len(first) == 1 and first[0].bounds is not None:
         return (Pieces(Offsets.joined([e.bounds for q in places for e in q if e.bounds is not None]), first[0].group),)
@@ -66,7 +65,7 @@ def _together(places: Sequence[Placement]) -> Placement:
 
 
 def can_be_packed(writer: Writer, op: Operator) -> bool:
-    """Has what the operator reads and writes a size that is known, and does it lie as values do that can be packed?"""
+    """Do the values that the operator reads and writes have known sizes, and placements that allow packing?"""
     descs = [writer.block.desc(n) for n in (op.input_arg_names[0], op.output_arg_names[0])]
     cut = any(e.axis is not None or e.is_local for d in descs for e in d.placement)
     return not cut and all(ANY not in d.type.shape and d.type.numel > 0 for d in descs)

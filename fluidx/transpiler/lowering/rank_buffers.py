@@ -1,4 +1,4 @@
-"""What one rank holds of a collective's value while sends and receives carry it out: which variable has which elements."""
+"""The buffers of one rank while sends and receives carry out a collective: which variable has which elements of the value."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from .messages import recv
 
 
 class CollectivePlan(NamedTuple):
-    """One collective: the type of what the ranks of the group hold together, where it is cut into blocks, and what each rank does."""
+    """One collective: the type of the value that the ranks of the group hold together, the bounds of its blocks, and the rounds of each
+    rank."""
 
     type: TensorType
     ranks: int  # of the group
     marks: Offsets
     parts: Callable[[int], Sequence[RankRound]]  # of a rank, by its number in the group
-    boxes: Mapping[tuple[int, int], tuple[int, ...]]  # the shapes of blocks that are no ranges of the flat value
-    most: int  # elements of a message
-    made: dict[tuple[str, TensorType], Var]  # what ranks declare of their own, which they share
-    ops: dict[tuple, Operator]  # and what they work with it
+    boxes: Mapping[tuple[int, int], tuple[int, ...]]  # the shapes of blocks that are not ranges of the flat value
+    most: int  # the most elements of a message
+    made: dict[tuple[str, TensorType], Var]  # declarations of local variables, shared by ranks
+    ops: dict[tuple, Operator]  # operators on them, shared by ranks
 
     @property
     def size(self) -> int:
         return self.type.numel
 
     def messages(self, t: Transfer) -> list[tuple[int, int]]:
-        """The ranges that travel for a transfer; what lies behind the value is one."""
+        """The ranges that a transfer sends, one for each message; the range after the value is one message."""
         a, b = self.marks[t.start], self.marks[t.stop]
         if a < b <= a + self.most or a >= self.size:
             return [(a, b)]
@@ -64,12 +65,12 @@ class Arrived(NamedTuple):
 
 
 class Received(NamedTuple):
-    final: bool  # nothing comes behind it
+    final: bool  # is it the last round?
     arrived: list[Arrived]
 
 
 class CollectiveOnRank:
-    """What one rank holds of one collective's value while it is carried out."""
+    """The buffers of one rank during one collective."""
 
     def __init__(self, block: Block, op: Operator, plan: CollectivePlan, me: int, coords: Coords):
         self.block, self.op, self.plan, self.me = block, op, plan, me
@@ -104,7 +105,7 @@ class CollectiveOnRank:
         return Received(final, arrived)
 
     def settle(self, now: Received) -> None:
-        """Add up and keep what came in a round; terms are added in the order of ranks."""
+        """Add up and store the values received in a round; terms are added in the order of ranks."""
         together: dict[tuple[int, int], list[Arrived]] = {}
         for m in now.arrived:
             together.setdefault((m.start, m.stop), []).append(m)
@@ -118,7 +119,7 @@ class CollectiveOnRank:
             self._keep(a, b, name)
 
     def _is_result(self, a: int, b: int) -> bool:
-        """Are these elements what the operator is to give, in its shape, and is its variable free?"""
+        """Are these elements exactly the operator's result, and is its output variable free?"""
         if (a, b) != self.wanted or self._type(a, b) != self.out_type:
             return False
         return all(p.name != self.out for p in self.held)  # the operator may write over its operand
@@ -126,12 +127,12 @@ class CollectiveOnRank:
     # -- elements -----------------------------------------------------------------------------------------------------
 
     def _type(self, a: int, b: int) -> TensorType:
-        """Elements travel flat; the whole value as it is."""
+        """The type in which elements travel: flat, except the full value, which keeps its shape."""
         whole = self.plan.type
         return whole if b - a == self.plan.size else TensorType(whole.dtype, (b - a,))
 
     def take(self, a: int, b: int, word: str) -> str:
-        """A variable that holds the elements [a, b) and nothing else, in the shape in which they travel."""
+        """A variable that holds exactly the elements [a, b), in the shape in which they travel."""
         found = self.held[self._among(a, b)]
         if sum(min(p.stop, b) - max(p.start, a) for p in found) < b - a:
             raise TranspileError(
@@ -150,7 +151,7 @@ class CollectiveOnRank:
         return name
 
     def _part(self, p: Piece, a: int, b: int, word: str) -> str:
-        """A variable with what is of a piece among the elements [a, b), in any shape."""
+        """A variable with the elements of a piece that are in [a, b), in any shape."""
         a, b = max(p.start, a), min(p.stop, b)
         if b - a == p.type.numel:
             return p.name
@@ -159,7 +160,7 @@ class CollectiveOnRank:
         return name
 
     def _keep(self, a: int, b: int, name: str) -> None:
-        """From now on, `name` holds the elements [a, b)."""
+        """Record that `name` holds the elements [a, b) from now on."""
         at = self._among(a, b)
         t = self.block.descs[name].type if name != self.out else self.out_type
         now = [Piece(a, b, name, a, t)]
@@ -172,13 +173,13 @@ class CollectiveOnRank:
         self.held[at] = now
 
     def _among(self, a: int, b: int) -> slice:
-        """Where the pieces stand that have some of the elements [a, b): pieces are in order, and have no element in common."""
+        """The slice of the pieces that overlap [a, b); pieces are sorted and do not overlap each other."""
         held, begin = self.held, attrgetter("start")
         first, stop = bisect_right(held, a, key=begin), bisect_left(held, b, key=begin)
         return slice(first - 1 if first and held[first - 1].stop > a else first, stop)
 
     def finish(self) -> None:
-        """Write the operator's result from what is held."""
+        """Write the operator's result from the pieces."""
         if not self.keeps_result:
             return
         a, b = self.wanted
@@ -195,7 +196,7 @@ class CollectiveOnRank:
             self._op("unpack", {"X": [self._part(p, a, b, "end") for p in found]}, self.out, shapes=(self.out_type.shape,))
 
     def _new(self, a: int, b: int, word: str, t: TensorType) -> str:
-        """Declare a variable of this rank's own."""
+        """Declare a variable that only this rank has."""
         name = self._unused(f"{self._base(a, b)}.{word}")
         self._used.add(name)
         made = self.plan.made
@@ -206,7 +207,7 @@ class CollectiveOnRank:
         return name
 
     def _base(self, a: int, b: int) -> str:
-        """What names of variables with these elements begin with."""
+        """The beginning of names of variables with these elements."""
         return self.out if b - a == self.plan.size else f"{self.out}.from{a}"
 
     def _op(self, type_: str, ins: Mapping[str, Sequence[str]], out: str, **attrs: Any) -> None:

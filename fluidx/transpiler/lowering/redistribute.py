@@ -1,4 +1,4 @@
-"""How a redistribute becomes communication operators: the steps from one placement to another, one group at a time."""
+"""Lower a redistribute: the communication operators that lead from one placement to another, one group at a time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..cluster import SERVERS
 
 
 class RedistributionStep(NamedTuple):
-    """One operator, and where the value lies behind it."""
+    """One operator, and the placement of the value after it."""
 
     type: str
     attrs: dict[str, Any]
     after: Placement
 
 
-# Which operator changes the entry of one group into another: by the classes of the two, NoneType being replicated. Other changes go by
-# way of the replicated value.
+# The operator that changes the entry of one group into another, by the classes of the two; NoneType is replicated. Other changes go through
+# the replicated value.
 _OPERATORS = {
     (Partial, NoneType): "all_reduce",
     (Partial, At): "reduce",
@@ -43,7 +43,7 @@ _OPERATORS = {
 
 
 def collective(old: Entry | None, new: Entry | None, group: str) -> list[tuple[str, dict[str, Any], Entry | None]]:
-    """(operator, attributes, entry behind it) for one group: one collective, or two where none does it alone."""
+    """(operator, attributes, entry after it) for one group: one collective, or two if no single one can do it."""
     type_ = _OPERATORS.get((type(old), type(new)))
     had = old.attrs() if old is not None else {}
     wanted = new.attrs() if new is not None else {}
@@ -55,7 +55,7 @@ def collective(old: Entry | None, new: Entry | None, group: str) -> list[tuple[s
     elif type_ == "transfer":
         wanted = {"to": wanted["root"]}
     elif type_ == "all_to_all":
-        type_ = type_ if had["axis"] != wanted["axis"] else None  # a cut between other blocks goes by way of the whole
+        type_ = type_ if had["axis"] != wanted["axis"] else None  # other blocks of the same axis: gather, then cut
         wanted = {f"to_{name}": value for name, value in wanted.items()}
     if type_ is not None:
         return [(type_, {"group": group, **had, **wanted}, new)]
@@ -65,9 +65,9 @@ def collective(old: Entry | None, new: Entry | None, group: str) -> list[tuple[s
 
 
 def in_turns(old: Entry | None, new: Entry | None, group: str) -> list[tuple[str, dict[str, Any], Entry | None]]:
-    """Over an axis of time a rank has all parts and terms, one after the other: an all_reduce adds up what the turns make.
-
-    What is cut is made whole as a sum of parts among zeros: it happens where a value is needed whole that is large, so hardly ever.
+    """The same for a time axis. A rank has all parts and terms, one after the other; an all_reduce adds up the values of the turns. A value
+    that is cut is gathered as a sum of parts padded with zeros. This is rare: it is only needed if an operator reads a large value that is
+    not cut.
     """
     if old is not None and old.axis is not None and old != new:
         owed = Partial("sum", group)
@@ -78,13 +78,13 @@ def in_turns(old: Entry | None, new: Entry | None, group: str) -> list[tuple[str
 
 
 def _served(old: Placement, new: Placement, axes: Mapping[str, int], turns: Container[str]) -> RedistributionStep | None:
-    """From terms of the trainers to servers, or from servers to copies for all trainers; None for other ways."""
+    """The step from partial sums on trainers to servers, or from servers to copies on all trainers; None for other changes."""
     (trainers,) = [g for g in axes if g != SERVERS and g not in turns]
     attrs: dict[str, Any] = {"group": SERVERS, "trainers": trainers}
     match old, new:
         case (Partial("sum"),), (At() | Pieces() as e,) if old[0].group == trainers and e.group == SERVERS:
             return RedistributionStep("push", attrs | e.attrs(), new)
-        case (), (At() | Pieces() as e,) if e.group == SERVERS:  # made of what trainers pulled, it may be theirs alone
+        case (), (At() | Pieces() as e,) if e.group == SERVERS:  # computed from pulled values, so only trainers may have it
             return RedistributionStep("push", attrs | e.attrs() | {"same": True}, new)
         case (At() | Pieces() as e,), () if e.group == SERVERS:
             return RedistributionStep("pull", attrs | e.attrs(), new)
@@ -92,16 +92,16 @@ def _served(old: Placement, new: Placement, axes: Mapping[str, int], turns: Cont
 
 
 def _one_group(old: Placement, new: Placement, axes: Mapping[str, int], turns: Container[str]) -> str:
-    """The one group over which two placements with at most one entry differ; "" where it is more, or time."""
+    """The group over which two placements with at most one entry differ; "" if there are several, or if it is a time axis."""
     groups = {e.group for e in (*old, *new)}
     (group,) = groups if len(groups) == 1 else ("",)
     return group if group in axes and group not in turns and SERVERS not in axes and old != new else ""
 
 
 def steps(old: Placement, new: Placement, axes: Mapping[str, int], turns: Container[str] = ()) -> list[RedistributionStep]:
-    """The operators from `old` to `new`: what is cut inside is joined first, what is cut outside is cut first. `turns` are axes of time.
-
-    Of two cuts of one axis the inner one cuts what the outer one leaves: it is undone before the outer one changes and made again behind.
+    """The operators from `old` to `new`: inner cuts are gathered first, outer cuts are made first. `turns` are time axes. If two groups cut
+    one axis, the inner group cuts the parts of the outer one: the inner cut is undone before the outer one changes, and made again
+    afterwards.
 
     >>> [s.type for s in steps((Partial("sum", "dp"),), (), {"dp": 2})]
     ['all_reduce']
@@ -111,7 +111,7 @@ def steps(old: Placement, new: Placement, axes: Mapping[str, int], turns: Contai
     if SERVERS in axes and (served := _served(old, new, axes, turns)) is not None:
         return [served]
     if SERVERS in axes and (done := tuple([e for e in old if e.group not in turns])) != old and entry_of(new, SERVERS):
-        return [*steps(old, done, axes, turns), *steps(done, new, axes, turns)]  # terms of turns are added up where they were made
+        return [*steps(old, done, axes, turns), *steps(done, new, axes, turns)]  # terms of turns are added up in their own placement
     out: list[RedistributionStep] = []
     if len(old) < 2 and len(new) < 2 and (group := _one_group(old, new, axes, turns)):
         after = old
@@ -134,12 +134,13 @@ def steps(old: Placement, new: Placement, axes: Mapping[str, int], turns: Contai
             out.append(RedistributionStep(type_, attrs, tuple(have[g] for g in order if g in have)))
 
     def waits(group: str, axis: int) -> bool:
-        """Is a cut of this axis outside of the group's still to change?"""
+        """Must an outer cut of this axis still change?"""
         outside = [o for o in order[: order.index(group)] if have.get(o) != want.get(o)]
         return any(axis_of(e) == axis for o in outside for e in (have.get(o), want.get(o)))
 
     def rank(group: str) -> int:
-        """Flat ranges stand beside nothing else: they are joined first, and terms are reduced into them last."""
+        """The order of groups. A value with flat ranges has no other entry: they are gathered first, and sums are scattered into them
+        last."""
         mine, target = have.get(group), want.get(group)
         if mine is None:
             return 0

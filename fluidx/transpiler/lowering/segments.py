@@ -1,4 +1,4 @@
-"""What stands for the operators of a block on a rank: a list of segments, each of which writes what the rank has of it."""
+"""Split a block of the program for all ranks into segments; each segment writes the operators of a given rank."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class RankSegment(Protocol):
     """Neighbouring operators of a block."""
 
     def write(self, rank: int, coords: Coords, block: Block) -> None:
-        """Append what a rank does to its block, and declare what that makes."""
+        """Append the operators of a rank to its block, and declare their results."""
 
     def is_common(self) -> bool:
-        """Does what a rank does follow from the program for all ranks?"""
+        """Do the operators of a rank follow from the program for all ranks?"""
 
 
 class OnEveryRank(tuple[Operator, ...]):
@@ -42,7 +42,7 @@ class OnEveryRank(tuple[Operator, ...]):
 
 
 class _OwnedRoots:
-    """Which roots a rank has, by their ids: of one rank after the other."""
+    """Which root placements include the current rank, by the ids of the placements; it is called for one rank after the other."""
 
     coords: Coords | None = None
 
@@ -53,11 +53,11 @@ class _OwnedRoots:
 
 
 class OnOwners:
-    """Operators whose results lie at roots: those of each root, with their numbers."""
+    """Operators with results at roots: the operators of each root, with their numbers."""
 
     def __init__(self, ops: Iterable[tuple[Placement, Operator]], held: _OwnedRoots):
         self.held = held
-        self.at: dict[int, tuple[Placement, list[tuple[int, Operator]]]] = {}  # by the id of the roots, of which there are a few objects
+        self.at: dict[int, tuple[Placement, list[tuple[int, Operator]]]] = {}  # by the id of the placement, of which there are few objects
         for k, (roots, op) in enumerate(ops):
             self.at.setdefault(id(roots), (roots, []))[1].append((k, op))
 
@@ -74,11 +74,11 @@ class OnOwners:
 
 
 class ProgramSegments:
-    """The segments of the blocks of a program that speaks for all ranks. `kept`: do servers keep what all ranks keep?"""
+    """The segments of the blocks of a program for all ranks. `kept`: do servers also store replicated state?"""
 
     def __init__(self, program: Program, kept: bool):
         self.program, self.kept = program, kept
-        self.roots_of: list[dict[int, Placement]] = []  # by block: the roots of the placements of what is declared there, by their ids
+        self.roots_of: list[dict[int, Placement]] = []  # by block: the root entries of the placements of its variables, by their ids
         self.of_blocks: list[list[RankSegment]] = [list(self._segments(b)) for b in program.blocks]
 
     def _segments(self, block: Block) -> Iterator[RankSegment]:
@@ -111,9 +111,9 @@ class ProgramSegments:
                 number += 1
 
     def _roots(self, block: Block) -> tuple[Callable[[Operator], Placement], bool]:
-        """A function that says at which roots the results of an operator lie, and whether anything of the block lies at one."""
+        """A function that gives the roots of an operator's results, and whether any value of the block is at a root."""
         find = block.find if block.idx else block.descs.get
-        different = {id(q): q for q in map(_PLACEMENT, block.descs.values())}  # most values lie at one of a few objects
+        different = {id(q): q for q in map(_PLACEMENT, block.descs.values())}  # most values share a few placement objects
         roots_of: dict[int, Placement] = {k: roots for k, q in different.items() if (roots := tuple([e for e in q if e.root is not None]))}
         if block.idx:  # a branch writes what enclosing blocks declare
             roots_of.update(self.roots_of[block.parent_idx])
@@ -123,7 +123,7 @@ class ProgramSegments:
         def at_roots(op: Operator) -> Placement:
             d = find(op.output_arg_names[0]) if op.output_arg_names else None
             found = () if d is None else roots_of.get(id(d.placement), ())
-            if found and OPS[op.type].move is not None:  # everyone that may hold the operand takes part
+            if found and OPS[op.type].move is not None:  # all ranks that may hold the operand take part
                 found = tuple(e for e in others(self.program, block, op) if e.root is not None)
                 return same.setdefault(found, found)
             return found
@@ -132,7 +132,7 @@ class ProgramSegments:
 
 
 def _independent(ops: Sequence[Operator]) -> Iterator[list[Operator]]:
-    """Neighbours, apart where one needs what another before it makes, or writes what that reads."""
+    """Runs of neighbours; a new run starts before an operator that reads or overwrites values of an operator in the run."""
     run: list[Operator] = []
     made: set[str] = set()
     read: set[str] = set()

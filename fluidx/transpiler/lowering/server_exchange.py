@@ -1,4 +1,4 @@
-"""push and pull written out for a rank: each trainer sends every server its piece of a term, which adds them up; and the new values back.
+"""Write push and pull for a rank: each trainer sends every server a piece of its term, servers add these up, and send the new values back.
 
 Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (2014), and the send and recv operators of fluid's
 DistributeTranspiler.
@@ -22,7 +22,7 @@ SERVED = ("push", "pull")
 
 
 class _Piece(NamedTuple):
-    """Elements [start, stop) of a flat value, and the rank of the server that has them."""
+    """Elements [start, stop) of a flattened value, and the rank of the server that has them."""
 
     server: int
     start: int
@@ -30,18 +30,18 @@ class _Piece(NamedTuple):
 
 
 class ServerExchange:
-    """Pushes and pulls that need nothing of each other: their messages start together. The first trainer may send for all; the others do
-    the same as each other. `kept`: do servers keep what all ranks keep?"""
+    """Independent pushes and pulls: their messages start together. The first trainer may send values for all trainers; the other trainers
+    have equal programs. `kept`: do servers also store replicated state?"""
 
     def __init__(self, ops: Sequence[Operator], kept: bool):
         self.ops, self.kept = ops, kept
-        self.written: dict[int, tuple[list[Operator], dict[str, Var]]] = {}  # by rank, trainers but the first under the second's
+        self.written: dict[int, tuple[list[Operator], dict[str, Var]]] = {}  # by rank; all trainers after the first use the second's
 
     def is_common(self) -> bool:
         return False
 
     def write_with_two_trainers(self, rank: int, block: Block) -> None:
-        """Append what a rank does if there are no trainers but the first two."""
+        """Append the operators of a rank as if there were only two trainers."""
         ops, made = self._written(rank, block, few=True)
         block.oplist += ops
         block.descs.update(made)
@@ -70,7 +70,7 @@ def _pieces(op: Operator, everyone: tuple[int, ...], t: TensorType) -> list[_Pie
 
 
 class _Writing:
-    """What a rank does in a push or a pull: what it makes of its own, what it sends and receives, and what it makes of that."""
+    """Writes the operators of one rank for a push or a pull: it cuts local values, sends and receives, and combines the results."""
 
     def __init__(self, op: Operator, rank: int, block: Block, batch: str, kept: bool, declared: dict[str, Var], few: bool):
         self.op, self.rank, self.declared = op, rank, declared
@@ -91,7 +91,7 @@ class _Writing:
         (self.push if op.type == "push" else self.pull)(pieces)
 
     def push(self, pieces: list[_Piece]) -> None:
-        """Trainers send their terms; a server receives one of each trainer and adds them up."""
+        """Trainers send their terms; a server receives one from each trainer and adds them up."""
         senders = self.trainers[:1] if self.op.attrs["same"] else self.trainers
         if self.rank in senders:
             for p in pieces:
@@ -108,7 +108,7 @@ class _Writing:
                 self.behind.append(self.made("sum", terms, self.out))
 
     def pull(self, pieces: list[_Piece]) -> None:
-        """Servers send what they have to every trainer, and to each other what all ranks keep."""
+        """Servers send their pieces to every trainer, and replicated state also to each other."""
         for p in pieces:
             if p.server == self.rank:
                 for r in self.takers:
@@ -123,7 +123,7 @@ class _Writing:
                 self.recv(self.out, pieces[0].server, self.type.shape, self.placement)
 
     def arrived(self, p: _Piece) -> str:
-        """The name of a piece: one's own, or what its server sends."""
+        """The name of a piece: the rank's own, or the one received from its server."""
         return self.x if p.server == self.rank else self.recv(f"{self.out}.from{p.start}", p.server, self.shape(p))
 
     def shape(self, p: _Piece) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What servers and trainers leave out of a program for all ranks: what other ranks compute."""
+"""Remove from the programs of servers and trainers the operators that only other ranks run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _LOCAL: Placement = (Local(),)
 
 
 class _Trainer(NamedTuple):
-    """What is left of a trainer's program beside servers. `before`: its operators before, so that nothing else gets their ids."""
+    """A trainer's program after operators of servers were removed. `before` keeps the original operators alive, so that their ids stay
+    unique."""
 
     before: list[list[Operator]]
     ops: list[Operator]
@@ -31,19 +32,19 @@ class _Trainer(NamedTuple):
 
 
 class ServerPrograms:
-    """Takes out of rank programs what others compute, where there are servers. `kept`: do servers keep anything? `updates`: does the
+    """Removes operators of other ranks from rank programs if there are servers. `kept`: do servers store anything? `updates`: does the
     program update parameters?"""
 
     def __init__(self, program: Program):
         self.program = program
-        self.trainers: dict[tuple[int, ...], _Trainer] = {}  # by the ids of all operators before
+        self.trainers: dict[tuple[int, ...], _Trainer] = {}  # by the ids of all original operators
         ops = program.global_block().oplist if SERVERS in program.groups else ()
         self.updates = any(op.role is Role.OPTIMIZE for op in ops)
         self.kept, self.away = _beside(program)
 
     def leave_out(self, new: Program, coords: Coords) -> None:
-        """Take out of a rank's program what other ranks compute. Trainers have no elements of what is on servers: those that have the same
-        operators leave out the same."""
+        """Remove the operators of other ranks from a rank's program. Trainers have no elements of values on servers, so trainers with the
+        same operators share the result."""
         if any(g not in coords for g in self.program.groups):
             _leave_out(new, coords, self.away, self.updates)
             return
@@ -61,8 +62,8 @@ class ServerPrograms:
 
 
 def _beside(program: Program) -> tuple[bool, set[str]]:
-    """Do servers keep anything, and what do they have nothing of: what trainers alone pull; or, where they keep nothing, all that does not
-    lie with them."""
+    """Whether servers store anything, and the names that servers do not have: values that only trainers pull; or, if servers store nothing,
+    all values that are not placed on servers."""
     if SERVERS not in program.groups:
         return False, set()
     block = program.global_block()
@@ -75,9 +76,10 @@ def _beside(program: Program) -> tuple[bool, set[str]]:
 
 
 def _leave_out(program: Program, coords: Coords, away: Collection[str] | None, updates: bool) -> None:
-    """Take out of a rank's program what other ranks compute: on a server what lies over the trainers' groups, with what is made of that and
-    what nobody then needs; everywhere what has elements on other servers only, unless it is read. Without `updates` all state is made.
-    `away` is None on a trainer, and on a server what servers have nothing of."""
+    """Remove the operators of other ranks from a rank's program. On a server, these are operators on values placed over the trainers'
+    groups, operators that depend on them, and operators that are then not needed. On all ranks, these are operators on values with elements
+    only on other servers, unless they are read. Without `updates`, all state is written. `away` is None on a trainer; on a server it has
+    the names that servers do not have."""
     block, is_server = program.global_block(), away is not None
     descs = block.descs
     gone = {n for n, d in descs.items() if any(e.group and e.group not in coords for e in d.placement)}.union(away or ())
@@ -93,8 +95,8 @@ def _leave_out(program: Program, coords: Coords, away: Collection[str] | None, u
 
 
 def _for_servers(program: Program, coords: Coords, gone: set[str]) -> list[Operator]:
-    """The operators that a server has of a program; what the others compute is added to what is `gone`. Raises TranspileError for operators
-    that would leave a server without what it keeps."""
+    """The operators of a program that a server runs; results of other ranks are added to `gone`. Raises TranspileError if a server could
+    not compute state that it stores."""
     block, left = program.global_block(), []
     descs = block.descs
     for op in block.oplist:
@@ -119,7 +121,7 @@ def _not_served(op: Operator, what: str) -> TranspileError:
 
 
 def _empty(placement: Placement, coords: Coords) -> bool:
-    """Has the rank no elements of what lies in flat ranges on servers?"""
+    """Does the rank have no elements of a value in flat ranges on servers?"""
     for e in placement:
         if e.bounds is not None and e.group == SERVERS:
             return coords[SERVERS][0] not in e.bounds.filled
@@ -127,7 +129,7 @@ def _empty(placement: Placement, coords: Coords) -> bool:
 
 
 def _needed(program: Program, ops: Sequence[Operator], ends: Iterable[str], unless: Collection[str]) -> list[Operator]:
-    """The operators that are needed: all but those that write nothing but what `unless` names, of which nothing is read or is an end."""
+    """The operators that are needed: all except those that write only names in `unless`, none of which is read or is in `ends`."""
     needed, out = set(ends), []
     for op in reversed(ops):
         reads, writes = flow.touches(program, op)

@@ -1,4 +1,4 @@
-"""Slices of a large value, where each element is in them, and the order of their steps.
+"""Slices of a large value: their ranges, the position of each element, and the order of their stages.
 
 A slice has a slot for each rank of a host, and a slot a shard for each host. Slots and shards are placements: `shard(0) over node`, and
 within that `shard(0) over rail`. So slot j and shard k of a slice belong to rank j of host k.
@@ -19,7 +19,7 @@ class SliceStep(NamedTuple):
 
 
 def slices(size: int, most: int) -> list[tuple[int, int]]:
-    """Ranges of at most `most` elements, alike but for one element. Parts of uneven sizes are legal everywhere, so nothing is padded.
+    """Ranges of at most `most` elements; their sizes differ by at most one. Uneven parts are allowed everywhere, so nothing is padded.
 
     >>> slices(10, 4)
     [(0, 3), (3, 6), (6, 10)]
@@ -38,7 +38,8 @@ class SlicePosition(NamedTuple):
 
 
 def position_of(element: int, size: int, most: int, devices: int, hosts: int) -> SlicePosition:
-    """Where an element of a flat value of `size` elements is, in slices of at most `most`, on so many hosts with so many devices each.
+    """The position of an element of a flat value of `size` elements, in slices of at most `most` elements, on `hosts` hosts with `devices`
+    devices each.
 
     >>> position_of(7, 10, 4, devices=2, hosts=2), element_at(SlicePosition(2, 0, 1, 0), 10, 4, devices=2, hosts=2)
     (SlicePosition(slice=2, slot=0, shard=1, offset=0), 7)
@@ -66,10 +67,9 @@ def _count(size: int, most: int) -> int:
 
 
 def steps(count: int, stages: int, in_flight: int) -> list[list[SliceStep]]:
-    """The steps of `count` slices, at most `in_flight` of which have begun and not ended: lists of steps that do not wait for each other.
-
-    A slice begins as soon as it may, and then takes a stage at a time; of one time, what is nearest to its end comes last, so that what
-    a slice sends stands before what the one before it adds up.
+    """The steps of `count` slices as lists of independent steps; at most `in_flight` slices have begun and not ended. A slice begins as
+    soon as possible, and then advances one stage at a time. In one list, the slice nearest to its end comes last, so the sends of a slice
+    come before the additions of the slice before it.
 
     >>> [["".join(map(str, s)) for s in now] for now in steps(3, stages=2, in_flight=2)]
     [['00'], ['10', '01'], ['20', '11'], ['21']]

@@ -1,7 +1,5 @@
-"""Collectives whose parts are no ranges of the flat value: it is cut along another axis than the first, or along two.
-
-The value travels laid out box by box: a rank cuts what it has into boxes, which are the blocks of the schedule, and joins those that it is
-to have.
+"""Collectives on values that are cut along another axis than the first, or along two axes, so that parts are not ranges of the flat value.
+The value travels in boxes, which are the blocks of the schedule: a rank cuts its value into boxes, and joins the boxes of its result.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from .rank_buffers import CollectiveOnRank, CollectivePlan, Piece
 
 
 class Boxed(CollectiveOnRank):
-    """What one rank holds of such a value."""
+    """The buffers of one rank for such a collective."""
 
     def __init__(self, block: Block, op: Operator, plan: CollectivePlan, me: int, coords: Coords):
         super().__init__(block, op, plan, me, coords)
@@ -29,13 +27,13 @@ class Boxed(CollectiveOnRank):
         }[self.algorithm_method]
         self.held = self._cut([k for k in had if self._size(k)])
         if self.algorithm_method == "exchange":
-            self.wanted = 0, 0  # no range: boxes that lie apart
+            self.wanted = 0, 0  # not a range: the boxes are not contiguous
 
     def _size(self, k: int) -> int:
         return self.plan.marks[k + 1] - self.plan.marks[k]
 
     def _cut(self, blocks: Sequence[int]) -> list[Piece]:
-        """Cut the operand into boxes, none of them empty."""
+        """Cut the operand into boxes that are not empty."""
         if self.algorithm_method == "spread":
             return [piece._replace(start=self.plan.marks[k], at=self.plan.marks[k]) for k in blocks for piece in self.held]
         axis, start, held = self.op.attrs.get("to_axis", self.op.attrs["axis"]), 0, []
@@ -49,7 +47,7 @@ class Boxed(CollectiveOnRank):
         return held
 
     def _type(self, a: int, b: int) -> TensorType:
-        """Blocks are boxes; what else travels is flat."""
+        """The type in which elements travel: blocks as boxes, other ranges flat."""
         box = self.plan.boxes.get((a, b))
         return TensorType(self.plan.type.dtype, (b - a,) if box is None else box)
 

@@ -1,4 +1,4 @@
-"""Transfers: a value that one rank has and another one wants, written out for a rank as a send or a recv."""
+"""Transfers: move a value from one rank to another; each rank gets a send or a recv."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Transfers:
     block: Block
     ops: tuple[Operator, ...]
     sizes: StandInShapes
-    written: dict[tuple, Operator] = field(default_factory=dict)  # ranks whose parts are of one shape share operators
+    written: dict[tuple, Operator] = field(default_factory=dict)  # ranks with parts of the same shape share operators
 
     def is_common(self) -> bool:
         return False
@@ -49,17 +49,17 @@ class Transfers:
         how = {"peer": peer, "group": op.attrs["group"], "batch": op.attrs["batch"]}
         if t is None:
             return send(op, op.input_arg_names[0], **how)
-        whole = TensorType(t.dtype, tuple(map(int, t.shape)))  # an attribute has numbers, and no names
+        whole = TensorType(t.dtype, tuple(map(int, t.shape)))  # an attribute has numbers, not names of axes
         return recv(op, op.output_arg_names[0], whole, **how, **(self._open(op) if ANY in whole.shape else {}))
 
     def _open(self, op: Operator) -> dict[str, object]:
-        """How long the open axes of what is received are."""
+        """Attributes with the sizes of the open axes of the received value."""
         name = op.input_arg_names[0]
         found = self.sizes.multiple(name, self._fed)
         if found is None:
             raise TranspileError(
                 f"%{name} {self.block.desc(name).type} goes from {op.attrs['root']} to {op.attrs['to']} over {op.attrs['group']}, and "
-                f"its size does not follow from the size of one feed; move the stage border to a value whose size does{where(op)}"
+                f"its size does not follow from the size of one feed; move the stage border to a value with such a size{where(op)}"
             )
         return {"like": found[0], "open": found[1]}
 

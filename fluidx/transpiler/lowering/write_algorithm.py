@@ -1,7 +1,7 @@
-"""Collectives that have an algorithm, written out for a rank: send, recv and sum, round by round.
+"""Write a collective with an algorithm for a rank: send, recv and sum operators, round by round.
 
-The one writer for all algorithms: a schedule (see algorithms/) says which blocks go where; here they become ranges of flat arrays, and the
-rank keeps account of which variable holds which elements.
+This writer serves all algorithms. A schedule (see algorithms/) says which blocks go where; here blocks become ranges of flat arrays, and
+rank_buffers.py records which variable holds which elements.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ def written_out(op: Operator) -> bool:
     return bool(OPS[op.type].algorithm_method and op.attrs["algorithm"])
 
 
-def why_whole(op: Operator, t: TensorType, n: int) -> str:
-    """Why a collective among n ranks on a value of this type cannot be written out, whatever the algorithm; "" when it can."""
+def why_no_algorithm(op: Operator, t: TensorType, n: int) -> str:
+    """The reason why no algorithm can carry out a collective among n ranks on a value of this type; "" if one can."""
     definition = opdef(op.type)
     if op.attrs.get("op", "sum") != "sum":
-        return f"only terms of a sum are added up on their way, and this is {op.attrs['op']}"
+        return f"algorithms can only add values up, and this is {op.attrs['op']}"
     if ANY in t.shape:
-        return f"messages have sizes, and {t} has none yet"
+        return f"messages need a known size, and {t} has open axes"
     if definition.blocks is not None and _boxes(op, t, n) is None and definition.blocks(t, n, op.attrs) is None:
-        return f"{t} has no block for each of {n} ranks"
+        return f"{t} cannot be cut into a block for each of {n} ranks"
     return ""
 
 
 def _boxes(op: Operator, t: TensorType, n: int) -> Sequence[tuple[int, ...]] | None:
-    """The shapes of the blocks in which a value travels; None where they are ranges of the flat value."""
+    """The shapes of the blocks in which a value travels; None if they are ranges of the flat value."""
     boxes = opdef(op.type).boxes
     return None if boxes is None else boxes(t, n, op.attrs)
 
 
 def carried_by(op: Operator, name: str, n: int, hosts: int = 1) -> Operator:
-    """The operator with an algorithm, which carries it among n ranks. Raises TranspileError where the algorithm does not do that."""
+    """The operator with the algorithm `name` among n ranks. Raises TranspileError if the algorithm cannot carry it out."""
     try:
         schedule(name, opdef(op.type).algorithm_method, n, hosts)
     except Refused as e:
@@ -66,31 +66,31 @@ def carried_by(op: Operator, name: str, n: int, hosts: int = 1) -> Operator:
 
 
 def others(program: Program, block: Block, op: Operator) -> Placement:
-    """Where an operator's value lies over the groups that have nothing to do with its own."""
+    """The entries of an operator's value over groups that are independent of the operator's own group."""
     places = (*block.desc(op.input_arg_names[0]).placement, *block.desc(op.output_arg_names[0]).placement)
     groups, group = program.groups, op.attrs["group"]
     rest = [e for e in dict.fromkeys(places) if e.group != group]
-    if not rest or group not in groups:  # a time axis, in which every rank is by itself
+    if not rest or group not in groups:  # a time axis: ranks do not communicate over it
         return tuple(rest)
     return tuple(e for e in rest if not _covers(groups.get(e.group, ()), groups[group]))
 
 
 def _covers(outer: Sequence[Sequence[int]], inner: Sequence[Sequence[int]]) -> bool:
-    """Are the ranks of each set of `inner` together in a set of `outer`?"""
-    key = id(outer), id(inner)  # a program's groups are few objects, with as many numbers as there are ranks
+    """Is each set of ranks of `inner` contained in a set of `outer`?"""
+    key = id(outer), id(inner)  # a program has few group objects, but each lists all ranks
     found = _COVERS.get(key)
     if found is None:
         if len(_COVERS) >= _MOST_GROUPS:
             _COVERS.clear()
         large = {r: k for k, s in enumerate(outer) for r in s}
         covers = all(len({large.get(r, -1 - r) for r in members}) <= 1 and all(r in large for r in members) for members in inner)
-        found = _COVERS[key] = covers, outer, inner  # which keeps the ids
+        found = _COVERS[key] = covers, outer, inner  # keeps the objects alive, so the ids stay unique
     return found[0]
 
 
 @dataclass
 class MessageRounds:
-    """Neighbouring collectives of one algorithm, group and wave: those that need nothing of each other start each round together."""
+    """Neighbouring collectives of one algorithm, group and wave: independent ones start each round together."""
 
     block: Block
     ops: Sequence[Operator]
@@ -102,7 +102,7 @@ class MessageRounds:
         self._plans: dict[int, CollectivePlan] = {}
 
     def write(self, rank: int, coords: Coords, block: Block) -> None:
-        """Append what the rank does to `block`, and declare what it receives."""
+        """Append the operators of the rank to `block`, and declare the values that it receives."""
         if self.group not in coords:
             return
         members = self.program.group_ranks(self.group, rank)
@@ -126,8 +126,7 @@ class MessageRounds:
             v.finish()
 
     def recipe(self, k: int, rank: int) -> RankRecipe | None:
-        """The rank's part of the rounds of collective k, as a check of its program takes them; None where it is not written out in flat
-        ranges."""
+        """The rank's part of the rounds of collective k, for the check of its program; None if the collective does not use flat ranges."""
         if self.group not in (coords := coords_of(self.program.groups, rank, self.program.turns)):
             return None
         members = self.program.group_ranks(self.group, rank)
@@ -141,7 +140,7 @@ class MessageRounds:
         return bool(plan.type.numel and plan.ranks > 1 and not plan.boxes) and opdef(self.ops[k].type).algorithm_method != "adaptive"
 
     def is_common(self) -> bool:
-        """Do the rounds carry each collective out, on all ranks, in flat ranges?"""
+        """Are the rounds of each collective proved for all ranks, in flat ranges?"""
         sets, hosts = self.program.groups[self.group], len(self.program.groups.get(NODE, ())) or 1
         known: set[tuple] = set()
         for k, op in enumerate(self.ops):
@@ -157,7 +156,7 @@ class MessageRounds:
         return True
 
     def count(self) -> tuple[int, int]:
-        """How many collectives the ranks carry out by messages, and by how many messages."""
+        """The number of collectives that the ranks carry out by messages, and the number of these messages."""
         collectives = messages = 0
         groups, hosts = self.program.groups, len(self.program.groups.get(NODE, ())) or 1
         for k, op in enumerate(self.ops):
@@ -177,7 +176,7 @@ class MessageRounds:
             op = self.ops[k]
             definition, name = opdef(op.type), op.attrs["algorithm"]
             t = local_type(self.block.desc(op.output_arg_names[0]).type, self._others[k], coords)
-            why = why_whole(op, t, n)
+            why = why_no_algorithm(op, t, n)
             if why:
                 raise TranspileError(f"{op.to_string()}: {why}; leave its algorithm empty")
             hosts = len(self.program.groups.get(NODE, ())) or 1
@@ -194,7 +193,7 @@ class MessageRounds:
                 found = CollectivePlan(t, n, marks, rounds, shapes, each, {}, {})
             except Refused as e:
                 raise TranspileError(f"{op.to_string()}: {e}") from None
-            if not any(e.axis is not None for e in self._others[k]):  # else other ranks have parts of other sizes
+            if not any(e.axis is not None for e in self._others[k]):  # otherwise other ranks may have parts of other sizes
                 self._plans[k] = found
         return found
 

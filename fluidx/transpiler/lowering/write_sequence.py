@@ -1,4 +1,4 @@
-"""A collective over all ranks, written as the stages of a sequence: whole, or slice by slice."""
+"""Write a collective over all ranks as the stages of a sequence: on the full value, or slice by slice."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ..algorithms.selection import AlgorithmTable
 from ..algorithms.sequence import CollectiveSequence, Grid, SequenceStage, Slicing, on_groups
 from ..algorithms.symbolic_check import slicing_of
 from ..cluster import DATA, NODE, RAIL
-from .carried import BETWEEN_HOSTS, carried, named, stays_whole
+from .choose_algorithm import BETWEEN_HOSTS, named, with_algorithm, without_algorithm
 from .slices import slices, steps
-from .write_algorithm import carried_by, others, why_whole
+from .write_algorithm import carried_by, others, why_no_algorithm
 
-Entries = dict[str, Entry]  # by group: where a value lies, or of what it is a term
+Entries = dict[str, Entry]  # the entries of a value by group
 
 
 @dataclass
 class _InFlight:
-    """Elements [start, stop) of the flat operand of a collective on their way through the stages; what is made of them is named after
-    `name`. `x` is what they are now."""
+    """Elements [start, stop) of the flat operand of a collective, on their way through the stages. `x` is their current variable; new
+    variables are named after `name`."""
 
     op: Operator
     name: str
@@ -41,7 +41,7 @@ class _InFlight:
 
 
 class SequenceWriter:
-    """Writes collectives that a sequence carries out. `between`: the algorithm of stages between hosts that name none."""
+    """Writes collectives that a sequence carries out. `between`: the algorithm for stages between hosts without their own."""
 
     def __init__(self, recipe: CollectiveSequence, writer: Writer, job: Job, between: str | AlgorithmTable):
         self.recipe, self.writer, self.block, self.job, self.between = recipe, writer, writer.block, job, between
@@ -49,7 +49,7 @@ class SequenceWriter:
         self.devices = job.mesh.world_size // self.hosts
 
     def write(self, ops: Sequence[Operator]) -> None:
-        """Write neighbouring collectives. Raises Refused for one that the recipe does not carry out."""
+        """Write neighbouring collectives. Raises Refused for one that the recipe cannot carry out."""
         slicing = slicing_of(self.recipe, self.hosts)
         if slicing is not None:
             self._sliced(ops, slicing)
@@ -68,7 +68,7 @@ class SequenceWriter:
         return on_groups(self.recipe.stages(op.type, grid), grid)
 
     def _entries(self, op: Operator) -> Entries:
-        """Where the operand lies over the groups of the stages; what all ranks have may be broadcast too."""
+        """The entries of the operand over the groups of the stages. A replicated value may be broadcast too."""
         groups = (NODE, RAIL) if self.devices > 1 else (DATA,)
         if op.type == "all_gather":
             return {}
@@ -82,7 +82,7 @@ class SequenceWriter:
     # -- stages -------------------------------------------------------------------------------------------------------------
 
     def _stage(self, value: _InFlight, stage: SequenceStage, out: str, attrs: dict[str, Any]) -> None:
-        """Write a stage, which makes `out` of what a value is; declare it, if it is not."""
+        """Write a stage that makes `out` from the current variable of a value; declare `out` if needed."""
         op, definition = value.op, opdef(stage.collective)
         if stage.group == DATA and stage.collective == op.type:
             attrs = {**op.attrs, **attrs}
@@ -103,7 +103,7 @@ class SequenceWriter:
         value.x = out
 
     def _carried(self, op: Operator, stage: SequenceStage) -> Operator:
-        """A stage with its algorithm."""
+        """The operator of a stage, with its algorithm."""
         inside, two_levels, _ = stage.algorithm.partition("/")
         if stage.group == NODE or inside and not two_levels:
             return op if not inside else carried_by(op, inside, self.devices if stage.group == NODE else self._ranks(stage))
@@ -113,12 +113,12 @@ class SequenceWriter:
                 block.desc(op.output_arg_names[0]).type, others(block.program, block, op),
                 coords_of(block.program.groups, 0, block.program.turns),
             )  # fmt: skip
-            op, said = carried(op, self.between, t, self._ranks(stage), self.job.mesh.links)
+            op, said = with_algorithm(op, self.between, t, self._ranks(stage), self.job.mesh.links)
             self.job.say(op, said)
             return op
         n, t = self._ranks(stage), block.desc(op.output_arg_names[0]).type
-        if why := why_whole(op, t, n):
-            self.job.say(op, stays_whole(op, why))
+        if why := why_no_algorithm(op, t, n):
+            self.job.say(op, without_algorithm(op, why))
             return op
         name, said = named(op, self.between, self.hosts, t.nbytes * self.hosts // n, self.job.mesh.links)
         self.job.say(op, said)
@@ -130,7 +130,7 @@ class SequenceWriter:
     # -- slices -------------------------------------------------------------------------------------------------------------
 
     def _sliced(self, ops: Sequence[Operator], slicing: Slicing) -> None:
-        """Write neighbours whose slices are on their way together."""
+        """Write neighbouring collectives whose slices are in flight together."""
         values = [v for op in ops for v in self._slices(op, slicing)]
         stages = self._stages(ops[0], min(v.stop - v.start for v in values))
         words = [_word(stage, k) for k, stage in enumerate(stages)]
@@ -139,7 +139,7 @@ class SequenceWriter:
                 value = values[k]
                 if not stage:
                     self._cut(value)
-                # slices that are as far start their messages together
+                # slices at the same stage start their messages together
                 self._stage(value, stages[stage], f"{value.name}.{words[stage]}", {"wave": wave} if stages[stage].algorithm else {})
         for op in ops:
             self._join(op, [v.x for v in values if v.op is op])

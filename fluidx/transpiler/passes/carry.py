@@ -1,4 +1,4 @@
-"""Carry: say of each collective how it is carried out."""
+"""Carry: choose the algorithm of each collective."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ...ir.types import TensorType
 from ..algorithms import able, algorithm
 from ..algorithms.selection import AlgorithmTable
 from ..cluster import SERVERS
-from ..lowering.carried import BETWEEN_HOSTS, carried, flat, stays_whole
+from ..lowering.choose_algorithm import BETWEEN_HOSTS, flat, with_algorithm, without_algorithm
 from ..lowering.write_algorithm import others
 
 
 @dataclass(frozen=True)
 class Carry(Pass):
     """Give collectives without an algorithm this one: a name, "auto" for the cheapest, or "" to leave them to the communicator. A table
-    says it by collective, group and size.
+    chooses by collective, group and size.
 
-    On several hosts what stays inside a host is whole, unless "auto" finds an algorithm that is cheaper there. Between hosts a value always
-    goes by send and recv: where nothing is chosen, by a ring, and an adaptive sum by halving_doubling.
-    What no algorithm can carry (a maximum, a value of open size, what stands in a loop) stays whole, and explain() says why; so does what
-    none can of which "auto" chooses, and what a named one cannot beside others that it carries.
-    `types`: the collectives that the choice is for; () for all.
+    On several hosts, collectives inside a host are left to the communicator, unless "auto" finds a cheaper algorithm there. Between hosts,
+    values always travel by send and recv: by default with ring, and adaptive sums with halving_doubling. A collective that no algorithm can
+    carry out (a maximum, a value of open size, one in a loop) is left to the communicator, and explain() says why. So is one that none of
+    the candidates of "auto" can carry out, and one that the named algorithm cannot carry out while it can carry out others. `types`: the
+    collectives that the choice is for; () for all.
     """
 
     algorithm: str | AlgorithmTable = ""
@@ -44,17 +44,17 @@ class Carry(Pass):
         main, refused = self._chosen(pair.main, name, job)
         if refused is not None and not any(op.attrs.get("algorithm") for b in main.blocks for op in b.oplist):
             raise refused  # it carries nothing at all
-        # startup runs once: there is nothing to choose, but hosts are crossed alike
+        # startup runs once, so nothing is chosen there, but values between hosts still need an algorithm
         return ProgramPair(main, self._chosen(pair.startup, "", job)[0])
 
     def _chosen(self, program: Program, name: str | AlgorithmTable, job: Job) -> tuple[Program, TranspileError | None]:
-        """The program whose collectives have algorithms, and why the first is without one that the algorithm does not do."""
+        """The program with algorithms of collectives, and the error for the first collective that the algorithm cannot carry out."""
         new = program.copy()
         coords = coords_of(new.groups, 0, new.turns)
-        stay = dict.fromkeys(flow.repeated(new), "it stands in a loop, and no proof follows messages from round to round")
+        stay = dict.fromkeys(flow.repeated(new), "it is in a loop, and the proof does not follow messages from one iteration to the next")
         refused = None
         if SERVERS in new.groups:
-            stay.update((b.idx, "it stands in a block, which servers do not run") for b in new.blocks[1:])
+            stay.update((b.idx, "it is in a sub-block, which servers do not run") for b in new.blocks[1:])
         for block in new.blocks:
             collectives = {t for t in op_types(block.oplist) if opdef(t).algorithm_method}
             known: dict[tuple, tuple[Frozen, str]] = {}  # attributes, types and placements are few objects
@@ -67,7 +67,7 @@ class Carry(Pass):
                     try:
                         first, said = self._carried(op, name, block, coords, job, stay.get(block.idx, ""))
                     except TranspileError as e:
-                        first, said, refused = op, stays_whole(op, str(e)), refused or e
+                        first, said, refused = op, without_algorithm(op, str(e)), refused or e
                     known[key] = first.attrs, said
                 attrs, said = known[key]
                 job.say(op, said)
@@ -91,14 +91,14 @@ class Carry(Pass):
         if op.attrs["algorithm"] or n == 1 or not name:
             return op, ""
         if stays:
-            return op, stays_whole(op, stays)
+            return op, without_algorithm(op, stays)
         terms = next((e for e in block.desc(op.input_arg_names[0]).placement if e.op), None)
-        # the proof does not follow parts of partial values through messages
+        # the proof does not follow parts of partial sums through messages
         if terms is not None and opdef(op.type).algorithm_method in ("spread", "exchange"):
-            return op, stays_whole(op, f"what ranks hold of it is {terms}")
-        return carried(op, name, self._local_type(op, block, coords), n, job.mesh.links, inside=hosts == 1)
+            return op, without_algorithm(op, f"the local values are {terms}")
+        return with_algorithm(op, name, self._local_type(op, block, coords), n, job.mesh.links, inside=hosts == 1)
 
     @staticmethod
     def _local_type(op: Operator, block: Block, coords: Coords) -> TensorType:
-        """The type of what the ranks of the group have together."""
+        """The type of the value that the ranks of the group hold together."""
         return local_type(block.desc(op.output_arg_names[0]).type, others(block.program, block, op), coords)

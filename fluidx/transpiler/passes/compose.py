@@ -1,4 +1,4 @@
-"""Compose: a collective over all ranks becomes what a recipe says: collectives over smaller groups, or push and pull."""
+"""Compose: replace a collective over all ranks by collectives over smaller groups, or by push and pull, as a recipe says."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ Recipe = CollectiveSequence | PushPull
 
 @dataclass(frozen=True)
 class Compose(Pass):
-    """Replace all_reduces of sums of known size over `group` by what a recipe says: a sequence of collectives over the hosts of a Cluster
-    (see algorithms/sequence.py), or push and pull between trainers and servers (algorithms/servers.py).
-
-    What is a maximum, or of open size, or in a block, stays as it is.
+    """Replace each all_reduce of a sum of known size over `group` by a recipe: a sequence of collectives over the hosts of a Cluster (see
+    algorithms/sequence.py), or push and pull between trainers and servers (algorithms/servers.py). Maxima, values of open size, and
+    operators in blocks are not changed.
     """
 
     recipe: Recipe
@@ -67,10 +66,9 @@ class Compose(Pass):
 def compose(
     program: Program, choose: Callable[[Writer, Operator], Recipe | None], job: Job, between: str | AlgorithmTable = "ring"
 ) -> Program:
-    """The program whose collectives are carried out by recipes, each by that which `choose` says, None to keep it. `between`: the algorithm
-    of stages between hosts that have none.
-
-    What is pulled from servers is pulled where somebody needs it, or together with the next push, so that each link is in use both ways.
+    """The program with collectives carried out by recipes; `choose` gives the recipe of each, or None to keep it. `between`: the algorithm
+    for stages between hosts without their own. Values are pulled from servers before their first reader, or together with the next push, so
+    that each link is used in both directions.
     """
     writer, waiting = Writer(program), Waiting(program)
     for recipe, run in groupby(writer.old, key=partial(choose, writer)):
@@ -103,7 +101,7 @@ def _push_and_pull(recipe: PushPull, writer: Writer, op: Operator, waiting: Wait
 
 
 def _check_served(main: Program) -> None:
-    """Sums in blocks stay among the trainers, since servers do not know when they run: beside others, not where these are all."""
+    """Raise TranspileError if all sums are in sub-blocks. Such sums stay among the trainers, since servers do not know when they run."""
     ops = [op for block in main.blocks[1:] for op in block.oplist if opdef(op.type).effect is Effect.COLLECTIVE]
     if ops:
         raise TranspileError(

@@ -1,4 +1,4 @@
-"""OverHosts: collectives over the ranks of several hosts are carried out by a recipe for hosts."""
+"""OverHosts: carry out collectives over the ranks of several hosts by a recipe for hosts, such as "hierarchical"."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from ..algorithms import SEQUENCED, SEQUENCES, CollectiveSequence, Grid, Refused
 from ..algorithms.cost import over_hosts
 from ..algorithms.selection import AlgorithmTable
 from ..cluster import DATA, SERVERS, need_hosts
-from ..lowering.carried import chosen, flat
-from ..lowering.write_algorithm import why_whole
+from ..lowering.choose_algorithm import chosen, flat
+from ..lowering.write_algorithm import why_no_algorithm
 from .compose import compose
 
 
 @dataclass(frozen=True)
 class OverHosts(Pass):
-    """Replace collectives over `group` by the sequence that `algorithm` names, and those that none is named for by "hierarchical", whose
-    collectives between hosts then have that algorithm (see algorithms/hierarchical.py).
-
-    `when`: is "hierarchical" taken: True, False, or "auto" for where there are several hosts with several devices each; by algorithm="auto"
-    where it is cheapest, or else "rails" or one algorithm for all ranks, whichever is. `left`: collectives that are left alone.
+    """Replace collectives over `group` by the sequence that `algorithm` names. If it does not name a sequence, use "hierarchical", in which
+    collectives between hosts have that algorithm (see algorithms/hierarchical.py). `when`: whether to use "hierarchical": True, False, or
+    "auto", which uses it if there are several hosts with several devices each. With algorithm="auto", the cheapest is used: "hierarchical",
+    "rails" or one algorithm for all ranks. `left`: types of collectives that are not changed.
     """
 
     when: Any = "auto"
@@ -37,7 +36,7 @@ class OverHosts(Pass):
 
     def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         mesh, named = job.mesh, isinstance(self.algorithm, str) and self.algorithm in SEQUENCES
-        if SERVERS in pair.main.groups:  # they stand beside the hosts, and gradients go to them: little is left over dp
+        if SERVERS in pair.main.groups:  # servers are outside of these hosts and receive the gradients: few collectives over dp are left
             if self.when is True:
                 raise TranspileError("hierarchical=True has no use where gradients go to servers; leave it out")
             return pair
@@ -58,7 +57,7 @@ class OverHosts(Pass):
             return self._cheapest(found, writer, op, job) if found is usual and self.when == self.algorithm == "auto" else found
 
         between = flat(self.algorithm) or "ring"
-        # startup runs once: there is nothing to choose
+        # startup runs once, so its cost does not matter
         return ProgramPair(compose(pair.main, in_main, job, between), compose(pair.startup, in_startup, job))
 
     def _takes(self, op: Operator) -> bool:
@@ -74,10 +73,10 @@ class OverHosts(Pass):
 
     @staticmethod
     def _cheapest(usual: CollectiveSequence | None, writer: Writer, op: Operator, job: Job) -> CollectiveSequence | None:
-        """The sequence for a collective by the cost model; None where one algorithm among all ranks is cheaper."""
+        """The sequence for a collective by the cost model; None if one algorithm among all ranks is cheaper."""
         t, hosts, n = writer.block.desc(op.output_arg_names[0]).type, job.mesh.hosts, job.mesh.world_size
-        if usual is None or op.type not in ("all_reduce", "reduce", "broadcast") or why_whole(op, t, n):
-            return usual  # what has parts goes by an algorithm of two levels
+        if usual is None or op.type not in ("all_reduce", "reduce", "broadcast") or why_no_algorithm(op, t, n):
+            return usual  # collectives with parts use a two-level algorithm
         grid = Grid(hosts, n // hosts, op.attrs.get("root", 0), t.shape[0] if t.shape else 0)
         found = over_hosts(op.type, grid, t.nbytes, job.mesh.links)
         job.say(op, chosen(op, n, t.nbytes, found))
@@ -85,7 +84,7 @@ class OverHosts(Pass):
 
 
 def _able(recipe: CollectiveSequence | None, writer: Writer, op: Operator, job: Job) -> CollectiveSequence | None:
-    """The recipe, if it carries the collective out."""
+    """The recipe, if it can carry out the collective; else None."""
     if recipe is None or op.type not in SEQUENCED:
         return None
     t, hosts = writer.block.desc(op.output_arg_names[0]).type, job.mesh.hosts

@@ -1,4 +1,4 @@
-"""Offload: what only updates work on lives in the memory of the host, and updates run there."""
+"""Offload: store parameters and optimizer state in host memory if only updates use them, and run the updates on the host."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ _COMPUTES = (Role.FORWARD, Role.LOSS, Role.BACKWARD)
 
 @dataclass(frozen=True)
 class Offload(Pass):
-    """Run updates on the host, and keep there what they write and what forward and backward do not work on.
-
-    Parameters that rest cut, the optimizer's state and learning rates are then on the host; a device has parameters in use, gradients and
-    activations. What is read in the other memory is copied there in front of its reader, by forward and by backward each for itself.
-    Sources write what they define where it rests. Communication is the device's.
+    """Run updates on the host, and store there the variables that they write and that forward and backward do not compute with. Sharded
+    parameters, the optimizer's state and learning rates are then on the host; a device has gathered parameters, gradients and activations.
+    A value that is read in the other memory is copied there before its reader, once in forward and once in backward. Operators without
+    inputs write their results directly into the memory that stores them. Communication runs on the device.
     Source: the CPU offload of ZeRO and of PyTorch's FSDP.
     """
 
@@ -48,7 +47,7 @@ class Offload(Pass):
 
 
 class MemoryCopies(Conversions):
-    """What a proof knows of offload: copies between the memories convert, and an operator works in one memory."""
+    """The conversions of offload, for the proof: copies between the memories, and operators that read and write one memory."""
 
     def converts(self, op: Operator, block: Block) -> Order | None:
         return () if opdef(op.type).copies_to else None
@@ -58,7 +57,7 @@ class MemoryCopies(Conversions):
 
 
 def _resting(main: Program) -> set[str]:
-    """The persistables that rest on the host: those that updates write, and those on whose elements forward and backward do not work."""
+    """The persistables that are stored on the host: those that updates write, and those whose elements forward and backward do not read."""
     descs = main.global_block().descs
     used: set[str] = set()
     updated: set[str] = set()
@@ -75,7 +74,7 @@ def _resting(main: Program) -> set[str]:
 
 
 def _moved_for_updates(program: Program, resting: Container[str]) -> set[int]:
-    """The operators, by id, that lay out anew what the host alone reads: that is copied in one piece in front of them."""
+    """The operators, by id, that reshape or slice a value which only the host reads: the value is copied once before them."""
     found: set[int] = set()
     block = program.global_block()
     used: set[str] = set()
@@ -99,8 +98,8 @@ def _offloaded(program: Program, resting: Container[str]) -> int:
 
 
 class _Memories(FormWalk):
-    """Forms are the two memories. Forward and backward copy what rests in the other memory each for itself, and what only moves a value
-    takes a copy of its own; all other readers of a value share one."""
+    """The walk over the two memories. Forward and backward each make their own copies of stored values, and operators that only move a
+    value make their own copy; all other readers of a value share one copy."""
 
     by_name = True
 
@@ -133,7 +132,7 @@ class _Memories(FormWalk):
         return FormChoice.of([here if n in read else None for n in ins], [Held((here,))] * len(outs))
 
     def _on_host(self, op: Operator, definition: type[OpDef]) -> bool:
-        """Does the host run it: an update, what moves only what lies there, or a source of what rests there?"""
+        """Does the host run the operator? It runs updates, operators that only move host values, and sources of values stored there."""
         if definition.effect in _TALKS:
             return False
         if op.role in _UPDATES:

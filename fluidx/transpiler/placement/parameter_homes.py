@@ -1,7 +1,7 @@
-"""Where a parameter rests or is updated: everywhere, at a root, in flat pieces at balanced roots, or cut along an axis.
+"""Choices of where parameters are stored or updated: on every rank, at a root, in flat pieces at balanced roots, or sharded along an axis.
 
-Each choice is a function of all those parameters together: {name: placement over the group}, None standing for everywhere. One that asks
-for the program is shown it first, `seen(main)`; one for rest may say in `units(params)` which parameters come into use together.
+A choice maps all parameters together to {name: entry over the group}; None means every rank. A choice with a method `seen(main)` is given
+the program first. A choice of storage placements may have `units(params)`, which lists the parameters that are gathered together.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ class AtRoots:
 
 @dataclass(frozen=True)
 class InPieces:
-    """Parameters are cut into chunks of at most `chunk_mb` MiB, and the chunks dealt to balanced roots.
-
-    A rank's chunks of a parameter lie together. A parameter all of whose chunks went to one rank lies at that root.
+    """Parameters are cut into chunks of at most `chunk_mb` MiB, which are assigned to balanced roots. A rank's chunks of a parameter are
+    contiguous. A parameter all of whose chunks are on one rank is placed at that root.
     """
 
     chunk_mb: float = 4.0
@@ -63,7 +62,7 @@ class InPieces:
         """Who is responsible for which elements."""
         size = chunk_bytes(sum(d.type.nbytes for d in params.values()), ranks, self.chunk_mb)
         chunks = []
-        for n, d in params.items():  # what another axis cuts has no flat ranges: it stays in one piece
+        for n, d in params.items():  # a parameter that another axis cuts has no flat ranges: it stays in one piece
             each = max(size, d.type.nbytes) if d.placement else size
             chunks += cut(n, d.type.numel, d.type.nbytes // max(1, d.type.numel), each)
         return assign(chunks, ranks, self.method)
@@ -71,9 +70,8 @@ class InPieces:
 
 @dataclass(frozen=True)
 class OnServers:
-    """Parameters lie on the last `servers` ranks of the group `ps`, in at most as many slices of at least `min_block` elements.
-
-    Slices are dealt to the servers in turn, or by a hash of their names. Source: `slice_variable` of fluid's DistributeTranspiler.
+    """Parameters are placed on the last `servers` ranks of the group `ps`, in at most as many slices of at least `min_block` elements.
+    Slices are assigned to the servers in turn, or by a hash of their names. Source: `slice_variable` of fluid's DistributeTranspiler.
     """
 
     servers: int
@@ -93,7 +91,7 @@ class OnServers:
 
 
 def _in_pieces(chunks: Sequence[RootChunk], group: str, ranks: int) -> dict[str, Entry | None]:
-    """Where parameters lie whose chunks have roots: what one rank has of one lies together."""
+    """The entries of parameters whose chunks have roots: a rank's chunks of a parameter are contiguous."""
     held: dict[str, dict[int, int]] = {}
     for c in chunks:
         sizes = held.setdefault(c.param, {})
@@ -102,7 +100,7 @@ def _in_pieces(chunks: Sequence[RootChunk], group: str, ranks: int) -> dict[str,
 
 
 def pieces_of(sizes: Mapping[int, int], group: str, ranks: int) -> At | Pieces:
-    """Where a value lies of which each rank of a group has so many elements; a rank that is not named has none.
+    """The entry of a value of which each rank has `sizes[rank]` elements; a rank that is not in `sizes` has none.
 
     >>> print(pieces_of({1: 2, 2: 1}, "dp", 3), pieces_of({1: 3}, "dp", 3))
     pieces(0, 0, 2, 3) over dp at(1) over dp
@@ -113,7 +111,8 @@ def pieces_of(sizes: Mapping[int, int], group: str, ranks: int) -> At | Pieces:
 
 @dataclass(frozen=True)
 class Sharded:
-    """Each parameter is cut along its first axis that divides evenly, or else its longest; one element or none stays everywhere."""
+    """Each parameter is cut along its first axis that divides evenly, or else its longest; parameters of at most one element are
+    replicated."""
 
     def entries(self, params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry | None]:
         return {n: self._entry(d, group, ranks) for n, d in params.items()}
@@ -130,7 +129,7 @@ class Sharded:
 
 
 def even_pieces(params: Mapping[str, Var], group: str, ranks: int) -> dict[str, Entry]:
-    """Parameters one behind the other, and all of it cut evenly: where each then lies.
+    """The entries of parameters that are concatenated, with the whole cut evenly.
 
     >>> from fluidx.ir import TensorType, Var
     >>> sizes = {"a": 6, "b": 2, "c": 4}
@@ -143,10 +142,9 @@ def even_pieces(params: Mapping[str, Var], group: str, ranks: int) -> dict[str, 
 
 @dataclass(frozen=True)
 class InBuckets:
-    """Parameters lie in buckets of at most `mb` MiB, the first of `first_mb`, and each bucket is cut evenly into flat ranges.
-
-    They are taken in the order in which backward finishes their gradients, so that what is reduced and cut together is finished together.
-    One that another axis cuts is cut as Sharded does; one element stays everywhere.
+    """Parameters are in buckets of at most `mb` MiB, the first of `first_mb`, and each bucket is cut evenly into flat ranges. Buckets take
+    the parameters in the order in which backward finishes their gradients, so the gradients of a bucket are finished at about the same
+    time. A parameter that another axis cuts is cut as in Sharded; a parameter of one element is replicated.
     """
 
     mb: float = 25.0
@@ -159,7 +157,7 @@ class InBuckets:
         return out
 
     def buckets(self, params: Mapping[str, Var]) -> list[list[str]]:
-        """The parameters of each bucket, which are of one dtype."""
+        """The parameters of each bucket; a bucket has one dtype."""
         of: dict[str, list[str]] = {}
         for n, d in params.items():
             if not d.placement and d.type.numel > 1:
@@ -169,15 +167,14 @@ class InBuckets:
 
 @dataclass(frozen=True)
 class InFlatUnits:
-    """A unit's parameters lie one behind the other, and all of it is cut evenly: a rank has one flat range of the unit.
-
-    `by`: a unit has at most so many MiB, or is one larger parameter, in the order in which the program reads them; or "scope": those that
-    operators of one fx.name_scope read first. Those of another dtype lie in a range of their own. One element stays everywhere, and what
-    another axis cuts lies as Sharded has it, since flat ranges stand beside no other cut.
+    """A unit's parameters are concatenated, and the whole is cut evenly: a rank has one flat range of the unit. `by`: a unit has at most so
+    many MiB, or one larger parameter, in the order in which the program reads them; or "scope": a unit has the parameters that operators of
+    one fx.name_scope read first. A unit has one flat range for each dtype. Parameters of one element are replicated. A parameter that
+    another axis cuts is cut as in Sharded, since a value with flat ranges has no other cut.
     """
 
     by: float | str = 25.0
-    first: Mapping[str, Operator] = field(default_factory=dict, repr=False, compare=False)  # the operator that reads a parameter first
+    first: Mapping[str, Operator] = field(default_factory=dict, repr=False, compare=False)  # the first operator that reads each parameter
 
     def seen(self, main: Program) -> InFlatUnits:
         """The choice for the parameters of this program."""
@@ -188,7 +185,7 @@ class InFlatUnits:
         return replace(self, first=first)
 
     def units(self, params: Mapping[str, Var]) -> list[list[str]]:
-        """The parameters that come into use together."""
+        """The parameters that are gathered together."""
         order = {n: k for k, n in enumerate(self.first)}
         names = sorted(params, key=lambda n: order.get(n, inf))
         if self.by == "scope":
@@ -211,5 +208,5 @@ class InFlatUnits:
 
 
 def _scope(op: Operator | None) -> str:
-    """The fx.name_scope in which an operator was written."""
+    """The fx.name_scope in which an operator was written; "" if there is none."""
     return op.site.function.rpartition("/")[0] if op is not None and op.site is not None else ""

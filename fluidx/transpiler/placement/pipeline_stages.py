@@ -1,4 +1,4 @@
-"""Pipeline stages: operators that a device pins to one rank of an axis, and where what they keep rests."""
+"""Pipeline stages: which operators a device mark pins to one rank of the axis `pp`, and where their variables are stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STAGE = re.compile(r"(?:stage|gpu):([0-9]+)")
 
 
 def stage_of(device: str) -> int | None:
-    """The stage that a device is a mark of.
+    """The stage that a device string marks; None if it marks none.
 
     >>> stage_of("stage:2"), stage_of("gpu:1"), stage_of("cpu")
     (2, 1, None)
@@ -27,9 +27,8 @@ def stage_of(device: str) -> int | None:
 
 
 def pins(main: Program, axes: Mapping[str, int]) -> dict[str, At]:
-    """{device: the rank of the axis `pp` that runs its operators}; nothing where ranks have no such axis.
-
-    Raises TranspileError for a stage that there is not, and for one without operators.
+    """{device: the rank of the axis `pp` that runs its operators}; empty if the ranks have no such axis. Raises TranspileError for a stage
+    that does not exist, and for a stage without operators.
     """
     n = axes.get(STAGES, 1)
     if n == 1:
@@ -56,8 +55,8 @@ def pins(main: Program, axes: Mapping[str, int]) -> dict[str, At]:
 
 
 def rest_at_stages(main: Program, pinned: Mapping[str, At], floating: Container[str]) -> dict[str, At]:
-    """The stage at which what is fed or kept rests: the one that writes it last, or else the only one that reads it. What is `floating`
-    rests where its first operator wants it."""
+    """The stage that stores each fed or persistable variable: the one that writes it last, or else the only one that reads it. A variable
+    in `floating` is stored where its first operator needs it."""
     block = main.global_block()
     lasting = {n for n, d in block.descs.items() if (d.persistable or d.is_data) and n not in floating}
     readers: dict[str, set[At | None]] = {}
@@ -74,6 +73,6 @@ def rest_at_stages(main: Program, pinned: Mapping[str, At], floating: Container[
 
 
 def between_stages(old: Placement, new: Placement) -> bool:
-    """Does a value go from one stage to another, and lie as before over everything else?"""
+    """Does a value move from one stage to another, with the same placement over all other groups?"""
     stages = [[e for e in q if e.root is not None and e.group == STAGES] for q in (old, new)]
     return all(stages) and [e for e in old if e not in stages[0]] == [e for e in new if e not in stages[1]]

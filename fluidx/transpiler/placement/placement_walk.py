@@ -1,6 +1,7 @@
-"""Where an operator wants its operands, and where its results then lie: the rows of its rule, over each group of ranks.
+"""The placements that an operator needs for its operands, and those of its results, chosen from its placement rules for each group.
 
-Choices are kept by the kind of operator and by how its operands lie, so that a deep program asks the rules about a layer once.
+Choices are cached by the class of the operator and the placements of its operands, so a deep program uses the rules once for each kind of
+layer.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from .stand_in_entries import AtHand, filled_in, with_stand_ins
 
 @dataclass(eq=False, slots=True)
 class Choice(FormChoice):
-    """`source`: no elements of any operand are read. `parts`: an axis that must be whole is cut, so that the operator is written out, if
-    it can be."""
+    """A FormChoice of placements. `source`: the operator reads no elements of its operands. `parts`: an axis that must not be cut is cut,
+    so the operator is decomposed if possible."""
 
     source: bool = False
     parts: bool = False
 
 
 class Decision(NamedTuple):
-    """Where an operator wants its operands, and where its results then lie; `take` and `parts` are those of a Choice."""
+    """The placements that an operator needs for its operands, and those of its results; `take` and `parts` are as in Choice."""
 
     take: list[int | None]
     wanted: list[Placement]
@@ -43,10 +44,9 @@ class Decision(NamedTuple):
 
 
 class PlacementWalk(FormWalk):
-    """A walk whose forms are placements, and what operators choose of them.
-
-    `axes` are the groups that values are cut over, outer before inner, with their sizes. What `stays` is computed with where it rests, as
-    far as possible, which is the mark of its value. An operator whose device is in `pins` runs there, whatever moving its operands costs.
+    """A walk whose forms are placements. `axes` are the groups that values are cut over, outer before inner, with their sizes. Operators
+    use variables in `stays` in their storage placement if possible; this is the mark of these values. An operator whose device is in `pins`
+    runs on that rank, whatever the cost of moving its operands.
     """
 
     keeps_choices = True
@@ -56,13 +56,13 @@ class PlacementWalk(FormWalk):
         self.axes, self.stays, self.pins = axes, stays, pins
         self.groups = list(axes_with_ranks(axes).items())
         self.kinds = PatternClasses()
-        self.decided: dict[tuple[PatternClass, AtHand, tuple[int, ...]], Decision] = {}  # with stand-ins for roots and flat ranges
+        self.decided: dict[tuple[PatternClass, AtHand, tuple[int, ...]], Decision] = {}  # keys have stand-ins for roots and flat ranges
         self.helds: dict[tuple[int, tuple[Placement, ...], bool], Held] = {}
         self.types: dict[str, TensorType] = {}
         self.at = {None: Held(())}
 
     def special(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names, choice: FormChoice) -> FormChoice | list[Operator]:
-        """A source writes results where they rest, and an operator over an axis that must be whole and is cut is written out."""
+        """A source writes its results in their storage placements; an operator with a cut axis that must not be cut is decomposed."""
         assert isinstance(choice, Choice)
         if choice.parts and (parts := self._parts(op)) is not None:
             return parts
@@ -71,10 +71,10 @@ class PlacementWalk(FormWalk):
         return choice
 
     def _parts(self, op: Operator) -> list[Operator] | None:
-        """The operators that stand for one, their new values declared; None where it has none."""
+        """The operators that replace one operator, with their new values declared; None if it is not decomposed."""
         raise NotImplementedError
 
-    # -- one object for each type and placements, so that it is a key by itself ------------------------------------------------
+    # -- one object for each type and placements, so that its identity is a key -------------------------------------------------
 
     def _held(self, name: str | None, places: tuple[Placement, ...]) -> Held:
         key = self.type_of[name], places, name in self.stays
@@ -119,7 +119,7 @@ class PlacementWalk(FormWalk):
         self, definition: type[OpDef], kind: PatternClass, have: AtHand, stays: tuple[int, ...], said: Mapping[str, Entry | None],
         pin: At | None,
     ) -> Decision:  # fmt: skip
-        """Where an operator wants operands that are at hand so, and where its results then lie."""
+        """The Decision for an operator whose operands are available in these placements."""
         p = kind.pattern
         over: list[Chosen] = []
         for group, n in self.groups:
@@ -132,7 +132,7 @@ class PlacementWalk(FormWalk):
             else:
                 over.append(choose(kind, options, group, n, {row.factor for row, _, _ in over if row.runs}, stays))
         whole = next(row for row in kind.table if row.kind == "whole")
-        if any(row.flat for row, _, _ in over):  # flat ranges stand beside nothing else
+        if any(row.flat for row, _, _ in over):  # a value with flat ranges has no other entries
             over = [found if found[0].flat else (whole, list(whole.ins), list(whole.outs)) for found in over]
         elif SERVERS in self.axes and over[0][0] is not whole and any(row is not whole for row, _, _ in over[1:]):
             over = self._on_one_side(kind, over, have)
@@ -141,7 +141,7 @@ class PlacementWalk(FormWalk):
         take: list[int | None] = []
         for k, qs in enumerate(have):
             here = next((i for i, q in enumerate(qs) if q == wanted[k]), None)
-            if here is None:  # what every rank has is on the root too
+            if here is None:  # a replicated value is on the root too
                 here = next((i for i, q in enumerate(qs) if _serves(q, wanted[k])), -1)
             as_it_is = k in p.shape_only and not (qs and elsewhere(qs[0], wanted[k]))
             take.append(None if as_it_is or p.ins[k] is None else here)
@@ -149,7 +149,8 @@ class PlacementWalk(FormWalk):
         return Decision(take, wanted, results, ", ".join(dict.fromkeys(row.why for row, _, _ in over)), parts)
 
     def _on_one_side(self, kind: PatternClass, over: Sequence[Chosen], have: Sequence[tuple[Placement, ...]]) -> list[Chosen]:
-        """Of operands at servers and with trainers, all come to the trainers where they cut one of them, and else to one server."""
+        """If some operands are on servers and others on trainers, bring all to the trainers if these cut one of them, else to one
+        server."""
         whole, root = (next(row for row in kind.table if row.kind == k) for k in ("whole", "root"))
         nothing: Chosen = (whole, list(whole.ins), list(whole.outs))
         if any(axis_of(e) is not None for _, entries, _ in over[1:] for e in entries):
@@ -159,14 +160,14 @@ class PlacementWalk(FormWalk):
         return [(root, ins, outs), *(nothing for _ in over[1:])]
 
     def _at_home(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> Results | None:
-        """Where results rest that have a place already, if a source can write there; None if not."""
+        """The storage placements of results that have one, if a source can write its results there; else None."""
         places = [None if n is None else self.home.get(n, REPLICATE) for n in outs]
         if not any(places) or not may_write(self._kind(op, definition, ins, outs), places, self.groups):
             return None
         return [(self._held(n, (q or REPLICATE,)), q or REPLICATE) for n, q in zip(outs, places, strict=True)]
 
     def _said(self, op: Operator, definition: type[OpDef], ins: Names) -> Mapping[str, Entry | None]:
-        """Where the program says that the result of an operator lies."""
+        """The entries that the program itself annotates for the result of an operator."""
         if definition.annotation is None or ins[0] is None:
             return {}
         said = definition.annotation([None if n is None else next(iter(self.at[n].forms), ()) for n in ins], **op.attrs)
@@ -175,14 +176,14 @@ class PlacementWalk(FormWalk):
                 raise TranspileError(f"op {op.type}: {no_axis(group, self.axes, self.program.groups)}{where(op)}")
             t = self.types[ins[0]]
             axis = axis_of(e)
-            if axis is not None and self.axes[group] > 1 and t.shape[axis] == 1:  # one element is cut nowhere: it broadcasts
-                what = f"{e} cuts an axis of {t} that is one element long"
-                raise TranspileError(f"op {op.type}: {what}; leave it whole over {group}{where(op)}")
+            if axis is not None and self.axes[group] > 1 and t.shape[axis] == 1:  # an axis of size 1 is not cut: it broadcasts
+                what = f"{e} cuts an axis of {t} that has size 1"
+                raise TranspileError(f"op {op.type}: {what}; leave it replicated over {group}{where(op)}")
         return said
 
 
 def _serves(held: Placement, wanted: Placement) -> bool:
-    """Can a value that lies so be read where `wanted` is asked for? What every rank has is at the root too."""
+    """Can a value in the placement `held` be read as one in `wanted`? A replicated value is at every root too."""
     mine = {e.group: e for e in held}
     for e in wanted:
         have = mine.pop(e.group, None)
@@ -192,12 +193,12 @@ def _serves(held: Placement, wanted: Placement) -> bool:
 
 
 def elsewhere(held: Placement, wanted: Placement) -> bool:
-    """Is a value at a root, or on servers, where it is not wanted, so that not even its shape can be read there?"""
+    """Is a value at a root or on servers, and needed on other ranks, which cannot even read its shape?"""
     return any((e.root is not None or e.group == SERVERS) and e not in wanted for e in held)
 
 
 def no_axis(group: str, axes: Mapping[str, int], groups: Mapping[str, Sequence[Sequence[int]]]) -> str:
-    """What is to be said of an annotation over an axis that the ranks do not have."""
+    """The error text for an annotation over an axis that the ranks do not have."""
     sets = groups.get(group)
     if sets:
         as_axis = f"fx.Mesh(dp={len(sets)}, {group}={len(sets[0])})"
@@ -206,5 +207,5 @@ def no_axis(group: str, axes: Mapping[str, int], groups: Mapping[str, Sequence[S
 
 
 def where(op: Operator) -> str:
-    """Lines that show an operator and the user's line."""
+    """Lines for an error message: the operator, and the user's source line."""
     return f"\n  in {op.to_string()}" + (f"\n  written at {op.site}" if op.site else "")

@@ -1,4 +1,4 @@
-"""Root cards: cut parameters into chunks and choose the rank that is responsible for each."""
+"""Cut parameters into chunks, and choose the root of each chunk: the rank that updates it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from ...ir.errors import TranspileError, nearest
 
 METHODS = ("greedy", "hash", "round_robin")
-_SMALLEST = 16 * 1024  # bytes under which a chunk costs more in messages than it gains in balance
+_SMALLEST = 16 * 1024  # bytes; a smaller chunk costs more in messages than it gains in balance
 
 
 class RootChunk(NamedTuple):
-    """Elements [start, stop) of a parameter laid out flat; `root` is its rank."""
+    """Elements [start, stop) of a flattened parameter; `root` is the rank that updates them."""
 
     param: str
     start: int
@@ -40,12 +40,12 @@ def cut(param: str, numel: int, itemsize: int, chunk_bytes: int) -> list[RootChu
 
 
 def chunk_bytes(total: int, ranks: int, chunk_mb: float) -> int:
-    """The chunk size: `chunk_mb`, or less for a small model, so that every rank gets several chunks to balance with."""
+    """The chunk size: `chunk_mb`, or less for a small model, so that every rank gets several chunks."""
     return int(min(chunk_mb * 2**20, max(_SMALLEST, total / (4 * ranks))))
 
 
 def fill(nbytes: Mapping[str, int], mb: float, first_mb: float) -> list[list[str]]:
-    """Names in buckets of at most `mb` MiB, the first of `first_mb`, in order. What is larger has a bucket of its own.
+    """Names in buckets of at most `mb` MiB, the first of `first_mb`, in order. A larger value gets its own bucket.
 
     >>> fill({"a": 2**19, "b": 2**20, "c": 2**20, "d": 2**22, "e": 4}, 2, 1)
     [['a'], ['b', 'c'], ['d'], ['e']]
@@ -86,7 +86,7 @@ def assign(chunks: Sequence[RootChunk], ranks: int, method: str = "greedy") -> l
 
 
 def balance(chunks: Sequence[RootChunk], ranks: int) -> float:
-    """The heaviest rank's bytes over the mean: 1.0 is perfect.
+    """The bytes of the rank with the most, divided by the mean: 1.0 is perfect.
 
     >>> balance(assign(cut("w", 100, 4, 40), 5), 5)
     1.0

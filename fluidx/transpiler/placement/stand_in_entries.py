@@ -1,6 +1,6 @@
-"""Stand-ins for roots and flat ranges: a choice of a row does not depend on which rank or which range it is, only on which are equal.
+"""Stand-in entries for roots and flat ranges, for cache keys: the choice of a row depends only on which of them are equal.
 
-Among many ranks parameters lie at as many places; by stand-ins one choice serves the updates of all of them.
+On many ranks, parameters have many different roots; with stand-ins, one cached choice serves the updates of all of them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from ...ir.types import Entry, Placement
 
-AtHand = tuple[tuple[Placement, ...], ...]  # for each operand, the placements in which it is at hand
+AtHand = tuple[tuple[Placement, ...], ...]  # for each operand, the placements in which it is available
 
 
 def with_stand_ins(have: Sequence[tuple[Placement, ...]]) -> tuple[AtHand, list[Entry]]:
-    """The placements with numbered stand-ins for roots and flat ranges, and the entries that they stand for.
+    """The placements with numbered stand-ins for roots and flat ranges, and the entries that these replace.
 
     >>> from fluidx.ir import At
     >>> with_stand_ins([((At(7, "dp"),),), ((At(7, "dp"),), ())])
@@ -32,5 +32,5 @@ def with_stand_ins(have: Sequence[tuple[Placement, ...]]) -> tuple[AtHand, list[
 
 
 def filled_in(placement: Placement, found: Sequence[Entry]) -> Placement:
-    """A placement with the entries for which there are stand-ins in it."""
+    """A placement with its stand-ins replaced by the entries in `found`."""
     return tuple([e if (k := e.stands_for) is None else found[k] for e in placement])

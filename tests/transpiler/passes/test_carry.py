@@ -47,13 +47,13 @@ dist:
 def test_what_no_algorithm_can_carry_stays_whole_and_says_why():
     job = check_pass(Carry("ring"), given=GIVEN, before=STAY, after=STAY)
     assert job.log == [
-        "%m.max: all_reduce over dp stays whole: only terms of a sum are added up on their way, and this is max",
-        "%open.sum: all_reduce over dp stays whole: messages have sizes, and f32[-1,3] has none yet",
+        "%m.max: all_reduce over dp is left to the communicator: algorithms can only add values up, and this is max",
+        "%open.sum: all_reduce over dp is left to the communicator: messages need a known size, and f32[-1,3] has open axes",
     ]
 
 
 def test_an_algorithm_that_cannot_do_what_is_asked_of_it_is_refused():
-    said = "reduce of %g over dp: double_binary_tree is an all_reduce alone: its two trees have different roots; tree has one root"
+    said = "reduce of %g over dp: double_binary_tree has only an all_reduce: its two trees have different roots; tree has one root"
     with pytest.raises(TranspileError, match=said):
         check_pass(Carry("double_binary_tree"), given=GIVEN, before=lines(ROOT), after="")
     with pytest.raises(TranspileError, match="unknown algorithm 'rign'; did you mean 'ring'"):
@@ -62,7 +62,7 @@ def test_an_algorithm_that_cannot_do_what_is_asked_of_it_is_refused():
 
 def test_auto_is_whole_inside_a_host_and_by_size_between_hosts():
     job = check_pass(Carry("auto"), given=GIVEN, before=lines(SUM, ROOT), after=lines(SUM, ROOT))
-    assert job.log[0] == "%g.sum: all_reduce over dp, 4 ranks, 48 bytes: whole 1 us; recursive_doubling 3 us; halving_doubling 6 us"
+    assert job.log[0] == "%g.sum: all_reduce over dp, 4 ranks, 48 bytes: communicator 1 us; recursive_doubling 3 us; halving_doubling 6 us"
     alone = GIVEN + "  group node = [0] [1] [2] [3]\n  group rail = [0, 1, 2, 3]\n  var %large: f32[1000000] partial(sum) over dp\n"
     large = '%large.sum: f32[1000000] = all_reduce(%large) {group="dp", op="sum"}'
     # among four: 2 messages of all bytes by recursive doubling, or 4 messages and 1.5 times the bytes by halving and doubling
