@@ -1,6 +1,6 @@
-"""What a rewrite that converts values promises: which operators are converters, and how operators read what was converted.
+"""Conversions: what a rewrite that only converts values declares for its proof: which operators convert, and what others read.
 
-The proof (verify/conversions.py) takes the converters away on both sides and compares what is left, operator by operator.
+The proof (verify/conversions.py) removes the converters from both programs and compares the other operators one by one.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from .operator import Operator
 from .program import Block
 
-Order = tuple[int, ...]  # of the axes of a value, by those of the value that it was made of; () for as they were
+Order = tuple[int, ...]  # for each axis of a value, its number in the original value; () if the order is unchanged
 
 
 class Conversions(ABC):
-    """The promise of one rewrite."""
+    """The declaration of one rewrite."""
 
     @abstractmethod
     def converts(self, op: Operator, block: Block) -> Order | None:
-        """The order of axes in which a converter leaves the value that it reads; None for an operator that is no converter."""
+        """The order of axes that a converter gives its operand; None for an operator that is not a converter."""
 
     def results(self, before: Operator, after: Operator, block: Block, orders: Sequence[Order]) -> list[Order] | str:
-        """In which order of axes the results of an operator come out that stands for `before` of `block` and whose operands have these
-        orders; a text says why it may not stand for it."""
+        """The orders of axes of the results of `after`, which replaces `before` of `block` and has operands in these orders; or a text with
+        the reason why it cannot replace it."""
         if any(orders):
             return "reads a value with its axes in another order"
         if before.attrs != after.attrs:
@@ -31,13 +31,12 @@ class Conversions(ABC):
         return [()] * len(before.output_arg_names)
 
     def misfit(self, before: Operator, after: Operator, block: Block, made: Block) -> str:
-        """Why an operator of the block `made`, which stands for `before` of `block`, has an operand in another form than it wants; "" if
-        none."""
+        """The reason if `after` of the block `made`, which replaces `before` of `block`, has an operand in a wrong form; else ""."""
         return ""
 
 
 def composed(first: Order, then: Order) -> Order:
-    """The order of axes in which a value is left by two converters, one behind the other.
+    """The order of axes after two converters, one after the other.
 
     >>> composed((0, 2, 3, 1), (0, 3, 1, 2)), composed((), (1, 0))
     ((), (1, 0))
@@ -47,7 +46,7 @@ def composed(first: Order, then: Order) -> Order:
 
 
 def between(order: Order, other: Order) -> Order:
-    """The order of axes that a converter has which takes a value from one order to another.
+    """The order of the converter that changes one order of axes into another.
 
     >>> between((), (0, 2, 3, 1)), between((0, 3, 1, 2), ()), between((1, 0), (1, 0))
     ((0, 2, 3, 1), (0, 2, 3, 1), ())

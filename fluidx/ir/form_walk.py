@@ -1,12 +1,11 @@
-"""One walk over a program whose values have forms: where a reader wants a value in another form, a converter stands between.
+"""FormWalk: a walk over a program that inserts a conversion where an operator reads a value in another form than the value has.
 
-The walk knows the forms in which each value is at hand and under which names, and the *home* of each variable: the form of what has the
-variable's own name. A copy in another form has a name of its own and serves all readers until the value is written again. A result in
-another form than the home of its variable gets a name of its own too, and is converted home behind the operator. What a form is, a subclass
-says (ir/forms.py).
+The walk records the available forms of each value with their names, and the *home form* of each variable: the form of the value under the
+variable's own name. A copy in another form has its own name, and all readers use it until the value is written again. A result in another
+form than the home form gets a new name, and is converted to the home form after the operator. Subclasses define the forms (ir/forms.py).
 
-Bodies of loops and branches are part of the walk. They begin with what is at hand in front of the operator that runs them, without copies
-of what they write; branches leave each result in one form; behind the operator no copy that a body made is known.
+The walk includes bodies of loops and branches. A body begins with the forms that are available before the operator that runs it, without
+copies of values that it writes. All branches return a result in the same form. After the operator, copies made in a body are not available.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .var import Var
 class FormWalk(Forms):
     """Rewrites the operators of one program, in place."""
 
-    _before: ClassVar[Callable[..., None] | None] = None  # what is done in front of every operator: _before(op, what it reads)
+    _before: ClassVar[Callable[..., None] | None] = None  # called before every operator: _before(op, the names that it reads)
 
     def __init__(self, program: Program):
         self.program = program
@@ -37,15 +36,15 @@ class FormWalk(Forms):
         self.home: dict[str, Any] = {}
         self.at: dict[Any, Held] = {}
         self.choices: dict[tuple, FormChoice | None] = {}
-        self.numbers: dict[Any, int] = {}  # of types and attributes: small keys for large things
+        self.numbers: dict[Any, int] = {}  # numbers of types and attributes, as small keys
         self.by_id: dict[int, int] = {}  # id of an attribute mapping or a type -> its number
         self.type_of: dict[str | None, int] = {None: -1}  # the numbers of the types of variables
-        self.names: dict[Any, tuple[str, ...]] = {}  # of what is at hand under other names than its own, one for each form
+        self.names: dict[Any, tuple[str, ...]] = {}  # for values with copies: the names, one for each available form
 
-    # -- what is at hand -------------------------------------------------------------------------------------------------------
+    # -- available forms -------------------------------------------------------------------------------------------------------
 
     def held(self, name: str) -> Held:
-        """The forms in which a value is at hand."""
+        """The available forms of a value."""
         found = self.at.get(name)
         if found is None:
             if name not in self.home:
@@ -54,7 +53,7 @@ class FormWalk(Forms):
         return found
 
     def hold(self, name: str, held: Held, *names: str) -> None:
-        """A value is at hand so, under these names; under its own without any."""
+        """Record the available forms of a value, and their names; without names, the value's own name."""
         self.at[name] = held
         if names:
             self.names[name] = names
@@ -62,28 +61,28 @@ class FormWalk(Forms):
             self.names.pop(name, None)
 
     def forget(self, names: Iterable[str]) -> None:
-        """These have other values from here on, which are at home."""
+        """Record that these names were written: only their home forms are available."""
         for n in names:
             self.at.pop(n, None)
             self.names.pop(n, None)
 
     def drop_copies(self, names: Iterable[str]) -> None:
-        """What was converted of these, which are at home, serves no more readers."""
+        """Drop the copies of these values; only their home forms are available."""
         for n in names:
             if n in self.names:
                 self.hold(n, Held((self.home[n],), self.at[n].mark))
 
     def local(self, name: str, k: int) -> str:
-        """The name under which a value is at hand in its form number `k`."""
+        """The name of a value in its available form number `k`."""
         names = self.names.get(name)
         return names[k] if names else name
 
     def also(self, name: str, held: Held, form: Any) -> Held:
-        """A value that is held so, in one more form."""
+        """`held` with one more form."""
         return Held((*held.forms, form), held.mark)
 
     def bring(self, name: str, form: Any, op: Operator, why: str = "") -> str:
-        """The name under which a value is at hand in a form, behind a converter if it is not yet."""
+        """The name of a value in a form; inserts a conversion if the form is not available."""
         held, names, keeps = self.held(name), self.names.get(name) or (name,), self.keeps(op)
         if form in held.forms and (keeps or names[held.forms.index(form)] == name):
             return names[held.forms.index(form)]
@@ -98,7 +97,7 @@ class FormWalk(Forms):
         return self.declare(f"{name}.{ending}", self.copy(self.block.desc(name), form))
 
     def declare(self, base: str, d: Var) -> str:
-        """Declare a variable like `d` under a name that nothing has: `base`, or that with an ending."""
+        """Declare a variable like `d` under an unused name: `base`, or `base` with an ending."""
         name = unused(base, self.taken, self.numbered)
         self.taken.add(name)
         self.block.descs[name] = d.changed(name=name)
@@ -174,7 +173,7 @@ class FormWalk(Forms):
                 self._finish(role_var, op)
 
     def _brought(self, op: Operator, definition: type[OpDef], ins: Names, choice: FormChoice) -> Slots | None:
-        """What the operator reads to have its operands where it wants them, behind the converters which that takes; None: as it is."""
+        """Convert the operands of an operator; returns its new inputs, or None if they are unchanged."""
         changed: dict[int, str] = {}
         operands: Iterable[Any] = enumerate(zip(ins, choice.take, choice.ins, strict=True))
         for k, (n, at_hand, form) in sorted(operands, key=_name) if self.by_name else operands:
@@ -186,7 +185,7 @@ class FormWalk(Forms):
         return with_names(op, definition, ins, changed) if changed else None
 
     def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Results, attrs: Any = None) -> None:
-        """Append the operator, reading `inputs` and with `attrs` if given, and behind it what brings its results home."""
+        """Append the operator, with `inputs` and `attrs` if given, and then the conversions of its results to their home forms."""
         at, home = self.at, self.home
         away: dict[str, Held] = {}
         for n, (made, form) in zip(outs, results, strict=True):
@@ -205,8 +204,8 @@ class FormWalk(Forms):
             self.out.append(op if inputs is attrs is None else op.replace(inputs=inputs, attrs=attrs))
 
     def _write_away(self, op: Operator, inputs: Slots, away: Mapping[str, Held]) -> None:
-        """Append an operator whose results are made elsewhere than at home: they get names of their own, and are brought home, where a
-        gradient among them is finished."""
+        """Append an operator with results that are not in their home forms: they get new names and are converted. For a final gradient, the
+        conversion is then the operator that finishes it."""
         renamed = {n: self._new_result(n, made.forms[0]) for n, made in away.items()}
         pairs = [*zip(op.role_var[::2], op.role_var[1::2], strict=True)] if op.role_var else ()
         left = tuple([n for pair in pairs if pair[1] not in away for n in pair])
@@ -223,7 +222,7 @@ class FormWalk(Forms):
         return self.new(name, form, self.ending(form))
 
     def _go_home(self, name: str, new: str, made: Held, op: Operator) -> None:
-        """Convert the new value of a variable, which has a name of its own, to where the variable is at home."""
+        """Convert the new value of a variable, which has its own name, to the variable's home form."""
         home = self.home[name]
         self.convert(name, new, name, home, op)
         if self.keeps(op):
@@ -232,12 +231,12 @@ class FormWalk(Forms):
             self.hold(name, Held((home,), made.mark))
 
     def _finish(self, finished: tuple[str, ...], op: Operator) -> None:
-        """An operator has finished gradients: [param, grad, ...]."""
+        """Called after an operator that finishes final gradients: [param, grad, ...]."""
 
     # -- operators that run blocks ---------------------------------------------------------------------------------------------
 
     def _control(self, op: Operator, definition: type[OpDef]) -> None:
-        """Blocks are walked like any other, and all leave their results alike."""
+        """Walk the blocks that an operator runs, and let all branches return their results in the same forms."""
         if not self.enters(op):
             self.forget(flow.writes(self.program, op))
             self.out.append(op)
@@ -267,25 +266,25 @@ class FormWalk(Forms):
         self._write(moved, None, op.output_arg_names if handing else (), results)
 
     def _ahead(self, op: Operator, definition: type[OpDef], blocks: Sequence[Block]) -> Mapping[str, str]:
-        """Bring what an operator needs before its blocks run; other names for what it reads."""
+        """Convert the operands that an operator needs before its blocks run; returns new names for its inputs."""
         return {}
 
     def _carry(self, op: Operator, definition: type[OpDef], blocks: Sequence[Block]) -> Any:
-        """Bring what blocks write home, before they run. What is returned, `_settle` is given."""
+        """Before blocks run, convert the values that they write to their home forms. The result is passed to `_settle`."""
         for n in dict.fromkeys(n for block in blocks for n in flow.sub_writes(self.program, block)):
             if n in self.at and self.home[n] not in self.at[n].forms:
                 self.bring(n, self.home[n], op)
             self.forget([n])
 
     def _enter(self, state: State) -> None:
-        """Go on where values are at hand so."""
+        """Continue with these available forms."""
         self.at, self.names = dict(state[0]), dict(state[1])
 
     def _settle(self, op: Operator, outer: State, ends: Sequence[State], carried: Any) -> None:
-        """The blocks have been walked; `ends` is what is at hand behind each."""
+        """Called after the blocks were walked; `ends` are the available forms at the end of each."""
 
     def _left_alike(self, op: Operator, attrs: dict[str, Any], k: int, out: str, handing: Sequence[tuple[str, Block, State]]) -> Held:
-        """How all branches leave result number k; they are made to, and `attrs` name it."""
+        """The form in which all branches return result number k; conversions are added to the branches, and `attrs` get the names."""
         here = self.block, self.out
         found = []
         for which, block, (self.at, self.names) in handing:
@@ -300,7 +299,7 @@ class FormWalk(Forms):
         return made
 
     def _replaced(self, op: Operator, moved: Operator) -> None:
-        """An operator that runs blocks is to be another one."""
+        """Called when an operator that runs blocks is replaced by `moved`."""
 
 
 def _name(operand: Any) -> str:

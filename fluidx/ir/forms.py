@@ -1,7 +1,8 @@
-"""What a walk over forms asks of each kind of form: where variables are at home, what operators choose, how values are converted.
+"""Forms: the interface between the walk of ir/form_walk.py and one kind of form, such as placement or dtype.
 
-A form is how a value is at hand: its placement (transpiler/placement), its dtype (mixed precision), the memory that it is in (offload), the
-order of its axes (channels last). ir/form_walk.py has the walk.
+A form is a property in which copies of a value may differ: the placement (transpiler/placement), the dtype (mixed precision), the memory
+(offload), or the order of axes (channels last). A subclass of Forms says in which form variables are stored, which forms operators read and
+make, and how values are converted.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from .var import Var
 Names = Sequence["str | None"]
 Slots = Mapping[str, tuple[str, ...]]
 Results = Sequence[tuple["Held", Any]]
-State = tuple[dict[Any, "Held"], dict[Any, tuple[str, ...]]]  # the forms of values, and under which names these are at hand
+State = tuple[dict[Any, "Held"], dict[Any, tuple[str, ...]]]  # the available forms of values, and the names of their copies
 
 
 @dataclass(eq=False, slots=True)
 class Held:
-    """The forms in which a value is at hand, and a mark of the subclass's own on the value. Compared by identity."""
+    """The forms in which a value is available, and a mark that the subclass sets on the value. Compared by identity."""
 
     forms: tuple[Any, ...]
     mark: Any = None
@@ -32,11 +33,11 @@ class Held:
 
 @dataclass(eq=False, slots=True)
 class FormChoice:
-    """What an operator does.
+    """The forms in which an operator reads its operands and makes its results.
 
-    `take` says which of the forms at hand each operand is read in, by its number; -1: it is brought to the form in `ins`; None: it is read
-    as it is. `outs` are how the results are made, each in one form, which is given too. `still`: nothing is brought, and every operand is
-    read in its first form. `attrs` are other attributes than the operator has. `asks`: the choice is not all, see `Forms.special`.
+    `take` has, for each operand, the number of the available form that the operator reads; -1: the operand is converted to the form in
+    `ins`; None: it is read unchanged. `outs` are pairs (Held, form) of the results, each made in one form. `still`: no operand is
+    converted; each is read in its first form. `attrs` replace the operator's attributes. `asks`: the walk then calls `Forms.special`.
     """
 
     take: Sequence[int | None]
@@ -49,44 +50,44 @@ class FormChoice:
 
     @staticmethod
     def of(ins: Sequence[Any], outs: Sequence[Held], attrs: Mapping[str, Any] | None = None) -> FormChoice:
-        """Each operand is brought to the form in `ins`; None: it is read as it is."""
+        """A choice in which each operand is converted to the form in `ins`; None: it is read unchanged."""
         take, made = [None if form is None else -1 for form in ins], [(held, held.forms[0]) for held in outs]
         return FormChoice(take, ins, made, attrs=attrs, asks=attrs is not None)
 
 
 class Forms(ABC):
-    """One kind of forms, over the blocks of one program. Forms are compared by `==`."""
+    """One kind of form, for the values of one program. Forms are compared by `==`."""
 
-    by_name: ClassVar[bool] = False  # operands are brought in the order of their names, not of their slots
+    by_name: ClassVar[bool] = False  # operands are converted in the order of their names, not of their slots
     # whether a choice follows from the operator's type, device, attributes, how its operands are held and the types of its results
     keeps_choices: ClassVar[bool] = False
 
-    block: Block  # that the walk is in
-    home: dict[str, Any]  # the form of what has a variable's own name
-    out: list[Operator]  # the operators of the block up to here
+    block: Block  # the current block of the walk
+    home: dict[str, Any]  # the home form of each variable: that of the value under the variable's own name
+    out: list[Operator]  # the new operators of the block so far
 
     @abstractmethod
     def choose(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> FormChoice | None:
-        """What an operator does; None: it stays as it is, and what it names is at home."""
+        """The choice for an operator; None: the operator is not changed, and uses its variables in their home forms."""
 
     def special(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names, choice: FormChoice) -> FormChoice | list[Operator]:
-        """What this one operator does, where its choice asks; a list: these operators stand for it."""
+        """The choice for this one operator, if its first choice `asks`; or a list of operators that replace it."""
         return choice
 
     @abstractmethod
     def convert(self, name: str, source: str, target: str, want: Any, near: Operator) -> None:
-        """Append operators to `out` that make `target`, in the form `want`, of `source`; both are the value `name`."""
+        """Append operators to `out` that make `target`, in the form `want`, from `source`; both are the value `name`."""
 
     @abstractmethod
     def declared(self, d: Var, form: Any) -> Var:
-        """The declaration of a variable like `d` whose home is that form."""
+        """The declaration of a variable like `d` with that home form."""
 
     @abstractmethod
     def copy(self, d: Var, form: Any) -> Var:
         """The declaration of a copy of `d` in that form; the walk names it."""
 
     def stored(self, d: Var) -> Any:
-        """The home of a variable that has one before the program runs; None: where the first operator that writes it leaves it."""
+        """The home form of a variable that exists before the program runs; None: the form in which its first writer makes it."""
         return None
 
     def given(self, d: Var) -> Any:
@@ -94,32 +95,32 @@ class Forms(ABC):
         return self.stored(d)
 
     def ending(self, form: Any) -> str:
-        """What the name of a copy in a form ends in."""
+        """The ending of the name of a copy in a form."""
         return str(form)
 
     def numbered(self, k: int) -> str:
-        """What follows in the name of a copy where others have the names with smaller numbers."""
+        """The ending with number `k`, for the name of a copy if the names with smaller numbers are used."""
         return str(k)
 
     def enters(self, op: Operator) -> bool:
-        """Whether the walk goes into the blocks that an operator runs. Else what they read and write is at home."""
+        """Whether the walk rewrites the blocks that an operator runs. Otherwise they use variables in their home forms."""
         return True
 
     def keeps(self, op: Operator) -> bool:
-        """Whether what is converted for an operator serves other readers too, and it reads what was converted for others."""
+        """Whether an operator shares converted copies with other readers."""
         return True
 
     def returns(self, name: str, op: Operator) -> bool:
-        """Whether a result that an operator makes in another form than its home is converted home."""
+        """Whether a result that an operator makes in another form is converted to its home form."""
         return True
 
     def common(self, op: Operator, out: str, held: Sequence[tuple[str, Held]]) -> Held:
-        """How all branches leave a result; each has it at hand so, under its name there."""
+        """The form in which all branches return a result; `held` has, for each branch, its name there and its available forms."""
         return Held((self.home[out],), held[0][1].mark) if out in self.home else held[0][1]
 
 
 def with_names(op: Operator, definition: type[OpDef], ins: Names, changed: Mapping[int, str]) -> Slots:
-    """What an operator reads, with other names for some operands by their number: two of them may be one value in two forms."""
+    """The inputs of an operator, with new names for some operands by their number: two operands may be one value in two forms."""
     names: list[Any] = list(ins)
     for k, n in changed.items():
         names[k] = n

@@ -1,7 +1,7 @@
-"""Passes: the one class of all that make a new program of a program, or of main and startup together.
+"""The class Pass: the base of all passes, which make a new program from a program, or a new pair from main and startup together.
 
-A pass states what it requires of programs and what it ensures, and `run` holds it to that. Passes that stand in texts
-(`zero1,join_attention`) are `named`.
+A pass declares which facts it requires and ensures, and `run` checks them. The decorator `named` gives a pass a name in texts
+(`zero1,join_attention`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .operator import Operator
 from .program import Program, ProgramPair
 from .program_rewriter import Writer, each_op
 
-ONE_DEVICE = "for one device"  # the fact that holds of programs until a pass prepares them for ranks
-PASSES: dict[str, type[Pass]] = {}  # those that texts name without a module, by their names in texts
+ONE_DEVICE = "for one device"  # the fact that holds until a pass prepares the programs for ranks
+PASSES: dict[str, type[Pass]] = {}  # passes by the names that texts use without a module
 _WAYS = ("rule", "rewrite", "rewrite_pair")
 
 P = TypeVar("P", bound="Pass")
@@ -27,7 +27,7 @@ P = TypeVar("P", bound="Pass")
 
 @dataclass(frozen=True)
 class Skip:
-    """What a rule returns to keep an operator and say why."""
+    """Returned by a rule to keep an operator and give the reason."""
 
     reason: str
 
@@ -39,12 +39,12 @@ def skip(reason: str) -> Skip:
 
 @dataclass
 class Job:
-    """What passes know beside the programs, and what they report.
+    """The inputs of passes beside the programs, and their reports.
 
-    `mesh` are the ranks, None where there is one device. `fetch` are the names that will be fetched, None where nobody said; `fed` those of
-    fed values that are not declared as data. `log` are the lines that `explain()` prints, or objects that print as one. `facts` hold of the
-    programs: what earlier passes ensured. `unused` says what was asked for and has no effect; a transpile warns of it. `step` is the name
-    of the step at work, `ended` which step ended a fact.
+    `mesh` has the ranks; None for one device. `fetch` are the names that will be fetched, None if not known; `fed` are names of fed values
+    that are not declared as data. `log` has the lines of `explain()`, or objects that print as one. `facts` are the facts that earlier
+    passes ensured. `unused` has sentences about requests without effect; a transpile warns with them. `step` is the name of the current
+    step, and `ended` says which step ended a fact.
     """
 
     mesh: Any = None
@@ -57,16 +57,17 @@ class Job:
     ended: dict[str, str] = field(default_factory=dict)
 
     def say(self, op: Operator, said: str) -> None:
-        """Log what is to be said of what an operator makes, if anything."""
+        """Log a line about an operator's result, unless the line is empty."""
         if said:
             self.log.append(f"%{op.output_arg_names[0]}: {said}")
 
     def axes(self, program: Program) -> dict[str, int]:
-        """What a program's values are cut over, outer before inner: the axes of ranks, and inside of them those of time."""
+        """The axes that a program's values are cut over, outer before inner: first the axes of ranks, then the time axes."""
         return {**({} if self.mesh is None else self.mesh.axes), **program.turns}
 
     def fetched(self, program: Program) -> tuple[str, ...]:
-        """The names that will be fetched: where nobody said, what no operator of the program reads that the first pass to ask is given."""
+        """The names that will be fetched. If they are not known: the results that no operator reads, in the program of the first pass that
+        calls this."""
         if self.fetch is None:
             self.fetch = tuple(leaves(program))
         return self.fetch
@@ -74,15 +75,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Pass:
-    """A rewrite of a program. Options are dataclass fields; `repr` is the recipe.
+    """A rewrite of a program. Options are dataclass fields; `repr` is the call that makes the pass.
 
-    A subclass overrides one of three methods. `rule(b, op)` is asked for every operator: None keeps it, `skip(reason)` keeps it and says
-    why, anything else says that what was built with `b` stands in its place. `rewrite(program, job)` returns a new program, and
-    `rewrite_pair(pair, job)` a new main and a new startup program. Given programs stay as they are: `program.copy()` shares the immutable
-    operators. Fetched and persistable variables keep their names.
+    A subclass overrides one of three methods. `rule(b, op)` is called for every operator: None keeps it, `skip(reason)` keeps it and gives
+    the reason, and any other result replaces it by the operators that were built with `b`. `rewrite(program, job)` returns a new program,
+    and `rewrite_pair(pair, job)` a new main and a new startup program. The given programs must not be changed: `program.copy()` shares the
+    immutable operators. Fetched and persistable variables keep their names.
 
-    `requires` are facts that must hold of the programs, `ensures` those that hold after the pass, `ends` those that hold no more. A pass
-    that requires `ONE_DEVICE` makes the program that the ranks are proved against, so that it may change values.
+    `requires` are facts that must hold before the pass, `ensures` those that hold after it, `ends` those that hold no more. A pass that
+    requires `ONE_DEVICE` may change values: the ranks are proved against its result.
     """
 
     requires: ClassVar[tuple[str, ...]] = ()
@@ -103,11 +104,11 @@ class Pass:
             raise TypeError(f"{cls.__name__} overrides {' and '.join(given)}: a pass overrides one of {', '.join(_WAYS)}")
 
     def rule(self, b: Any, op: Operator) -> Any:
-        """What stands for one operator."""
+        """The replacement of one operator: None, `skip(reason)`, or any other value (see the class)."""
         return None
 
     def rewrite(self, program: Program, job: Job) -> Program:
-        """The new program of one program; of a pair, it is main that is rewritten."""
+        """The new program for one program; for a pair, main is rewritten."""
 
         def visit(writer: Writer, op: Operator) -> None:
             found = self.rule(writer.builder(near=op), op)
@@ -123,8 +124,8 @@ class Pass:
         return ProgramPair(self.rewrite(pair.main, job), pair.startup)
 
     def conversions(self) -> Conversions | None:
-        """What a proof compares the program behind the pass by, where the pass does no more than convert values in front of their readers
-        and behind their writers; None for any other pass."""
+        """The conversions of the pass, by which its result is proved, if it only converts values before their readers and after their
+        writers; None for any other pass."""
         return None
 
     @overload
@@ -134,8 +135,8 @@ class Pass:
     def run(self, unit: ProgramPair, job: Job | None = None) -> ProgramPair: ...
 
     def run(self, unit: Program | ProgramPair, job: Job | None = None) -> Program | ProgramPair:
-        """The result for a program, or for a pair. Raises TranspileError where a fact is missing that the pass requires, for a pass that
-        changes what it is given, and for one that writes a startup program and is given none."""
+        """The result for a program, or for a pair. Raises TranspileError if a required fact is missing, if the pass changes a given
+        program, or if it needs a startup program and gets none."""
         job = Job() if job is None else job
         self._check_facts(job)
         before = _marks(unit)
@@ -174,7 +175,7 @@ class Pass:
 
 
 def changed_fields(one: Pass) -> list[Field]:
-    """The options that are not as they are by default."""
+    """The options that differ from their defaults."""
 
     def default(f: Field) -> Any:
         return f.default if f.default_factory is MISSING else f.default_factory()
@@ -188,7 +189,7 @@ def pass_name(of: type[Pass]) -> str:
 
 
 def named(of: type[P]) -> type[P]:
-    """Have texts name a class of passes (class decorator).
+    """Class decorator that lets texts name a class of passes.
 
     >>> PASSES["fold_constants"].__name__
     'FoldConstants'
@@ -203,7 +204,7 @@ def named(of: type[P]) -> type[P]:
 def run_passes(
     passes: Iterable[tuple[str, Pass]], pair: ProgramPair, job: Job, after: Callable[[str, Pass, ProgramPair, ProgramPair], None]
 ) -> ProgramPair:
-    """Run passes in order. `after(step, pass, before, result)` is called behind each. Raises TranspileError as `Pass.run` does."""
+    """Run passes in order; `after(step, pass, before, result)` is called after each. Raises TranspileError as `Pass.run` does."""
     for job.step, one in passes:
         result = one.run(pair, job)
         after(job.step, one, pair, result)
@@ -216,5 +217,5 @@ def _programs(unit: Program | ProgramPair) -> tuple[Program, ...]:
 
 
 def _marks(unit: Program | ProgramPair) -> list[list[Any]]:
-    """What a pass may not change in the programs that it was given. Lists of the same immutable objects compare fast."""
+    """The parts of the given programs that a pass must not change, as lists; lists of the same immutable objects compare fast."""
     return [made for p in _programs(unit) for b in p.blocks for made in (list(b.oplist), list(b.descs.values()))]

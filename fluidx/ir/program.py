@@ -23,16 +23,16 @@ from .variable import Parameter, Variable
 
 _UNNAMED = "program"
 
-# how a form of programs is read, by its name; parser.py fills in "text": it makes Programs, so it imports this module
+# readers of program formats by name; parser.py adds "text": it makes Programs, so it imports this module
 READERS: dict[str, Callable[[str, Mapping[str, Any] | None], Program]] = {}
 
 
 _SIZES = frozenset({int, Dim})
-_MOST = 4096  # answers of type rules that a program remembers
+_MOST = 4096  # the most results of type rules that a program caches
 
 
 class _ById(dict):
-    """A dict with ids in its keys. In a copy the objects are others, so it starts empty."""
+    """A dict with ids in its keys. A copy has other objects, so it starts empty."""
 
     def __reduce__(self) -> tuple:
         return self.__class__, ()
@@ -50,7 +50,7 @@ class Program:
 
     def __init__(self, name: str = _UNNAMED):
         self.name = name
-        self._site = call_site() if name == _UNNAMED else None  # what errors call it by
+        self._site = call_site() if name == _UNNAMED else None  # how errors name the program
         self.blocks: list[Block] = [Block(self, 0)]
         self._random_seed = 0
         self.groups: dict[str, tuple[tuple[int, ...], ...]] = {}
@@ -101,7 +101,7 @@ class Program:
 
     @property
     def random_seed(self) -> int:
-        """The seed from which those of random operators are derived; 0: it is drawn."""
+        """The seed from which the seeds of random operators are derived; 0: a random seed."""
         return self._random_seed
 
     @random_seed.setter
@@ -267,7 +267,7 @@ class Program:
     def empty_blocks(self, start: int) -> None:
         """Empty the blocks from index `start` on that no operator runs; the others keep their indices."""
         run = set(range(start))
-        for block in self.blocks:  # a block stands behind the one that its operator is in
+        for block in self.blocks:  # a block comes after the block of the operator that runs it
             if block.idx in run:
                 run.update(idx for op in block.oplist for idx in op.sub_blocks())
             else:
@@ -297,12 +297,12 @@ class Program:
 
     @property
     def origin(self) -> str:
-        """Of a rank's program, a text that is the same for all ranks of one transpile; empty where it is not known."""
+        """A text that is the same for all rank programs of one transpile; empty if it is not known."""
         return str(self._origin)
 
     @origin.setter
     def origin(self, said: object) -> None:
-        """`said` is the text, or gives it when it is asked for."""
+        """Set the text, or an object whose `str` gives it later."""
         self._origin = said
 
     # -- copies ---------------------------------------------------------------------------------------------------------
@@ -349,9 +349,8 @@ class Program:
         self.drop_blocks(max(run) + 1)
 
     def become(self, other: Program) -> None:
-        """Take over the variables and operators of `other`, which a pass made from this program.
-
-        So a call that changes a program of the user's, as fluid's do, is a pass too. Blocks stay the same objects, and variables valid.
+        """Take over the variables and operators of `other`, which a pass made from this program. With it, a call that changes a user's
+        program in place, as in fluid, can use a pass. Blocks stay the same objects, and variables stay valid.
         """
         self._touch()
         self.blocks = [*self.blocks[: len(other.blocks)], *(Block(self, b.idx) for b in other.blocks[len(self.blocks) :])]

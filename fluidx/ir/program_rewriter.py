@@ -1,4 +1,4 @@
-"""Build a new program from an old one: take its operators one by one, keep or replace them, insert new ones."""
+"""Writer and PlacingBuilder: build a new program from an old one by keeping, replacing and inserting operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .var import Var
 
 
 class Writer:
-    """A copy of a program whose block 0 has no operators yet, and the old ones to take."""
+    """A copy of a program with an empty block 0, and the old operators to take."""
 
     def __init__(self, program: Program):
         self.program = program.copy()
@@ -29,11 +29,11 @@ class Writer:
         self.block.oplist.append(op)
 
     def builder(self, role: Role = Role.DIST, near: Operator | None = None) -> PlacingBuilder:
-        """A builder that appends here. `near` lends its call site to what is inserted on its behalf."""
+        """A builder that appends to block 0. New operators get the call site of `near`."""
         return PlacingBuilder(self, role, near)
 
     def declare(self, name: str, like: Var, placement: Placement = ()) -> Var:
-        """Declare a value of the type of another one, in its own placement."""
+        """Declare a value with the type of `like` and the given placement."""
         return self.block.declare(Var(name, like.type, placement, stop_gradient=True))
 
 
@@ -46,7 +46,8 @@ def each_op(program: Program, visit: Callable[[Writer, Operator], None]) -> Prog
 
 
 class PlacingBuilder(Builder):
-    """A Builder whose new results get the placements that the ops' own rules give. A declared result keeps its type and placement."""
+    """A Builder that gives new results the placements of the ops' placement rules. A result that is already declared keeps its type and
+    placement."""
 
     def __init__(self, writer: Writer, role: Role, near: Operator | None):
         super().__init__(writer.block, role)
@@ -71,7 +72,8 @@ class PlacingBuilder(Builder):
 
 
 def result_places(program: Program, definition: type[OpDef], op: Operator, types: list[TensorType]) -> list[Placement]:
-    """The placements of an operator's results, by its own rules. Raises ProgramError when no rule allows those of its operands."""
+    """The placements of an operator's results, by its placement rules. Raises ProgramError if no rule allows the placements of its
+    operands."""
     block = program.global_block()
     ins = definition.flat_slots(op.inputs, definition.in_slots)
     descs = [None if n is None else block.desc(n) for n in ins]
@@ -107,10 +109,10 @@ def result_places(program: Program, definition: type[OpDef], op: Operator, types
 
 
 class SharedAttrs:
-    """Gives operators changed attributes: one object to those that had one."""
+    """Changes attributes of operators; operators that shared an attribute object share the new one."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple, tuple[Frozen, Frozen]] = {}  # with what they were made of, so that nothing else gets its id
+        self._made: dict[tuple, tuple[Frozen, Frozen]] = {}  # with the originals, which keeps their ids unique
 
     def changed(self, op: Operator, **changes: Any) -> Operator:
         key = id(op.attrs), *changes.items()

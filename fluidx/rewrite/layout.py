@@ -1,4 +1,5 @@
-"""Channels last inside convolutional segments: images become [n, h, w, c] where the convolutions win more than the borders cost."""
+"""ChannelsLast: convert images to [n, h, w, c] in segments where the convolutions gain more time than the transposes at the borders
+cost."""
 
 from __future__ import annotations
 
@@ -24,20 +25,21 @@ _NCHW, _NHWC = "NCHW", "NHWC"
 _WIDE = 16  # channels from which a convolution is faster with channels last
 
 # Nanoseconds on one core, measured over ResNet's and LeNet's shapes (benchmarks/rewrites.py): what an arithmetic operation of a wide
-# convolution gains, what one of a narrow or grouped convolution loses, and what it takes to transpose an element at a border.
+# convolution gains, what one of a narrow or grouped convolution loses, and the cost of transposing an element at a border.
 _GAIN, _LOSS, _BORDER = 0.0006, 0.008, 1.2
 
 
 @named
 @dataclass(frozen=True, repr=False)
 class ChannelsLast(Pass):
-    """Images with channels last in convolutions, pooling, batch normalization and what works element by element between them.
+    """Use channels last in convolutions, pooling, batch normalization and the elementwise operators between them.
 
-    Transposes stand at the borders. Forward and backward are turned alike; filters and their gradients stay as they are. A segment, all
-    operators that images connect, is turned where it wins: convolutions of 16 channels and more on both sides gain about an eighth, others
-    lose more than that, and an image that crosses the border costs by its elements. `always` turns every segment with a convolution.
-    Bodies of branches and loops have segments of their own; what a loop carries has its own layout between rounds. Results differ by
-    rounding. What is fetched has its own layout; operators over values of which ranks hold parts stay.
+    Transposes are inserted at the borders. Forward and backward are converted together; filters and their gradients are not changed. A
+    segment is a set of operators connected by images. It is converted if that saves time: convolutions with 16 channels or more on both
+    sides gain about an eighth, others lose more than that, and each image that crosses the border costs time by its elements. `always`
+    converts every segment with a convolution. Bodies of branches and loops have their own segments; loop-carried values keep their original
+    layout between iterations. Results differ by rounding. Fetched values keep their layout; operators on values of which ranks hold parts
+    are not converted.
     """
 
     always: bool = False
@@ -72,7 +74,7 @@ class ChannelsLast(Pass):
 
 
 class _Turn(NamedTuple):
-    """How an operator is with channels last: the images that it reads and writes, and its attributes."""
+    """An operator with channels last: the images that it reads and writes, and its new attributes."""
 
     images: tuple[str, ...]
     attrs: Mapping[str, Any]
@@ -80,7 +82,7 @@ class _Turn(NamedTuple):
 
 @dataclass
 class _ImageSegment:
-    """Operators that images connect, by index; images that come in from elsewhere, and those that others read."""
+    """Operators connected by images, by index; images that come from outside, and images that outside operators read."""
 
     ops: list[int] = field(default_factory=list)
     entries: tuple[str, ...] = ()
@@ -104,7 +106,7 @@ class _Segments:
         for k, turn in self.turns.items():
             mine = of[k] = _ImageSegment([k])
             for n in turn.images:
-                if n in self.carried:  # between rounds, and behind a branch, it has its own layout
+                if n in self.carried:  # between iterations, and after a branch, it has its original layout
                     continue
                 if n in seen and (other := of[seen[n]]) is not mine:
                     other.ops += mine.ops
@@ -121,7 +123,7 @@ class _Segments:
             s.exits = tuple(n for n in read_elsewhere if n not in s.entries)
         return found
 
-    # -- what operators can ---------------------------------------------------------------------------------------------------
+    # -- which operators can be converted -------------------------------------------------------------------------------------
 
     def _turn(self, op: Operator) -> _Turn | None:
         definition, names = opdef(op.type), (*op.input_arg_names, *op.output_arg_names)
@@ -142,7 +144,7 @@ class _Segments:
         return turn if self._agrees(op, turn) else None
 
     def _agrees(self, op: Operator, turn: _Turn) -> bool:
-        """Are the results images of the turned shapes? Those of a reshape, whose attributes name sizes, are not."""
+        """Does the type rule give results with the transposed shapes? It does not for a reshape, whose attributes contain sizes."""
         definition = opdef(op.type)
 
         def type_of(name: str) -> TensorType:
@@ -159,15 +161,15 @@ class _Segments:
         return True
 
     def _is_image(self, name: str) -> bool:
-        """Is it an image with one value in a run, or one that comes from outside?"""
+        """Is it an image that is written once in a run, or that comes from outside?"""
         d, made = self.block.desc(name), self.makers.get(name, ())
         if name in self.carried:
             return d.type.ndim == 4
         return d.type.ndim == 4 and (not made or len(made) == 1 and not (d.is_data or d.persistable or name in self.fed))
 
     def _elementwise(self, op: Operator, images: Sequence[str]) -> dict[str, Any] | None:
-        """Attributes for channels last of an operator that works element by element over images, and perhaps a value by channel, or sums
-        images up to such a value or one number. None for others: the access pattern says."""
+        """The attributes for channels last of an operator that computes elementwise on images and possibly a per-channel value, or that
+        sums images to such a value or to one number, by the access pattern. None for other operators."""
         definition, types = opdef(op.type), {n: self.block.desc(n).type for n in (*op.input_arg_names, *op.output_arg_names)}
         ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
         if len({types[n].shape for n in images}) != 1:
@@ -187,7 +189,7 @@ class _Segments:
         by_channel = all(types[n].numel == 1 or types[n].shape == (types[images[0]].shape[1],) for n in rest)
         return {"axis": 3} if by_channel and op.attrs.get("axis") == 1 else None
 
-    # -- what it is worth ------------------------------------------------------------------------------------------------------
+    # -- gain and cost ---------------------------------------------------------------------------------------------------------
 
     def gain(self, k: int) -> float:
         """Nanoseconds that a convolution gains for each row of the batch."""
@@ -208,19 +210,19 @@ class _Segments:
         return any(self._has_filter(self.ops[k], self.turns[k]) for k in segment.ops)
 
     def _row(self, names: Iterable[str | None]) -> list[TensorType | None]:
-        """Types with one row in the batch."""
+        """The types with a batch of one row."""
         types = (None if n is None else self.block.desc(n).type for n in names)
         return [t and t.with_shape(1 if d == ANY else d for d in t.shape) for t in types]
 
     def elements(self, name: str) -> int:
-        """Elements that a transpose moves for each row; none where it only counts the axes anew."""
+        """Elements that a transpose moves for each row; 0 if it only changes the shape."""
         (t,) = self._row([name])
         assert t is not None
         return t.numel if _moves(self.block.desc(name).type) else 0
 
 
 def _handed_out(program: Program, idx: int) -> list[str]:
-    """What a block hands out to the operator that runs it."""
+    """The names that a block returns to the operator that runs it."""
     return [n for b in program.blocks for op in b.oplist for body in bodies(op) if body.idx == idx for n in body.results(op)]
 
 
@@ -228,7 +230,7 @@ def _handed_out(program: Program, idx: int) -> list[str]:
 
 
 def _turned(program: Program, turns: Mapping[int, _Turn], exits: Container[str]) -> Program:
-    """A program in which the operators that have turns, by id, have channels last."""
+    """The program in which the operators in `turns`, by id, use channels last."""
     made = program.copy()
     _Layouts(made, turns, exits).run()
     gone = _named(program).difference(_named(made))
@@ -238,19 +240,19 @@ def _turned(program: Program, turns: Mapping[int, _Turn], exits: Container[str])
 
 
 def _named(program: Program) -> set[str]:
-    """What operators name."""
+    """The names that operators use."""
     ops = [op for block in program.blocks for op in block.oplist]
     handed = (n for op in ops for body in bodies(op) for n in body.results(op))
     return {n for op in ops for n in (*op.input_arg_names, *op.output_arg_names)}.union(handed)
 
 
 class _Layouts(FormWalk):
-    """Forms are channels first, where every variable is at home, and channels last."""
+    """The walk over layouts. The forms are channels first, the home form of every variable, and channels last."""
 
     def __init__(self, program: Program, turns: Mapping[int, _Turn], exits: Container[str]):
         super().__init__(program)
         self.turns, self.exits = turns, exits
-        self.inside: set[int] = set()  # blocks in which something is turned, or in a block inside of them
+        self.inside: set[int] = set()  # blocks with converted operators, in them or in inner blocks
         for block in reversed(program.blocks):
             if block.idx in self.inside or any(id(op) in turns for op in block.oplist):
                 self.inside.update((block.idx, block.parent_idx))
@@ -274,7 +276,7 @@ class _Layouts(FormWalk):
         return name in self.exits
 
     def convert(self, name: str, source: str, target: str, want: str, near: Operator) -> None:
-        """In one piece: kernels work on whole images."""
+        """Transpose, with a contiguous result: kernels read contiguous images."""
         d = self.block.desc(name)
         copied = _moves(d.type)
         view = self.declare(f"{target}.turned", self.copy(d, want)) if copied else target
@@ -304,17 +306,17 @@ def _last(t: TensorType) -> TensorType:
 
 
 def _moves(t: TensorType) -> bool:
-    """Does a transpose move elements of an image, or only count its axes anew?"""
+    """Does a transpose move elements of an image, or only change the shape?"""
     _, c, h, w = t.shape
     return c != 1 and (h, w) != (1, 1)
 
 
-# -- what a proof knows ------------------------------------------------------------------------------------------------------------------
+# -- for the proof -----------------------------------------------------------------------------------------------------------------------
 
 
 class ImageTransposes(Conversions):
-    """Transposes to channels last and back convert, and copies. An operator with channels last is, by its declaration, the one with
-    channels first over images that are transposed."""
+    """The conversions of this rewrite, for the proof: transposes to channels last and back, and copies. By its declaration, an operator
+    with channels last equals the operator with channels first on transposed images."""
 
     def converts(self, op: Operator, block: Block) -> Order | None:
         if op.type == "transpose" and op.attrs["axis"] in (_LAST, _FIRST):
@@ -354,7 +356,7 @@ class ImageTransposes(Conversions):
 
 
 def same_access(first: Sequence[Any], second: Sequence[Any], turned: Sequence[bool]) -> bool:
-    """Do two access patterns say the same, but for the order of the axes of what is turned, and for the names of factors?"""
+    """Are two access patterns equal, except for the order of axes of converted operands and the names of factors?"""
     names: dict[Any, Any] = {}
     for mine, its, is_turned in zip(first, second, turned, strict=True):
         if mine is None or its is None:

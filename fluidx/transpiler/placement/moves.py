@@ -1,4 +1,4 @@
-"""Changes of placement that a walk puts between operators, and how a value gets from where it lies to where it is wanted."""
+"""Records of the propagation: changes of placement that it inserts, and routes from the available placements of a value to another one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .choose_row import nominal_bytes
 
 
 class Move(NamedTuple):
-    """A change of placement that the walk put between two operators."""
+    """A change of placement that the propagation inserts between two operators."""
 
     name: str
     old: Placement
@@ -21,12 +21,12 @@ class Move(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole value, an open axis counted as 1024."""
+        """Bytes of the global value; an open axis counts as 1024."""
         return nominal_bytes(self.type)
 
     @property
     def sends(self) -> bool:
-        """Does anything leave a rank? What every rank of a group has, each of them cuts for itself."""
+        """Does any rank send data? Sharding a replicated value needs no communication."""
         return not set(self.old) <= set(self.new)
 
     def __str__(self) -> str:
@@ -35,14 +35,15 @@ class Move(NamedTuple):
 
 
 class Route(NamedTuple):
-    """How what lies in some way gets to a placement: from which of those at hand, and what its new name ends in. `here`: it lies there."""
+    """How a value reaches a placement: the number of the nearest available placement, and the ending of the new name. `here`: the value is
+    available in the placement itself."""
 
     here: bool
     nearest: int
     ending: str
     place: Placement
-    alone: Held  # it lies there and nowhere else
-    also: Held  # it lies there too
+    alone: Held  # the value is available only in this placement
+    also: Held  # the value is also available in this placement
 
 
 def every_move(move: Move, op: Operator) -> None:
@@ -50,7 +51,7 @@ def every_move(move: Move, op: Operator) -> None:
 
 
 def suffix(old: Placement, new: Placement) -> str:
-    """What the name of a moved copy ends in: sum, part, full or moved."""
+    """The ending of the name of a moved copy: sum, part, full or moved."""
     owed = [e for e in old if e.op]
     if owed and not any(e.op for e in new):
         return owed[0].op

@@ -1,7 +1,7 @@
-"""Propagation: one walk over all operators of all roles gives every value a placement, asking the ops' own rules and nothing else.
+"""Propagation: one walk over all operators of all roles gives every value a placement, by the ops' own placement rules alone.
 
-Where a reader wants another placement than a value has, a `redistribute` stands between: the same global value, lying elsewhere. The
-copy stays at hand until its name is written again.
+If a reader needs another placement than a value has, a `redistribute` is inserted: its result is the same global value in that placement.
+Later readers use the copy until the name is written again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from .placement_walk import PlacementWalk, elsewhere, where
 
 
 class Propagation(PlacementWalk):
-    """Places the operators of one program, in place.
-
-    `rest` says where persistables and data lie between runs; variables in `floating` rest where the first operator that touches them wants
-    them. `update` says where the finished gradient of a parameter goes. `allowed` may refuse a move. See PlacementWalk for the others.
+    """Places the operators of one program, in place. `rest` has the storage placements of persistables and data; variables in `floating`
+    are stored where the first operator that touches them needs them. `update` gives the placement of a parameter's final gradient.
+    `allowed` may refuse a move. See PlacementWalk for the other arguments.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Propagation(PlacementWalk):
         self.floating, self.update, self.allowed = floating, update, allowed
         self.moves: list[Move] = []
         self.turns = program.turns
-        self.routes: dict[tuple[Held, int], Route] = {}  # by what is held and the id of a placement, which the route keeps alive
+        self.routes: dict[tuple[Held, int], Route] = {}  # by the Held and the id of a placement; the route keeps the placement alive
         self.reasons: dict[str, Frozen] = {}  # the attributes of redistributes
         self.keep: set[str] = set()
         for block in program.blocks:
@@ -66,14 +65,14 @@ class Propagation(PlacementWalk):
                         self.home[name] = place = rest.get(name, REPLICATE)
                         self.at[name] = self._held(name, (place,))
         self.finished: set[str] = set()
-        self.parts_of: dict[str, list[Operator]] = {}  # what stands for operators, by the first name that they write
+        self.parts_of: dict[str, list[Operator]] = {}  # decomposed operators, by the first name that they write
         self.source = self.block.oplist
 
     def _begin_block(self, block: Block) -> None:
-        """Homes are known from the start."""
+        """Do nothing: the storage placements are known from the start."""
 
     def _end_block(self, block: Block) -> None:
-        """Homes are declared when all blocks are walked."""
+        """Do nothing: placements are declared after the walk over all blocks."""
 
     def declared(self, d: Var, form: Placement) -> Var:
         old = d.placement
@@ -99,7 +98,7 @@ class Propagation(PlacementWalk):
         return {n: op for op in self.source for n in op.output_arg_names if n in self.keep}
 
     def _parts(self, op: Operator) -> list[Operator] | None:
-        """The operators that stand for one, their new values declared; None where it has none."""
+        """The operators that replace one operator, with their new values declared; None if it is not decomposed."""
         parts = written_out(self.block, op)
         if parts is None:
             return None
@@ -117,9 +116,9 @@ class Propagation(PlacementWalk):
     # -- moves ----------------------------------------------------------------------------------------------------------------
 
     def bring(self, name: str, form: Placement, op: Operator, why: str = "") -> str:
-        """The name under which a value lies at a placement, after a redistribute when it does not yet."""
+        """The name under which a value has a placement, after a redistribute if needed."""
         held = self.at[name]
-        if not held.forms:  # a floating variable rests where its first operator wants it, and between steps there are no turns
+        if not held.forms:  # a floating variable is stored where its first operator needs it, and never cut over time axes
             rests = tuple([e for e in form if e.group not in self.turns]) if self.turns and name in self.keep else form
             self.home[name] = rests
             held = self._held(name, (rests,))
@@ -130,12 +129,12 @@ class Propagation(PlacementWalk):
         if route.here:
             return self.local(name, route.nearest)
         target = self._move(name, held, route, op, why)
-        if name not in self.finished:  # a finished gradient stays where its update is
+        if name not in self.finished:  # a final gradient keeps the placement of its update
             self.hold(name, route.also, *(self.names.get(name) or (name,)), target)
         return target
 
     def _move(self, name: str, held: Held, route: Route, op: Operator, reason: str) -> str:
-        """Write a redistribute; the name of the copy that it makes."""
+        """Write a redistribute; returns the name of the copy."""
         if any(e.is_own and e not in route.place for e in held.forms[route.nearest]):
             raise TranspileError(
                 f"op {op.type} needs one global value of %{name}, but each rank has its own; use layers.replica_mean before it{where(op)}"
@@ -183,7 +182,7 @@ class Propagation(PlacementWalk):
         self.out.append(unary("redistribute", source, target, attrs, near.site))
 
     def returns(self, name: str, op: Operator) -> bool:
-        """Unless it is written over again: that value need not go home."""
+        """Whether a result is moved to its storage placement; it is not if a later operator overwrites it."""
         return name not in self.keep or bool(self.block.idx) or self.last[name] is op
 
     def convert(self, name: str, source: str, target: str, want: Placement, near: Operator) -> None:
@@ -194,13 +193,13 @@ class Propagation(PlacementWalk):
         self._go(name, new, made.forms[0], op)
 
     def _go(self, name: str, new: str, place: Placement, op: Operator) -> None:
-        """Move the new value of a variable, which has a name of its own and lies at `place`, to where the variable rests."""
+        """Move the new value of a variable, which has its own name and the placement `place`, to the storage placement of the variable."""
         move = Move(name, place, self.home[name], self.types[name], "its storage placement")
         self.moves.append(move)
         self._redistribute(new, name, op, move.reason)
 
     def _finish(self, finished: tuple[str, ...], op: Operator) -> None:
-        """A finished gradient goes to the place of its update at once, and only that copy stays. `finished` is [param, grad, ...]."""
+        """Move final gradients to the placement of their update; later readers use only that copy. `finished` is [param, grad, ...]."""
         for param, grad in zip(finished[::2], finished[1::2], strict=True):
             q = self.update(param)
             held = self.at.get(grad)
@@ -214,18 +213,18 @@ class Propagation(PlacementWalk):
     # -- operators that run blocks ----------------------------------------------------------------------------------------------
 
     def _ahead(self, op: Operator, definition: type[OpDef], blocks: Sequence[Block]) -> Mapping[str, str]:
-        """What decides between blocks is whole on every rank, and what a root runs has its operands there."""
+        """Replicate the condition of an operator that runs blocks; if a root runs it, move the operands to the root."""
         pin, changed = self.pins.get(op.device), {}
         for decides in definition.control_operands(op):
-            if not (definition.repeats and pin is not None and (pin,) in self.at[decides].forms):  # who runs a loop decides how often
+            if not (definition.repeats and pin is not None and (pin,) in self.at[decides].forms):  # the root that runs a loop decides alone
                 changed[decides] = self.bring(decides, REPLICATE, op, f"{op.type}: what decides is the same on every rank")
         if pin is not None:
             changed |= self._brought_to(pin, dict.fromkeys(n for block in blocks for n in sub_reads(self.program, block)), op)
         return changed
 
     def _carry(self, op: Operator, definition: type[OpDef], blocks: Sequence[Block]) -> dict[str, tuple[int, Placement]]:
-        """Bring what blocks write to where it rests, before they run. What a loop only adds to rests where the loop wants it: such names,
-        with the number of the operator that wrote each, and how it lay."""
+        """Before blocks run, move the variables that they write to their storage placements. A variable that a loop only adds to takes the
+        placement that the loop needs. Returns these variables, with the number of the operator that wrote each, and its placement there."""
         added: dict[str, tuple[int, Placement]] = {}
         for n in dict.fromkeys(n for block in blocks for n in sub_writes(self.program, block) if n in self.at):
             held, adds = self.at[n], definition.repeats and n not in self.keep and only_added_to(self.program, blocks[0], n, self._kind)
@@ -235,20 +234,20 @@ class Propagation(PlacementWalk):
                 self.hold(n, held := self._held(n, ()))
             if not held.forms:
                 if not definition.repeats or adds:
-                    continue  # the first operator of the block that wants it says where it rests
+                    continue  # the first operator of the block that uses it decides its storage placement
                 self.bring(n, REPLICATE, op, "")
             home = self.home.get(n, REPLICATE)
             if definition.repeats and not adds and any(e.op for e in home):
                 raise TranspileError(
-                    f"op {op.type} writes %{n} in a sub-block, which is stored {show_placement(home)}; make it whole before{where(op)}"
+                    f"op {op.type} writes %{n} in a sub-block, which is stored {show_placement(home)}; replicate it before{where(op)}"
                 )
-            if home not in held.forms:  # it is on its way: the block finds it where it rests
+            if home not in held.forms:  # the block reads it in its storage placement
                 self._go(n, self.local(n, 0), held.forms[0], op)
             self.hold(n, self._held(n, (home,)))
         return added
 
     def _begin(self, name: str, k: int, before: Placement) -> None:
-        """Bring what operator k wrote, which lay at `before`, to where the loop behind it wanted it."""
+        """Move the result of operator k, which had the placement `before`, to the placement that the loop after it needs."""
         op, place = self.out[k], self.home[name]
         if place == before:
             return
@@ -258,7 +257,7 @@ class Propagation(PlacementWalk):
         kind = self._kind(op, definition, ins, outs)
         reads = any(n is not None and j not in kind.pattern.shape_only for j, n in enumerate(ins))
         if not reads and may_write(kind, places, self.groups):
-            del self.out[k]  # it reads no elements of anything: it may as well stand in front of the loop, where all is at hand
+            del self.out[k]  # it reads no elements of its operands, so it can run right before the loop
             away = [n for n in op.input_arg_names if n in self.at and elsewhere(self.home.get(n, REPLICATE), place)]
             self.out.append(op.renamed({n: self.bring(n, REPLICATE, op, f"{op.type}: its shape") for n in away}))
             return
@@ -268,7 +267,8 @@ class Propagation(PlacementWalk):
         self.out.insert(k + 1, self.out.pop())
 
     def _brought_to(self, pin: At, names: Iterable[str], op: Operator) -> dict[str, str]:
-        """Bring what a block reads to the root that runs it, before it runs: ranks that do not run it send from outside."""
+        """Before a block runs at a root, move the values that it reads to that root: other ranks do not run the block, so they send before
+        it."""
         brought = {}
         for n in names:
             held = self.at.get(n)
@@ -286,11 +286,11 @@ class Propagation(PlacementWalk):
         for state in (outer, *ends):
             self._rest_floating(state)
         self.floating.difference_update(carried)
-        for n, (k, before) in sorted(carried.items(), key=lambda item: -item[1][0]):  # the last one first: numbers change behind it
+        for n, (k, before) in sorted(carried.items(), key=lambda item: -item[1][0]):  # from the last one: later numbers change
             self._begin(n, k, before)
 
     def _rest_floating(self, state: State) -> None:
-        """What floated there rests where another block wanted it."""
+        """Give floating variables in `state` the storage placement that another block has chosen."""
         for n in self.floating:
             if n in self.home and not state[0][n].forms:
                 state[0][n] = self._held(n, (self.home[n],))
@@ -299,7 +299,7 @@ class Propagation(PlacementWalk):
         self.last.update((n, moved) for n in op.output_arg_names if self.last.get(n) is op)
 
     def common(self, op: Operator, out: str, held: Sequence[tuple[str, Held]]) -> Held:
-        """The placement in which it costs least to have a result of all branches."""
+        """The cheapest placement that all branches can give a result."""
         groups = [g for g, _ in self.groups]
 
         def cost(q: Placement) -> float:
