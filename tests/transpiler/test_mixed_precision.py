@@ -1,6 +1,7 @@
 """Mixed precision under every strategy: the answers of one device's mixed precision, and steps that all ranks skip together."""
 
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
@@ -35,9 +36,9 @@ def small_integers(optimizer):
     return TestModel(main, startup, loss, feed, [(p.name, g.name) for p, g in pairs])
 
 
-def same_bits(model, strategy, ranks, feeds, fetch):
-    """What is fetched and all state, on ranks and on one device; both are returned."""
-    one, scope = train_single(model, feeds, fetch)
+def same_bits(model, strategy, ranks, feeds, fetch, single=None):
+    """What is fetched and all state, on ranks and on one device (`single`, where it is known); both are returned."""
+    one, scope = single or train_single(model, feeds, fetch)
     many, state = train_ranks(model, strategy, ranks, feeds, fetch)
     for a, b in zip(one, many, strict=True):
         for name, x, y in zip(fetch, a, b, strict=True):
@@ -47,27 +48,49 @@ def same_bits(model, strategy, ranks, feeds, fetch):
     return one, state
 
 
+@cache
+def one_step(reduce_dtype):
+    """A model, its feed, what is fetched, and what one device gives."""
+    model = small_integers(amp.decorate(fx.optimizer.Momentum(0.125, 0.5), init_loss_scaling=8.0, reduce_dtype=reduce_dtype))
+    feeds, fetch = [model.feed(8)], [model.loss, *[g for _, g in model.gradients]]
+    return model, feeds, fetch, train_single(model, feeds, fetch)
+
+
 @every_strategy
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("reduce_dtype", ["float16", "float32"])
 def test_a_step_in_float16_is_one_devices_to_the_bit(strategy, ranks, reduce_dtype):
-    model = small_integers(amp.decorate(fx.optimizer.Momentum(0.125, 0.5), init_loss_scaling=8.0, reduce_dtype=reduce_dtype))
-    same_bits(model, strategy(), ranks, [model.feed(8)], [model.loss, *[g for _, g in model.gradients]])
+    model, feeds, fetch, single = one_step(reduce_dtype)
+    same_bits(model, strategy(), ranks, feeds, fetch, single)
 
 
 OPTIMIZERS = {"Momentum": lambda: fx.optimizer.Momentum(0.125, 0.5), "Adam": lambda: fx.optimizer.Adam(0.125)}
 SCALING = {"loss_scaling_0": 4.0, "num_good_steps_0": 0, "num_bad_steps_0": 0}  # after one bad step, from 8.0
 
 
+@cache
+def an_overflow(optimizer, then=()):
+    """A model, a feed whose step overflows and others `then`, and what one device gives."""
+    model = small_integers(amp.decorate(optimizer(), init_loss_scaling=8.0, decr_every_n_nan_or_inf=1, decr_ratio=0.5))
+    feeds = [model.feed(8, seed) for seed in (0, *then)]
+    feeds[0]["x"][5, 2] = 1e30  # row 5 lies on the last of 2 ranks, and on the third of 4
+    return model, feeds, train_single(model, feeds, [model.loss])
+
+
+@cache
+def untouched(optimizer, scale, seeds=()):
+    """The state after steps on these feeds alone."""
+    model = small_integers(amp.decorate(optimizer(), init_loss_scaling=scale))
+    return train_single(model, [model.feed(8, seed) for seed in seeds], [])[1]
+
+
 @every_strategy
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_an_overflow_on_the_rows_of_one_rank_skips_the_step_on_all(strategy, ranks, optimizer):
-    model = small_integers(amp.decorate(optimizer(), init_loss_scaling=8.0, decr_every_n_nan_or_inf=1, decr_ratio=0.5))
-    _, before = train_single(model, [], [])
-    bad = model.feed(8)
-    bad["x"][5, 2] = 1e30  # row 5 lies on the last of 2 ranks, and on the third of 4
-    _, state = same_bits(model, strategy(), ranks, [bad], [model.loss])
+    model, feeds, single = an_overflow(optimizer)
+    _, state = same_bits(model, strategy(), ranks, feeds, [model.loss], single)
+    before = untouched(optimizer, 8.0)
     for name, value in state.items():
         assert np.array_equal(value, [SCALING[name]] if name in SCALING else before.get(name)), name
 
@@ -75,11 +98,9 @@ def test_an_overflow_on_the_rows_of_one_rank_skips_the_step_on_all(strategy, ran
 @every_strategy
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_a_skipped_step_leaves_nothing_behind_but_the_scale(strategy, optimizer):
-    model = small_integers(amp.decorate(optimizer(), init_loss_scaling=8.0, decr_every_n_nan_or_inf=1, decr_ratio=0.5))
-    bad, good = model.feed(8), model.feed(8, 1)
-    bad["x"][5, 2] = 1e30
-    _, state = same_bits(model, strategy(), 4, [bad, good], [model.loss])
-    _, fresh = train_single(small_integers(amp.decorate(optimizer(), init_loss_scaling=4.0)), [good], [])
+    model, feeds, single = an_overflow(optimizer, then=(1,))
+    _, state = same_bits(model, strategy(), 4, feeds, [model.loss], single)
+    fresh = untouched(optimizer, 4.0, seeds=(1,))
     for name, value in state.items():
         assert np.array_equal(value, fresh.get(name)), name
 
