@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -162,13 +163,27 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
 }
 
 
+@cache
+def model_of(name: str) -> TestModel:
+    """The model of this name, which is written once."""
+    return written(MODELS[name])
+
+
+@cache
+def _one_device(name: str, rows: tuple[int, ...], fetch: tuple[Any, ...]) -> tuple[list[list[np.ndarray]], Any]:
+    model = model_of(name)
+    return train_single(model, [model.feed(n, k) for k, n in enumerate(rows)], [model.loss, *fetch])
+
+
 def same_answers(
-    model: TestModel, strategy: Any, trainers: Any, rows: tuple[int, ...] = (7, 8, 2), fetch: tuple[Any, ...] = (), tol: float = 1e-9
+    of: TestModel | str, strategy: Any, trainers: Any, rows: tuple[int, ...] = (7, 8, 2), fetch: tuple[Any, ...] = (), tol: float = 1e-9
 ) -> Any:
-    """Train on one device and on ranks, and compare the loss, what else is fetched, and all state. Returns what one device fetched."""
+    """Train a model, or that of a name, on one device and on ranks, and compare the loss, what else is fetched, and all state. Returns what
+    one device fetched."""
+    model = model_of(of) if isinstance(of, str) else of
     feeds = [model.feed(n, k) for k, n in enumerate(rows)]
     wanted = [model.loss, *fetch]
-    one, scope = train_single(model, feeds, wanted)
+    one, scope = _one_device(of, rows, fetch) if isinstance(of, str) else train_single(model, feeds, wanted)
     many, state = train_ranks(model, strategy, trainers, feeds, wanted)
     for k, (a, b) in enumerate(zip(one, many, strict=True)):
         for name, x, y in zip(wanted, a, b, strict=True):

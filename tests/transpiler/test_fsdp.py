@@ -56,7 +56,7 @@ def test_a_step_is_one_devices_bit_for_bit(options, trainers):
 
 @pytest.mark.parametrize("name", ["gpt", "conv", "lamb", "masked", "branch"])
 def test_models_keep_their_answers_without_resharding_and_far_ahead(name):
-    same_answers(written(MODELS[name]), fx.strategies.fsdp(KB, reshard_after_forward=False, prefetch=3), 3)
+    same_answers(name, fx.strategies.fsdp(KB, reshard_after_forward=False, prefetch=3), 3)
 
 
 def test_a_mesh_keeps_what_tp_cuts():

@@ -36,7 +36,7 @@ def test_one_devices_answers_bit_for_bit_where_sums_are_exact(trainers, servers,
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_many_kinds(name):
-    same_answers(written(MODELS[name]), fx.strategies.reduction_servers(2, bucket_mb=1 / 2**10, first_bucket_mb=1 / 2**11), 3)
+    same_answers(name, fx.strategies.reduction_servers(2, bucket_mb=1 / 2**10, first_bucket_mb=1 / 2**11), 3)
 
 
 @pytest.mark.parametrize("trainers, servers", [(2, 1), (3, 2), (4, 3)])

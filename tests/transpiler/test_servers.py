@@ -7,7 +7,7 @@ import fluidx as fx
 from fluidx.ir import Program, ProgramPair
 from fluidx.testing.models import integer_mlp, train_ranks, train_single
 from fluidx.verify import verify_ranks
-from tests.transpiler.models import MODELS, same_answers, written
+from tests.transpiler.models import MODELS, same_answers
 
 P = 4 * (6 * 5 + 5 + 5 * 4 + 4)  # bytes of integer_mlp's parameters
 
@@ -34,7 +34,7 @@ def test_one_devices_answers_bit_for_bit_where_sums_are_exact(trainers, servers,
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_many_kinds(name):
-    same_answers(written(MODELS[name]), fx.strategies.parameter_server(2, min_block=8), 3)
+    same_answers(name, fx.strategies.parameter_server(2, min_block=8), 3)
 
 
 def test_trainers_have_no_updates_and_servers_nothing_else():
