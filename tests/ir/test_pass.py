@@ -175,9 +175,28 @@ def test_a_pass_gives_back_the_kind_that_it_was_given(pair):
         OnlyMain().run(pair)
 
 
-def test_a_class_of_passes_overrides_one_way_and_never_run():
-    with pytest.raises(TypeError, match=r"Runs.run: `run` of a pass checks it, and stays; override rewrite\(program, job\)"):
-        type("Runs", (Pass,), {"run": lambda self, pair, job: pair})
+@dataclass(frozen=True)
+class Drops(DropBoth):
+    """A pass as they were written before `rewrite` and `rewrite_pair`."""
+
+    returns: bool = True
+
+    def run(self, unit, job):
+        job.log.append(type(unit).__name__)
+        result = super().run(unit, job)
+        return result if self.returns else None
+
+
+def test_a_pass_that_overrides_run_is_checked_too(pair):
+    job = Job()
+    assert isinstance(Drops().run(pair, job), ProgramPair)
+    assert str(Drops().run(pair, job)) == str(DropBoth().run(pair))
+    assert job.log == ["ProgramPair", "ProgramPair"] and job.running == []
+    with pytest.raises(fx.TranspileError, match="must return a ProgramPair, got NoneType"):
+        Drops(returns=False).run(pair)
+
+
+def test_a_class_of_passes_overrides_one_way():
     with pytest.raises(TypeError, match="Two overrides rule and rewrite: a pass overrides one of rule, rewrite, rewrite_pair"):
         type("Two", (Pass,), {"rule": lambda self, b, op: None, "rewrite": lambda self, program, job: program})
     with pytest.raises(TypeError, match="More overrides rule and rewrite_pair"):
