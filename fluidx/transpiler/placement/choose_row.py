@@ -203,6 +203,13 @@ def _forms(
         for held in dict.fromkeys(e for options in have for e in options if e is not None and wanted.admits(e, None)):
             yield [_filled(x, held, group) for x in row.ins], [_filled(x, held, group) for x in row.outs]
         return
+    yield from _cut_forms(row, have, kind, group, n)
+
+
+def _cut_forms(
+    row: PlacementRow, have: Options, kind: PatternClass, group: str, n: int
+) -> Iterator[tuple[list[Entry | None], list[Entry | None]]]:
+    """The same for a row that cuts axes: one form for each unit of the operands, and one with unit 1."""
     units: dict[int, None] = {}
     for want, options in zip(row.ins, have, strict=True):
         if want is not None and want.axis is not None and not row.runs:
