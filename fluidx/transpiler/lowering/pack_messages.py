@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
-from typing import Any
 
 from ...ir.make_op import filled, make_op
 from ...ir.offsets import Offsets
-from ...ir.operator import Operator
+from ...ir.operator import Frozen, Operator, unary
 from ...ir.program_rewriter import Writer
-from ...ir.types import ANY, Pieces, Placement, TensorType
+from ...ir.types import Pieces, Placement, TensorType
 from ...ir.unique_name import unused
 from ...ir.var import Var
 
@@ -29,31 +29,44 @@ class Packed:
 
     def pack(self) -> None:
         self.whole = self._packed(self.xs)
-        self._write("pack", self.xs, (self.whole,))
+        self.writer.keep(make_op("pack", self.xs, (self.whole,), _packs(), self.ops[0].site))
 
     def send(self) -> None:
         first, self.made = self.ops[0], self._packed(self.outs)
-        attrs: dict[str, Any] = dict(first.attrs)
+        attrs = first.attrs
         if attrs.get("bounds"):
-            attrs["bounds"] = Offsets.joined([op.attrs["bounds"] for op in self.ops])
+            attrs = Frozen({**attrs, "bounds": Offsets.joined([op.attrs["bounds"] for op in self.ops])})
         if "layers" in attrs:
-            attrs["layers"] = (0, *accumulate(self.descs[n].type.numel for n in self.xs))
-        self._write(first.type, (self.whole,), (self.made,), **attrs)
+            attrs = Frozen({**attrs, "layers": (0, *accumulate(self.descs[n].type.numel for n in self.xs))})
+        self.writer.keep(unary(first.type, self.whole, self.made, attrs, first.site))
 
     def unpack(self) -> None:
-        self._write("unpack", (self.made,), self.outs, shapes=tuple([self.descs[n].type.shape for n in self.outs]))
-
-    def _write(self, type_: str, xs: tuple[str, ...], outs: tuple[str, ...], **attrs: Any) -> None:
-        site = self.ops[0].site
-        self.writer.keep(make_op(type_, xs, outs, filled(type_, attrs), site))
+        attrs = _unpacks(tuple([self.descs[n].type.shape for n in self.outs]))
+        self.writer.keep(make_op("unpack", (self.made,), self.outs, attrs, self.ops[0].site))
 
     def _packed(self, names: Sequence[str]) -> str:
         """Declare the packed value of these names."""
         found = [self.descs[n] for n in names]
         name = unused(f"{names[0]}.packed", self.descs)
-        t = TensorType(found[0].type.dtype, (sum([d.type.numel for d in found]),))
+        t = _flat(found[0].type.dtype, sum([d.type.numel for d in found]))
         self.writer.block.declare(Var(name, t, _together([d.placement for d in found]), stop_gradient=True))
         return name
+
+
+@lru_cache(maxsize=1)
+def _packs() -> Frozen:
+    return filled("pack", {})
+
+
+@lru_cache(maxsize=256)
+def _unpacks(shapes: tuple[tuple[int, ...], ...]) -> Frozen:
+    """Among many ranks there are many small packs of few shapes."""
+    return filled("unpack", {"shapes": shapes})
+
+
+@lru_cache(maxsize=256)
+def _flat(dtype: str, numel: int) -> TensorType:
+    return TensorType(dtype, (numel,))
 
 
 def _together(places: Sequence[Placement]) -> Placement:
@@ -66,6 +79,11 @@ def _together(places: Sequence[Placement]) -> Placement:
 
 def can_be_packed(writer: Writer, op: Operator) -> bool:
     """Do the values that the operator reads and writes have known sizes, and placements that allow packing?"""
-    descs = [writer.block.desc(n) for n in (op.input_arg_names[0], op.output_arg_names[0])]
-    cut = any(e.axis is not None or e.is_local for d in descs for e in d.placement)
-    return not cut and all(ANY not in d.type.shape and d.type.numel > 0 for d in descs)
+    for n in (op.input_arg_names[0], op.output_arg_names[0]):
+        d = writer.block.desc(n)
+        for e in d.placement:
+            if e.axis is not None or e.is_local:
+                return False
+        if d.type.numel <= 0:  # -1 if an axis is open
+            return False
+    return True

@@ -93,8 +93,9 @@ def _served(old: Placement, new: Placement, axes: Mapping[str, int], turns: Cont
 
 def _one_group(old: Placement, new: Placement, axes: Mapping[str, int], turns: Container[str]) -> str:
     """The group over which two placements with at most one entry differ; "" if there are several, or if it is a time axis."""
-    groups = {e.group for e in (*old, *new)}
-    (group,) = groups if len(groups) == 1 else ("",)
+    if not old and not new or old and new and old[0].group != new[0].group:
+        return ""
+    group = (old or new)[0].group
     return group if group in axes and group not in turns and SERVERS not in axes and old != new else ""
 
 

@@ -47,6 +47,7 @@ class SequenceWriter:
         self.recipe, self.writer, self.block, self.job, self.between = recipe, writer, writer.block, job, between
         self.hosts = job.mesh.hosts
         self.devices = job.mesh.world_size // self.hosts
+        self.coords = coords_of(writer.program.groups, 0, writer.program.turns)
 
     def write(self, ops: Sequence[Operator]) -> None:
         """Write neighbouring collectives. Raises Refused for one that the recipe cannot carry out."""
@@ -109,10 +110,7 @@ class SequenceWriter:
             return op if not inside else carried_by(op, inside, self.devices if stage.group == NODE else self._ranks(stage))
         block = self.block
         if not two_levels:
-            t = local_type(
-                block.desc(op.output_arg_names[0]).type, others(block.program, block, op),
-                coords_of(block.program.groups, 0, block.program.turns),
-            )  # fmt: skip
+            t = local_type(block.desc(op.output_arg_names[0]).type, others(block.program, block, op), self.coords)
             op, said = with_algorithm(op, self.between, t, self._ranks(stage), self.job.mesh.links)
             self.job.say(op, said)
             return op

@@ -89,15 +89,19 @@ class _Kinds:
         key = id(op.attrs), id(x.placement), id(out.placement)
         alike = self.known.get(key)
         if alike is None:
-            rest = tuple([pair for pair in op.attrs.items() if pair[0] != "bounds"])
-            way = rest, _alike(x.placement), _alike(out.placement)
+            rest = dict(op.attrs)
+            rest.pop("bounds", None)
+            way = tuple(rest.items()), _alike(x.placement), _alike(out.placement)
             alike = self.known[key] = self.numbers.setdefault(way, len(self.numbers))
         return op.type, alike, x.type.dtype, self.readers[id(op)]
 
 
-def _alike(placement: Placement) -> Placement:
+def _alike(placement: Placement) -> tuple:
     """The placement with the bounds of its flat ranges left out."""
-    return tuple(Pieces(Offsets(), e.group) if e.bounds is not None else e for e in placement)
+    for e in placement:
+        if e.bounds is not None:
+            return tuple([(Pieces, e.group) if e.bounds is not None else e for e in placement])
+    return placement
 
 
 class _Filling(AdjacentOperators):

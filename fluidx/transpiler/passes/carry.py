@@ -11,7 +11,7 @@ from ...ir.operator import Frozen, Operator, op_types
 from ...ir.parts import Coords, coords_of, local_type
 from ...ir.pass_base import Job, Pass
 from ...ir.program import Block, Program, ProgramPair
-from ...ir.types import TensorType
+from ...ir.types import Placement, TensorType
 from ..algorithms import able, algorithm
 from ..algorithms.selection import AlgorithmTable
 from ..cluster import SERVERS
@@ -58,17 +58,21 @@ class Carry(Pass):
         for block in new.blocks:
             collectives = {t for t in op_types(block.oplist) if opdef(t).algorithm_method}
             known: dict[tuple, tuple[Frozen, str]] = {}  # attributes, types and placements are few objects
+            alike: dict[tuple, tuple[str, str]] = {}  # but for roots: which rank it is decides nothing
             for k, op in enumerate(block.oplist) if collectives else ():
                 if op.type not in collectives:
                     continue
                 x, out = block.desc(op.input_arg_names[0]), block.desc(op.output_arg_names[0])
                 key = op.type, id(op.attrs), id(x.placement), id(out.placement), id(out.type)
                 if key not in known:
+                    kind = _but_for_roots(op, x.placement, out.placement, out.type)
                     try:
-                        first, said = self._carried(op, name, block, coords, job, stay.get(block.idx, ""))
+                        if kind not in alike:
+                            found, said = self._carried(op, name, block, coords, job, stay.get(block.idx, ""))
+                            alike[kind] = found.attrs["algorithm"], said
+                        known[key] = _with_algorithm(op.attrs, alike[kind][0]), alike[kind][1]
                     except TranspileError as e:
-                        first, said, refused = op, without_algorithm(op, str(e)), refused or e
-                    known[key] = first.attrs, said
+                        known[key], refused = (op.attrs, without_algorithm(op, str(e))), refused or e
                 attrs, said = known[key]
                 job.say(op, said)
                 if attrs is not op.attrs:
@@ -102,3 +106,14 @@ class Carry(Pass):
     def _local_type(op: Operator, block: Block, coords: Coords) -> TensorType:
         """The type of the value that the ranks of the group hold together."""
         return local_type(block.desc(op.output_arg_names[0]).type, others(block.program, block, op), coords)
+
+
+def _with_algorithm(attrs: Frozen, name: str) -> Frozen:
+    return attrs if attrs["algorithm"] == name else Frozen({**attrs, "algorithm": name})
+
+
+def _but_for_roots(op: Operator, x: Placement, out: Placement, t: TensorType) -> tuple:
+    """A key of a collective, the same for those that differ in nothing but their root."""
+    group, rest = op.attrs["group"], [pair for pair in op.attrs.items() if pair[0] != "root"]
+    beside = [tuple([e for e in q if e.root is None or e.group != group]) for q in (x, out)]
+    return op.type, *rest, *beside, t, "root" in op.attrs

@@ -71,6 +71,7 @@ def compose(
     that each link is used in both directions.
     """
     writer, waiting = Writer(program), Waiting(program)
+    sequences: dict[int, SequenceWriter] = {}  # by the ids of recipes, which they keep
     for recipe, run in groupby(writer.old, key=partial(choose, writer)):
         if recipe is None:
             waiting.before(run, writer.keep)
@@ -79,7 +80,9 @@ def compose(
                 waiting.before([op])
                 _push_and_pull(recipe, writer, op, waiting, job)
         else:
-            SequenceWriter(recipe, writer, job, between).write(list(run))
+            if id(recipe) not in sequences:
+                sequences[id(recipe)] = SequenceWriter(recipe, writer, job, between)
+            sequences[id(recipe)].write(list(run))
     waiting.rest()
     return writer.program
 

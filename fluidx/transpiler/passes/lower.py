@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...ir.make_op import filled
@@ -26,6 +27,7 @@ class Lower(Pass):
     def _lower(self, program: Program, job: Job) -> Program:
         new = program.copy()
         known: dict[tuple, list] = {}
+        axes = job.axes(new)
         for block in new.blocks:
             ops: list[Operator] = []
             old, done = block.oplist, 0
@@ -35,7 +37,7 @@ class Lower(Pass):
                 if old[k].type in meeting:
                     ops += self._met(block, old[k])
                 else:
-                    self._write(ops, block, old[k], job, known)
+                    self._write(ops, block, old[k], axes, known)
                 done = k + 1
             block.oplist = ops + old[done:]
         return new
@@ -51,14 +53,14 @@ class Lower(Pass):
         type_, attrs = collective
         return [unary(type_, op.input_arg_names[0], op.output_arg_names[0], filled(type_, {"group": own[0], **attrs, **op.attrs}), op.site)]
 
-    def _write(self, ops: list[Operator], block: Block, op: Operator, job: Job, known: dict[tuple, list]) -> None:
+    def _write(self, ops: list[Operator], block: Block, op: Operator, axes: Mapping[str, int], known: dict[tuple, list]) -> None:
         source, target = op.input_arg_names[0], op.output_arg_names[0]
         d = block.desc(source)
         key = (d.placement, block.desc(target).placement)
         path = known.get(key)
         if path is None:
-            found = steps(*key, job.axes(block.program), block.program.turns)
-            path = known[key] = [(s.type, opdef(s.type).complete_attrs(s.attrs), s.after) for s in found]
+            found = steps(*key, axes, block.program.turns)
+            path = known[key] = [(s.type, filled(s.type, s.attrs), s.after) for s in found]
         if len(path) == 1:  # the usual case: the operator keeps its input and output names
             ops.append(op.replace(type=path[0][0], attrs=path[0][1]))
             return

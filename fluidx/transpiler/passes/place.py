@@ -291,6 +291,8 @@ def _check_annotation(d: Var, job: Job) -> None:
 
 def _ordered(placement: Placement, axes: Mapping[str, int]) -> Placement:
     """The entries in the order of the axes, outer before inner, without entries over axes of one rank."""
+    if len(placement) == 1 and axes.get(placement[0].group, 1) > 1:
+        return placement
     order, kept = list(axes), axes_with_ranks(axes)
     known = [e for e in placement if e.group in kept or e.group not in order]  # a group that is not an axis is refused later, with its name
     return tuple(sorted(known, key=lambda e: order.index(e.group) if e.group in order else len(order)))

@@ -34,13 +34,16 @@ class Choice(FormChoice):
 
 
 class Decision(NamedTuple):
-    """The placements that an operator needs for its operands, and those of its results; `take` and `parts` are as in Choice."""
+    """The placements that an operator needs for its operands, and those of its results; `take`, `parts`, `still` and `source` are as in
+    Choice."""
 
     take: list[int | None]
     wanted: list[Placement]
     results: list[Placement]
     why: str
     parts: bool
+    still: bool
+    source: bool
 
 
 class PlacementWalk(FormWalk):
@@ -56,6 +59,7 @@ class PlacementWalk(FormWalk):
         self.axes, self.stays, self.pins = axes, stays, pins
         self.groups = list(axes_with_ranks(axes).items())
         self.kinds = PatternClasses()
+        self.kind_of: dict[tuple, PatternClass] = {}  # by the numbers of attributes and types
         self.decided: dict[tuple[PatternClass, AtHand, tuple[int, ...]], Decision] = {}  # keys have stand-ins for roots and flat ranges
         self.helds: dict[tuple[int, tuple[Placement, ...], bool], Held] = {}
         self.types: dict[str, TensorType] = {}
@@ -91,8 +95,15 @@ class PlacementWalk(FormWalk):
                 raise TranspileError(f"op {op.type} reads %{n} before any operator defines it{where(op)}")
 
     def _kind(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> PatternClass:
-        found = [[None if n is None else self.types[n] for n in names] for names in (ins, outs)]
-        return self.kinds.of(definition, found[0], found[1], op.attrs)
+        number = self.type_of.get
+        key = definition, self.by_id.get(id(op.attrs)) if op.attrs else -1, *map(number, ins), None, *map(number, outs)
+        kind = self.kind_of.get(key)
+        if kind is None:
+            found = [[None if n is None else self.types[n] for n in names] for names in (ins, outs)]
+            kind = self.kinds.of(definition, found[0], found[1], op.attrs)
+            if key[1] is not None:
+                self.kind_of[key] = kind
+        return kind
 
     def choose(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> Choice:
         self._check_defined(op, ins)
@@ -100,20 +111,19 @@ class PlacementWalk(FormWalk):
         have = tuple([self.at[n].forms for n in ins])
         stays = tuple([k for k, n in enumerate(ins) if self.at[n].mark])
         said, pin = self._said(op, definition, ins), self.pins.get(op.device)
+        entries: list[Entry] = []
         if said or pin is not None or kind.pattern.flat_ranges:
             one = self._decided(definition, kind, have, stays, said, pin)
         else:
             general, entries = with_stand_ins(have)
             key = kind, general, stays
-            if key not in self.decided:
-                self.decided[key] = self._decided(definition, kind, general, stays, {}, None)
-            one = self.decided[key]
-            if entries:
-                wanted, results = ([filled_in(q, entries) for q in places] for places in (one.wanted, one.results))
-                one = one._replace(wanted=wanted, results=results)
-        made = [(self._held(n, (q,)), q) for n, q in zip(outs, one.results, strict=True)]
-        still, source = all(t is None or t == 0 for t in one.take), all(t is None for t in one.take)
-        return Choice(one.take, one.wanted, made, f"{op.type}: {one.why}", still, source or one.parts, None, source, one.parts)
+            found = self.decided.get(key)
+            one = found or self.decided.setdefault(key, self._decided(definition, kind, general, stays, {}, None))
+        wanted, results = one.wanted, one.results
+        if entries:
+            wanted, results = ([filled_in(q, entries) for q in places] for places in (wanted, results))
+        made = [(self._held(n, (q,)), q) for n, q in zip(outs, results, strict=True)]
+        return Choice(one.take, wanted, made, f"{op.type}: {one.why}", one.still, one.source or one.parts, None, one.source, one.parts)
 
     def _decided(
         self, definition: type[OpDef], kind: PatternClass, have: AtHand, stays: tuple[int, ...], said: Mapping[str, Entry | None],
@@ -146,7 +156,8 @@ class PlacementWalk(FormWalk):
             as_it_is = k in p.shape_only and not (qs and elsewhere(qs[0], wanted[k]))
             take.append(None if as_it_is or p.ins[k] is None else here)
         parts = definition.expand is not None and any(cut_across(p, have, g) for g, _ in self.groups)
-        return Decision(take, wanted, results, ", ".join(dict.fromkeys(row.why for row, _, _ in over)), parts)
+        still, source = all(t is None or t == 0 for t in take), all(t is None for t in take)
+        return Decision(take, wanted, results, ", ".join(dict.fromkeys(row.why for row, _, _ in over)), parts, still, source)
 
     def _on_one_side(self, kind: PatternClass, over: Sequence[Chosen], have: Sequence[tuple[Placement, ...]]) -> list[Chosen]:
         """If some operands are on servers and others on trainers, bring all to the trainers if these cut one of them, else to one

@@ -140,7 +140,8 @@ class _Gathering:
     def _merged(self) -> Iterator[list[Operator] | AdjacentOperators]:
         done = 0
         for run in sorted(self.runs, key=lambda r: r.place):
-            yield self.others[done : run.place[0]]
+            if done < run.place[0]:
+                yield self.others[done : run.place[0]]
             yield run
             done = run.place[0]
         yield self.others[done:]
