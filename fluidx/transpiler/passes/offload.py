@@ -118,7 +118,7 @@ class _Memories(FormWalk):
         return DEVICE
 
     def _before(self, op: Operator, reads: Names) -> None:
-        """MemoryCopies of what rests are made anew where another section begins, so that none is kept from forward to backward."""
+        """Drop copies of stored values where another section begins, so that none is kept from forward to backward."""
         if op.role is not Role.DIST and op.role is not self.section:
             self.section = op.role
             self.drop_copies(self.persistable)
