@@ -39,6 +39,7 @@ class RankGroups:
         self.turns = dict(turn_groups(self.axes))
         self._declare_turns()
         self._at: dict[int, Coords] = {}
+        self._ranks_at: dict[str, dict[int, list[int]]] = {}
         self._canon: dict[tuple[Placement, TensorType], Placement] = {}
         self._units: dict[tuple, int] = {}
         self._inside: dict[tuple[str, str], bool] = {}
@@ -68,6 +69,14 @@ class RankGroups:
         if rank not in self.where[group]:
             raise Refusal(f"rank {rank} is in no set of group {group}")
         return self.where[group][rank][1]
+
+    def ranks_at(self, group: str, index: int) -> Sequence[int]:
+        """The ranks that have an index in a group."""
+        if group not in self._ranks_at:
+            found = self._ranks_at[group] = {}
+            for r, (k, _) in self.where[group].items():
+                found.setdefault(k, []).append(r)
+        return self._ranks_at[group].get(index, ())
 
     def index(self, group: str, rank: int) -> int:
         return self.where[group][rank][0]

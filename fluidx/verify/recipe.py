@@ -72,6 +72,44 @@ def shifted_rounds_hold(collective: str, n: int, firsts: Iterable[Sequence]) -> 
     return all(bits == (1 << b if spread else full) for b, bits in enumerate(have))
 
 
+# collective -> those of the rounds inside hosts, between hosts, and inside hosts again; "" if there are none
+_LEVELS = {"reduce": ("reduce", "reduce", ""), "spread": ("", "spread", "spread"), "all_reduce": ("reduce", "all_reduce", "spread")}
+
+
+def two_level_rounds_hold(collective: str, hosts: int, devices: int, rounds: Sequence[tuple[bool, Iterable[Sequence]]]) -> bool:
+    """True if rounds inside hosts and between hosts give the result of a collective. Device l of host h is rank h*devices + l.
+
+    `rounds` are (True, a round among the devices of a host) or (False, a round among hosts). All hosts run the former at once, where
+    block l is the blocks j*devices + l of all hosts j; devices of all numbers l run the latter at once, where block j is the block
+    j*devices + l. The whole follows from the two parts, because the blocks of one part are the ranks of the other:
+
+    - After a reduce inside hosts, device l of host h has the terms of the host's ranks, once, of all blocks j*devices + l.
+    - These are the terms of host h for the rounds between devices l, which use no other blocks. A reduce between hosts leaves the terms of
+      all hosts, once, of block h*devices + l there; an all_reduce leaves those of all blocks j*devices + l.
+    - A spread is the same in the other order. It only replaces blocks, since its proof allows no sum of a block with itself, and it sends
+      only blocks that a rank owns or has received. So blocks that an earlier reduce has left do not matter.
+
+    >>> adds, sends = [(1, 0, 0, 1, True), (0, 1, 1, 2, True)], [(0, 1, 0, 1, False), (1, 0, 1, 2, False)]
+    >>> two_level_rounds_hold("reduce", 2, 2, [(True, adds), (False, adds)])
+    True
+    >>> two_level_rounds_hold("reduce", 2, 2, [(True, adds), (False, sends)])
+    False
+    """
+    if collective not in _LEVELS:
+        return False
+    parts: list[list[Iterable[Sequence]]] = [[], [], []]
+    at = 0
+    for inside, r in rounds:
+        if not inside and at == 2:
+            return False
+        at = (2 if at else 0) if inside else 1
+        parts[at].append(r)
+    sizes = devices, hosts, devices
+    return all(
+        prove_rounds(of, n, part) is None if of else not part for of, n, part in zip(_LEVELS[collective], sizes, parts, strict=True)
+    )
+
+
 def _checked(transfer: Sequence, number: int, n: int, blocks: int) -> Sequence:
     try:
         source, target, start, stop, add = transfer

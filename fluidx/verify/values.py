@@ -160,7 +160,8 @@ class ProgramValues:
     def _mask_of_ranks(self, groups: list[str], coords: list[tuple[str, int]]) -> int:
         """The same mask by a look at each rank, for coordinates in subgroups of the groups of the terms."""
         where, found = self.mesh.where, 0
-        for r in range(self.mesh.world):
+        few = min((self.mesh.ranks_at(g, k) for g, k in coords), key=len)
+        for r in few:
             if all(r in where[g] and where[g][r][0] == k for g, k in coords):
                 indices = [0]
                 for g in groups:  # a rank runs all turns

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluidx.transpiler.algorithms import ALGORITHMS, Refused, Shifted, Transfer, algorithm, parts, schedule
+from fluidx.transpiler.algorithms import ALGORITHMS, Refused, Shifted, Transfer, algorithm, count_messages, parts, schedule
 from fluidx.transpiler.algorithms.cost import cheapest, seconds
 from fluidx.transpiler.cluster import Links
 from tests.each import each
@@ -222,3 +222,21 @@ def test_among_many_ranks_rounds_of_the_ring_are_small_and_a_rank_finds_its_tran
     # block 7 starts at rank 8, which sends it first; behind the sums it comes from rank 7 and goes on
     mine = parts("ring", "all_reduce", 1000, 1, (7,), 8)
     assert [(p.round, len(p.gives), len(p.takes)) for p in mine] == [(0, 1, 0), (999, 0, 1), (1000, 1, 0)]
+
+
+@each("name", [*ALGORITHMS, "direct/ring", "tree/star"])
+@each("n", (1, 2, 4, 6, 8))
+def test_messages_are_counted_as_one_transfer_after_the_other(name, n):
+    rng = np.random.default_rng(n)
+    hosts = 2 if n % 2 == 0 else 1
+    for method in ("reduce", "spread", "all_reduce", "exchange"):
+        try:
+            transfers = [t for r in schedule(name, method, n, hosts) for t in r]
+        except Refused:
+            continue
+        blocks = n * n if method == "exchange" else n
+        for _ in range(5):
+            filled = tuple(map(int, np.flatnonzero(rng.integers(0, 2, blocks))))
+            messages = lambda t: [0] * (1 + (t.start + 2 * t.stop) % 3)  # noqa: E731
+            sent = sum(len(messages(t)) for t in transfers if {*filled} & {*range(t.start, t.stop)})
+            assert count_messages(name, method, n, hosts, filled, messages) == sent

@@ -1,9 +1,13 @@
 """prove_rounds: rounds that drop, duplicate or misroute a block are refused, with the transfer or the block."""
 
+from collections import Counter
+from random import Random
+
 import pytest
 
-from fluidx.transpiler.algorithms import ALGORITHMS, Refused, Transfer, schedule
-from fluidx.verify.recipe import prove_rounds
+from fluidx.transpiler.algorithms import ALGORITHMS, Refused, Transfer, algorithm, schedule
+from fluidx.transpiler.algorithms.two_level import InsideHosts
+from fluidx.verify.recipe import prove_rounds, two_level_rounds_hold
 
 COLLECTIVES = ("reduce", "spread", "all_reduce", "exchange", "adaptive")
 
@@ -101,3 +105,89 @@ def test_a_round_sends_what_was_there_before_it():
 ])  # fmt: skip
 def test_a_malformed_transfer_is_refused(transfer, said):
     assert said in str(prove_rounds("all_reduce", 3, [[transfer]]))
+
+
+# -- two levels ---------------------------------------------------------------------------------------------------------------------------
+
+METHODS = ("reduce", "spread", "all_reduce")
+
+
+def levels_of(rounds):
+    return [(isinstance(r, InsideHosts), list(r.first)) for r in rounds]
+
+
+def written_out(levels, hosts, g):
+    """The transfers of all ranks, by what a round inside hosts and between them means."""
+    return [
+        [(h * g + s, h * g + d, j * g + a, j * g + b, add) for h in range(hosts) for j in range(hosts) for s, d, a, b, add in r]
+        if inside
+        else [(s * g + k, d * g + k, j * g + k, j * g + k + 1, add) for k in range(g) for s, d, a, b, add in r for j in range(a, b)]
+        for inside, r in levels
+    ]
+
+
+@pytest.mark.parametrize("hosts, g", [(2, 2), (3, 2), (2, 4), (4, 1), (3, 5)])
+@pytest.mark.parametrize(
+    "name", ["direct/ring", "ring/direct", "tree/tree", "star/halving_doubling", "double_binary_tree/recursive_doubling"]
+)
+def test_two_levels_hold_by_their_parts_as_they_do_written_out(name, hosts, g):
+    of, n = algorithm(name, hosts), hosts * g
+    for method in METHODS:
+        try:
+            rounds = getattr(of, method)(n)
+        except Refused:
+            continue
+        levels = levels_of(rounds)
+        out = written_out(levels, hosts, g)
+        assert [sorted(r) for r in out] == [sorted(r) for r in rounds]
+        assert [len(r) for r in rounds] == [len(r) for r in out]
+        assert prove_rounds(method, n, out) is None and two_level_rounds_hold(method, hosts, g, levels)
+        for r in rounds:
+            assert r.times_sent() == Counter((t.start, t.stop) for t in r)
+            for rank in range(n):
+                assert r.of_rank(rank) == [(k, t) for k, t in enumerate(r) if rank in (t.source, t.target)]
+
+
+def changed(levels, rng, hosts, g):
+    """Levels with one mistake: a round is lost, repeated, moved or of the other level, or a transfer is lost, repeated or another one."""
+    levels = [(inside, list(r)) for inside, r in levels]
+    k = rng.randrange(len(levels))
+    inside, r = levels[k]
+    n = g if inside else hosts
+    what = rng.randrange(8)
+    if what == 0:
+        del levels[k]
+    elif what == 1:
+        levels.insert(rng.randrange(len(levels)), levels[k])
+    elif what == 2:
+        levels.insert(rng.randrange(len(levels)), levels.pop(k))
+    elif what == 3:
+        levels[k] = not inside, r
+    elif what == 4:
+        del r[rng.randrange(len(r))]
+    elif what == 5:
+        levels[rng.randrange(len(levels))][1].append(rng.choice(r))
+    else:
+        s, d, a, b, add = r[(at := rng.randrange(len(r)))]
+        other = rng.randrange(n)
+        r[at] = rng.choice([(s, d, other, other + 1, add), (s, d, a, b, not add), (other, d, a, b, add), (s, other, a, b, add)])
+    return levels
+
+
+@pytest.mark.parametrize("name", ["direct/ring", "ring/halving_doubling", "tree/direct"])
+@pytest.mark.parametrize("method", METHODS)
+def test_two_levels_with_a_mistake_are_refused_where_the_rounds_written_out_are(name, method):
+    wrong = 0
+    rng = Random(f"{name} {method}")
+    for hosts, g in ((2, 2), (4, 2), (2, 3)) if "halving" not in name else ((2, 2), (4, 2), (2, 4)):
+        levels = levels_of(getattr(algorithm(name, hosts), method)(hosts * g))
+        for _ in range(150):
+            mutant = changed(levels, rng, hosts, g)
+            if prove_rounds(method, hosts * g, written_out(mutant, hosts, g)) is not None:
+                wrong += 1
+                assert not two_level_rounds_hold(method, hosts, g, mutant), mutant
+    assert wrong > 200
+
+
+def test_other_collectives_have_no_two_levels():
+    assert not two_level_rounds_hold("exchange", 1, 1, []) and not two_level_rounds_hold("reduce", 2, 1, [])

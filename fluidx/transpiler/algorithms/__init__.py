@@ -3,26 +3,26 @@ operators."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ...ir.errors import TranspileError, nearest
-from ...verify.recipe import prove_rounds, shifted_rounds_hold
+from ...verify.recipe import prove_rounds, shifted_rounds_hold, two_level_rounds_hold
 from ...verify.refusal import Refusal
 from .double_binary_tree import DoubleBinaryTree
 from .hierarchical import Hierarchical
 from .rails import Rails
 from .recursive import HalvingDoubling, RecursiveDoubling
 from .ring import Ring
-from .schedule import Algorithm, Refused, Rounds, Shifted, Transfer, backwards
+from .schedule import Algorithm, PatternRound, Refused, Rounds, Shifted, Transfer, backwards, times_sent
 from .sequence import SEQUENCED, CollectiveSequence, Grid, SequenceStage, Slicing
 from .servers import PushPull
 from .star import Direct, Star
 from .symbolic_check import check_algorithm, check_rounds, check_sequence
 from .tree import Tree
-from .two_level import TwoLevel
+from .two_level import InsideHosts, Level, TwoLevel
 
 ALGORITHMS: dict[str, Algorithm] = {
     a.name: a for a in (Star(), Direct(), Tree(), DoubleBinaryTree(), Ring(), RecursiveDoubling(), HalvingDoubling())
@@ -140,13 +140,18 @@ def check_rounds_of(name: str, carries: str, n: int, hosts: int, filled: tuple[i
 
 @lru_cache(maxsize=1024)
 def _proof(of: Algorithm, carries: str, n: int, filled: tuple[int, ...]) -> Refusal | None:
-    return None if _shifted_hold(of, carries, n) else prove_rounds(carries, n, _schedule(of, carries, n), filled)
+    return None if _holds_by_pattern(of, carries, n) else prove_rounds(carries, n, _schedule(of, carries, n), filled)
 
 
 @lru_cache(maxsize=256)
-def _shifted_hold(of: Algorithm, carries: str, n: int) -> bool:
-    """Are the rounds shifted ones that hold for all blocks, and so for any of them?"""
+def _holds_by_pattern(of: Algorithm, carries: str, n: int) -> bool:
+    """Do the rounds hold for all blocks, and so for any of them, by what they are made from: one shifted transfer, or rounds inside hosts
+    and between them?"""
     rounds = _schedule(of, carries, n)
+    if isinstance(of, TwoLevel):
+        hosts, g = of.hosts, n // of.hosts
+        levels = [(isinstance(r, InsideHosts), r.first) for r in rounds if isinstance(r, Level) and (r.hosts, r.g) == (hosts, g)]
+        return hosts * g == n and len(levels) == len(rounds) and two_level_rounds_hold(carries, hosts, g, levels)
     return _are_shifted(of, carries, n) and shifted_rounds_hold(carries, n, [r.first for r in rounds])  # type: ignore[attr-defined]
 
 
@@ -159,12 +164,26 @@ def count_messages(
     name: str, carries: str, n: int, hosts: int, filled: tuple[int, ...], messages: Callable[[Transfer], Sequence[Any]]
 ) -> int:
     """How many messages all ranks send for a collective, counting the transfers of the blocks in `filled`."""
-    of, blocks = algorithm(name, hosts), {*filled}
+    times, with_block = _times_sent(algorithm(name, hosts), carries, n)
+    found = {x for b in filled for x in with_block.get(b, ())}
+    return sum(times[x] * len(messages(Transfer(0, 1, *x, False))) for x in found)
+
+
+@lru_cache(maxsize=64)
+def _times_sent(of: Algorithm, carries: str, n: int) -> tuple[Mapping[tuple[int, int], int], Mapping[int, Sequence[tuple[int, int]]]]:
+    """How many transfers an algorithm has for each range of blocks, and the ranges that have a block."""
     rounds = _schedule(of, carries, n)
+    times: Counter[tuple[int, int]] = Counter()
     if _are_shifted(of, carries, n):  # every block is in every round once
-        return len(rounds) * sum(len(messages(Transfer(0, 1, b, b + 1, False))) for b in filled)
-    found = [t for r in rounds for t in r if not blocks.isdisjoint(range(t.start, t.stop))]
-    return sum(len(messages(t)) for t in found)
+        times.update({(b, b + 1): len(rounds) for b in range(n)} if rounds else {})
+    else:
+        for r in rounds:
+            times.update(times_sent(r))
+    with_block: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for x in times:
+        for b in range(*x):
+            with_block[b].append(x)
+    return times, with_block
 
 
 class PlacedTransfer(NamedTuple):
@@ -188,7 +207,7 @@ def _by_block(of: Algorithm, carries: str, n: int, rank: int) -> dict[int, list[
 def _of_rank(of: Algorithm, carries: str, n: int, rank: int) -> Iterable[PlacedTransfer]:
     """The transfers that a rank sends or receives."""
     rounds = _schedule(of, carries, n)
-    if all(isinstance(r, Shifted) for r in rounds):
+    if all(isinstance(r, PatternRound) for r in rounds):
         return [PlacedTransfer(k, i, t) for k, r in enumerate(rounds) for i, t in r.of_rank(rank)]  # type: ignore[attr-defined]
     return _by_rank(of, carries, n).get(rank, ())
 
@@ -206,5 +225,5 @@ def _by_rank(of: Algorithm, carries: str, n: int) -> dict[int, list[PlacedTransf
 
 __all__ = [
     "ALGORITHMS", "SEQUENCED", "SEQUENCES", "Algorithm", "CollectiveSequence", "Grid", "PushPull", "RankRound", "Refused", "SequenceStage",
-    "Shifted", "Slicing", "Transfer", "able", "algorithm", "backwards", "check_rounds", "parts", "register", "schedule",
+    "Shifted", "Slicing", "Transfer", "able", "algorithm", "backwards", "check_rounds", "count_messages", "parts", "register", "schedule",
 ]  # fmt: skip

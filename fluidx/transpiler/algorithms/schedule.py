@@ -6,6 +6,7 @@ sends the values from before the round.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,22 @@ class Transfer(NamedTuple):
     add: bool
 
 
-class Shifted(Sequence[Transfer]):
+class PatternRound(Sequence[Transfer]):
+    """A round that a smaller one gives by a rule: its transfers are made when they are asked for."""
+
+    def __getitem__(self, k: Any) -> Any:
+        return tuple(self)[k]
+
+    def of_rank(self, rank: int) -> list[tuple[int, Transfer]]:
+        """The transfers that a rank sends or receives, with their indices in the round."""
+        raise NotImplementedError
+
+    def times_sent(self) -> Counter[tuple[int, int]]:
+        """How many transfers each range of blocks has."""
+        raise NotImplementedError
+
+
+class Shifted(PatternRound):
     """A round of n transfers; the k-th is the first one with k added to its ranks and its block, modulo n. With many ranks, a schedule of
     such rounds stays small, and the transfers of one rank are found directly.
 
@@ -51,13 +67,20 @@ class Shifted(Sequence[Transfer]):
         return Transfer((source + k) % n, (target + k) % n, block, block + 1, add)
 
     def of_rank(self, rank: int) -> list[tuple[int, Transfer]]:
-        """The transfers that a rank sends or receives, with their indices in the round."""
         places = sorted({(rank - self.first.source) % self.n, (rank - self.first.target) % self.n})
         return [(k, self[k]) for k in places]
+
+    def times_sent(self) -> Counter[tuple[int, int]]:
+        return Counter((b, b + 1) for b in range(self.n))
 
 
 Round = Sequence[Transfer]
 Rounds = tuple[Round, ...]
+
+
+def times_sent(r: Round) -> Counter[tuple[int, int]]:
+    """How many transfers of a round each range of blocks has."""
+    return r.times_sent() if isinstance(r, PatternRound) else Counter((t.start, t.stop) for t in r)
 
 
 class Algorithm:

@@ -160,14 +160,19 @@ class MessageRounds:
         collectives = messages = 0
         groups, hosts = self.program.groups, len(self.program.groups.get(NODE, ())) or 1
         for k, op in enumerate(self.ops):
+            counts: dict[tuple[int, int], tuple[CollectivePlan, int]] = {}  # by the plan's id: the sets of a group mostly have one plan
             for members in groups[self.group]:
-                coords = coords_of(groups, members[0], self.program.turns)
+                coords = coords_of(groups, members[0], self.program.turns) if self._others[k] else {}
                 if not holds(self._others[k], coords):
                     continue
                 plan = self._plan(k, coords, len(members))
                 collectives += 1
-                method = opdef(op.type).algorithm_method
-                messages += count_messages(op.attrs["algorithm"], method, len(members), hosts, plan.marks.filled, plan.messages)
+                key = id(plan), len(members)
+                if key not in counts:
+                    method = opdef(op.type).algorithm_method
+                    found = count_messages(op.attrs["algorithm"], method, len(members), hosts, plan.marks.filled, plan.messages)
+                    counts[key] = plan, found
+                messages += counts[key][1]
         return collectives, messages
 
     def _plan(self, k: int, coords: Coords, n: int) -> CollectivePlan:
@@ -184,7 +189,7 @@ class MessageRounds:
                 if (boxes := _boxes(op, t, n)) is not None:
                     marks = Offsets(accumulate(map(prod, boxes), initial=0))
                 elif definition.blocks is not None:
-                    marks = Offsets(definition.blocks(t, n, op.attrs))
+                    marks = Offsets.of(definition.blocks(t, n, op.attrs))
                 else:
                     marks = Offsets(block_marks(algorithm(name, hosts), n, t.numel))
                 shapes = {} if boxes is None else dict(zip(pairwise(marks), boxes, strict=True))
