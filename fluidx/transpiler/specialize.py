@@ -38,6 +38,11 @@ class Specializer:
         return all(s.is_common() for s in first)
 
     @property
+    def writes_nothing(self) -> bool:
+        """Has every rank the operators of the program for all ranks, and no others?"""
+        return all(isinstance(s, OnEveryRank) for segments in self.segments for s in segments)
+
+    @property
     def exchanges(self) -> tuple[int, int]:
         """The number of collectives of block 0 that the ranks carry out by messages, and the number of these messages."""
         found = [s.count() for s in self.segments[0] if isinstance(s, MessageRounds)]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import partial
 from html import escape
 from itertools import chain
 from typing import Any
 
 from .._collector import collections_paused
 from ..config import debug_level, dump_dir, verify_all
+from ..ir.change_stamps import Stamp
 from ..ir.data_dependent_ops import cutting
 from ..ir.defaults import default_main_program, default_startup_program
 from ..ir.errors import TranspileError, VerifyError, explains_arguments
@@ -27,6 +27,7 @@ from ..verify.rank_program import check_rank_program
 from ..verify.refusal import Refusal
 from ..view import diff, in_notebook
 from .cluster import Cluster, Mesh, Served, endpoints
+from .common_programs import CommonPrograms, Fingerprint
 from .config import DistributeTranspilerConfig
 from .passes.lower import Lower
 from .passes.unroll import Unroll
@@ -37,20 +38,6 @@ from .traffic import Traffic, traffic
 from .unused import unused
 
 _FEW_RANKS = 64  # up to so many rank programs are proved together if one does not follow from the program for all ranks
-
-
-class Fingerprint:
-    """A hash of a pair of programs, computed when it is first needed: printing the programs takes as long as transpiling them."""
-
-    def __init__(self, pair: ProgramPair):
-        self.pair = pair
-
-    @cached_property
-    def _text(self) -> str:
-        return hashlib.sha256(str(self.pair).encode()).hexdigest()[:16]
-
-    def __str__(self) -> str:
-        return self._text
 
 
 class DistributeTranspiler:
@@ -128,6 +115,7 @@ class DistributeTranspiler:
             warn(said)
         self._ranks: dict[int, tuple[Program, Program]] = {}
         self._origin = Fingerprint(self.pair)
+        self._as_made = Stamp([self.main, self.startup])  # and rank programs
         self._report: Report | None = None
         self._common = False  # is the report a proof of the programs for all ranks?
         for k in range(self.strategy.servers):  # raise for programs that a server cannot run
@@ -283,6 +271,7 @@ class DistributeTranspiler:
                 self._ranks[rank] = made = main.rank_program(rank), startup.rank_program(rank)
             for p in made:
                 p.origin = self._origin
+                self._as_made.add(p)
             if self._common:
                 self._check_rank(rank)
         return self._ranks[rank]
@@ -304,6 +293,15 @@ class DistributeTranspiler:
                 self._report = self._prove_each()
                 return
             report.stamp.add(mine)
+
+    def common_programs(self, rank: int) -> CommonPrograms | None:
+        """The programs for all ranks, if the programs of `rank` and all rank programs made so far follow from them; None if one of them was
+        changed. A launched rank compares them with the other ranks instead of the programs of each rank."""
+        self._rank(rank)
+        if any(map(self._as_made.changed, chain((self.main, self.startup), *self._ranks.values()))):
+            return None
+        common = CommonPrograms(self._special, self._origin, self._rank)
+        return common if common.cover(self._ranks) else None
 
     def get_trainer_program(self, rank: int | None = None, wait_port: bool = True) -> Program:
         """The main program of a rank (this process's trainer_id by default)."""

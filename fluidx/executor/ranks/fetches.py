@@ -111,6 +111,10 @@ class ValueOwners:
         d = block.descs.get(name)
         if d is not None and (d.persistable or d.is_data):
             return True
+        return self._computes(rank, name)
+
+    def _computes(self, rank: int, name: str) -> bool:
+        block = self.mains[rank].global_block()
         if rank not in self._defined:
             self._defined[rank] = frozenset(n for op in block.oplist for n in op.output_arg_names)
         return name in self._defined[rank]

@@ -25,8 +25,9 @@ from ...ir.constants import Array
 from ...ir.dtypes import np_dtype
 from ...ir.errors import ExecutionError, FeedError, RankError
 from ...ir.parser import parse_pair
-from ...ir.program import ProgramPair
+from ...ir.program import Program, ProgramPair
 from ...ir.types import TensorType
+from ...ir.var import Var
 from .. import launched_alone
 from ..error_text import describe_error, where
 from ..places import RankGpu, using
@@ -39,8 +40,11 @@ from ..run.call_descriptions import RemotePlan, describe_plan
 from ..scope import Scope
 from .affinity import cores_of, keep_to
 from .agreement import describe_call, difference, digest_of, feeds_differ, grouped, listed, parts, sums_of
+from .common_owners import CommonDeclarations, CommonOwners, PairForAllRanks
+from .fetches import ValueOwners
 from .parallel_executor import ParallelExecutor
 from .process_worker import address_of, both
+from .rank_programs import rank_programs
 from .remote_errors import ErrorRecord, rebuilt
 from .run_cache import PreparedRun
 from .thread_workers import Job, root_cause
@@ -80,6 +84,8 @@ class LaunchedExecutor(ParallelExecutor):
     _lost: BaseException | None = None  # the failure after which no collective call is possible
     _profiled = False  # does a profiler observe the run that begins?
     _runs = 0
+    _compared: PairForAllRanks | None = None  # the programs for all ranks, if the rank programs are known to follow from them
+    _common: PairForAllRanks | None = None  # the same, if they stand for the programs of other ranks
     _loading = False  # are variables set without a collective call for each?
     _save: BackgroundSave | None = None  # the checkpoint that is written in the background
     _ranks_are = "are processes, one of which is"
@@ -98,6 +104,7 @@ class LaunchedExecutor(ParallelExecutor):
         allocation.new_bytes = self._member.allocate  # memory that the other ranks see
         if isinstance(programs, ProgramPair):
             programs = self._pairs_of_all(programs)
+        self._given = programs
         super().__init__(programs, places, *args, **kwargs)
 
     def _open(self, scopes: Sequence[Scope] | None) -> None:
@@ -136,9 +143,7 @@ class LaunchedExecutor(ParallelExecutor):
         before.
         Raises ExecutionError if a rank makes another call, FeedError if checksums of feeds differ."""
         mine, written = digest_of(what), self._save is not None and self._save.written()
-        all_of = self._collective(
-            lambda: self._member.gather_numbers([mine, ready, written, observers.any_wants(self._mains), sum(sums.values())])
-        )
+        all_of = self._collective(lambda: self._member.gather_numbers([mine, ready, written, self._observed(), sum(sums.values())]))
         if any(one[0] != mine for one in all_of):
             said = self._collective(lambda: self._member.gather(describe_call(what)))
             error = ExecutionError(
@@ -173,7 +178,7 @@ class LaunchedExecutor(ParallelExecutor):
         all_said = self._collective(lambda: self._member.gather(said))
         for rank, one in enumerate(all_said):
             if "fault" in one:
-                raise error if error is not None else rebuilt(one["fault"], self._mains[rank])
+                raise error if error is not None else rebuilt(one["fault"], self._main_of(rank))
         return [one["done"] for one in all_said]
 
     def _fail_job(self, error: BaseException) -> NoReturn:
@@ -221,17 +226,58 @@ class LaunchedExecutor(ParallelExecutor):
             for r, (text, _) in enumerate(said)
         ]
 
+    def _pairs(self, programs: Any) -> list[ProgramPair]:
+        """The programs of every rank. Where the rank programs follow from the programs for all ranks, these stand for those of the other
+        ranks, which are made only if a message or a profiler needs them."""
+        n, rank = self._member.world_size, self._member.rank
+        if getattr(programs, "world_size", 0) != n or not hasattr(programs, "common_programs"):
+            return rank_programs(programs)
+        self._compared = common = programs.common_programs(rank)
+        if common is None or not common.stand_for_ranks:
+            return rank_programs(programs)
+        self._common = common
+        return [common.rank_pair(r) if r == rank else common.pair for r in range(n)]
+
+    def _declared(self) -> tuple[Mapping[str, Var], ValueOwners]:
+        if self._common is None:
+            return super()._declared()
+        descs = CommonDeclarations(self._common, self._member.world_size)
+        return descs, CommonOwners(self._common, self._mains, descs, self.splitter)
+
+    def _main_of(self, rank: int) -> Program:
+        """The main program of a rank."""
+        return self._mains[rank] if self._common is None else self._common.rank_pair(rank).main
+
+    def _observed(self) -> bool:
+        """Does a profiler want to observe a run?"""
+        return bool(observers.watchers) and observers.any_wants([self._main_of(r) for r in range(self.world_size)])
+
+    def _may_send(self) -> bool:
+        return super()._may_send() if self._common is None else self._common.may_send
+
     def _compare_programs(self) -> None:
-        """Raise ExecutionError if ranks have different programs, options or versions of fluidx."""
-        pairs = [ProgramPair(m, s) for m, s in zip(self._mains, self._startups, strict=True)]
-        digests = [hashlib.sha256(str(pair).encode()).hexdigest() for pair in pairs]
+        """Raise ExecutionError if ranks have different programs, options or versions of fluidx. The programs of each rank are compared only
+        if those for all ranks differ, or if a rank has programs that may not follow from them."""
         self._agree(("make an executor",))
+        digest = "" if self._compared is None else self._compared.digest
         device = "cuda" if self._on_gpu else "cpu"
-        said = self._collective(lambda: self._member.gather([__version__, digests, self.uneven, device]))
+        said = self._collective(lambda: self._member.gather([__version__, digest, self.uneven, device]))
         for k, what in ((0, "fluidx"), (2, "uneven="), (3, "FLUIDX_DEVICE")):
             if len(found := grouped([one[k] for one in said])) > 1:
                 self._refuse("; ".join(f"{what} {which} on rank{'s' * (len(ranks) > 1)} {listed(ranks)}" for which, ranks in found))
-        other = next((r for r in range(self.world_size) if len({one[1][r] for one in said}) > 1), None)
+        if digest and all(one[1] == digest for one in said):
+            return
+        if self._common is not None:
+            self._common = None
+            self._take_programs(rank_programs(self._given))
+        self._compare_each()
+
+    def _compare_each(self) -> None:
+        """Raise ExecutionError if ranks have different programs for some rank."""
+        pairs = [ProgramPair(m, s) for m, s in zip(self._mains, self._startups, strict=True)]
+        digests = [hashlib.sha256(str(pair).encode()).hexdigest() for pair in pairs]
+        said = self._collective(lambda: self._member.gather(digests))
+        other = next((r for r in range(self.world_size) if len({one[r] for one in said}) > 1), None)
         if other is None:
             return
         said = self._collective(lambda: self._member.gather(parts(pairs[other])))
@@ -327,7 +373,7 @@ class LaunchedExecutor(ParallelExecutor):
         own = None if ready.remote_plans else describe_plan(ready.bounds[self.rank])
         all_said = self._collective(lambda: self._member.gather([times, own]))
         if not ready.remote_plans:
-            ready.remote_plans[:] = [RemotePlan(said, self._mains[r], r, self.world_size) for r, (_, said) in enumerate(all_said)]
+            ready.remote_plans[:] = [RemotePlan(said, self._main_of(r), r, self.world_size) for r, (_, said) in enumerate(all_said)]
         for rank, (sight, (seen, _), late) in enumerate(zip(ready.remote_plans, all_said, self._clocks, strict=True)):
             sight.ctx.step = step
             observers.report_times(sight, rank, [(i, start - late, stop - late) for i, start, stop in seen])
@@ -389,7 +435,7 @@ class LaunchedExecutor(ParallelExecutor):
             self.finish_save()
 
     def _local_ranks(self) -> Sequence[int]:
-        return (self.rank,)
+        return (self._member.rank,)
 
     @contextmanager
     def loading(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from ...ir.change_stamps import Stamp
 from ...ir.errors import ExecutionError, FeedError, FluidxError, ProgramError, RankError, explains_arguments, nearest
 from ...ir.opdef import Effect, opdef
 from ...ir.operator import op_types
-from ...ir.program import Program
+from ...ir.program import Program, ProgramPair
 from ...ir.var import Var
 from ...native.world import Launch, NativeWorld
 from .. import launched_alone
@@ -108,7 +108,7 @@ class ParallelExecutor(RankState):
             )
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
             raise ExecutionError(f"ParallelExecutor: timeout must be a number of seconds, got {type(timeout).__name__}: {timeout!r}")
-        pairs = rank_programs(programs)
+        pairs = self._pairs(programs)
         self.world_size = n = len(pairs)
         launched_alone.note_executor(n)
         places = default_places(n) if places is None else as_places(places, n)
@@ -122,14 +122,8 @@ class ParallelExecutor(RankState):
             programs.verify()
         if uneven not in UNEVEN:
             raise ExecutionError(f"unknown policy uneven={uneven!r}; {nearest(uneven, UNEVEN, 'there are')}")
-        self._mains, self._startups = [p.main for p in pairs], [p.startup for p in pairs]
         self._readers = programs.source.main.readers if hasattr(programs, "source") else []
-        self._stamp = Stamp([*self._mains, *self._startups])
-        self._plans = SharedPlans(self._stamp, self._mains, self._startups)
-        self.splitter = FeedSplitter(self._mains)
-        # declarations of all ranks: a rank of another pipeline stage may not declare a variable
-        self._descs: Mapping[str, Var] = ChainMap(*(m.global_block().descs for m in self._mains))
-        self._owners = ValueOwners(self._mains, self._descs, self.splitter)
+        self._take_programs(pairs)
         self.places, self.uneven = places, uneven
         self.timeout = config.timeout() if timeout is None else float(timeout)
         self._ready: OrderedDict[tuple, PreparedRun] = OrderedDict()
@@ -138,6 +132,24 @@ class ParallelExecutor(RankState):
         self._closed = False
         self._process = os.getpid()
         self._open(scopes)
+
+    def _pairs(self, programs: Any) -> list[ProgramPair]:
+        """The programs of every rank, in order."""
+        return rank_programs(programs)
+
+    def _take_programs(self, pairs: Sequence[ProgramPair]) -> None:
+        self._mains, self._startups = [p.main for p in pairs], [p.startup for p in pairs]
+        here = self._local_ranks()
+        mains, startups = [self._mains[r] for r in here], [self._startups[r] for r in here]
+        self._stamp = Stamp([*mains, *startups])
+        self._plans = SharedPlans(self._stamp, mains, startups)
+        self.splitter = FeedSplitter(self._mains)
+        self._descs, self._owners = self._declared()
+
+    def _declared(self) -> tuple[Mapping[str, Var], ValueOwners]:
+        """The declarations of all ranks (a rank of another pipeline stage may not declare a variable), and the ranks that have values."""
+        descs = ChainMap(*(m.global_block().descs for m in self._mains))
+        return descs, ValueOwners(self._mains, descs, self.splitter)
 
     def _open(self, scopes: Sequence[Scope] | None) -> None:
         """Start the ranks."""
@@ -311,8 +323,12 @@ class ParallelExecutor(RankState):
     def _connect(self) -> None:
         """Connect all GPUs if any rank sends messages: messages use a communicator of all ranks, and some ranks may have no message that
         would create it."""
-        if self._comms and self._comms[-1].asynchronous and any(map(_sends, (*self._mains, *self._startups))):
+        if self._comms and self._comms[-1].asynchronous and self._may_send():
             self._on_all_ranks(lambda rank: self._comms[rank].init_group(tuple(range(self.world_size))))
+
+    def _may_send(self) -> bool:
+        """May any rank send messages?"""
+        return any(map(_sends, (*self._mains, *self._startups)))
 
     def _known(self, kind: tuple, feed: Mapping[str, np.ndarray]) -> PreparedRun | None:
         """The cached prepared run of this kind, if it is still valid."""

@@ -92,7 +92,7 @@ class RankState:
         found = Program(first.name)
         found.groups.update(first.groups)
         found.turns.update(first.turns)
-        for main in self._mains:
+        for main in {id(m): m for m in self._mains}.values():
             found.global_block().descs.update((n, d) for n, d in main.global_block().descs.items() if d.persistable)
         return found
 
