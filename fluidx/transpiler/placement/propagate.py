@@ -238,13 +238,37 @@ class Propagation(PlacementWalk):
                 self.bring(n, REPLICATE, op, "")
             home = self.home.get(n, REPLICATE)
             if definition.repeats and not adds and any(e.op for e in home):
-                raise TranspileError(
-                    f"op {op.type} writes %{n} in a sub-block, which is stored {show_placement(home)}; replicate it before{where(op)}"
-                )
+                self._reduce_ahead(n, op)
+                continue
             if home not in held.forms:  # the block reads it in its storage placement
                 self._go(n, self.local(n, 0), held.forms[0], op)
             self.hold(n, self._held(n, (home,)))
         return added
+
+    def _reduce_ahead(self, name: str, op: Operator) -> None:
+        """Reduce a variable before a loop that writes it, so that the loop carries it replicated. The operators so far use the partial
+        value under a new name."""
+        partial, held = self.home[name], self.at[name]
+        if name in self.keep or name not in self.block.descs or any(name in self._in_bodies(one) for one in self.out):
+            raise TranspileError(
+                f"op {op.type} writes %{name} in a sub-block, which is stored {show_placement(partial)}; replicate it before{where(op)}"
+            )
+        new = self._new_result(name, partial)
+        self.out[:] = [one.renamed({name: new}, outputs=True) for one in self.out]
+        self.hold(name, held, *[new if n == name else n for n in self.names.get(name) or (name,)])
+        whole = tuple([e for e in partial if not e.op])
+        k = held.forms.index(whole) if whole in held.forms else 0
+        move = Move(name, held.forms[k], whole, self.types[name], f"{op.type}: the loop writes it")
+        self.allowed(move, op)
+        self.moves.append(move)
+        self._redistribute(self.local(name, k), name, op, move.reason)
+        self.home[name] = whole
+        self.hold(name, self._held(name, (whole,)))
+
+    def _in_bodies(self, op: Operator) -> set[str]:
+        """The variables of enclosing blocks that the blocks of an operator use."""
+        blocks = [self.program.blocks[idx] for idx in op.sub_blocks()]
+        return {n for block in blocks for n in (*op.input_arg_names, *sub_writes(self.program, block))}
 
     def _begin(self, name: str, k: int, before: Placement) -> None:
         """Move the result of operator k, which had the placement `before`, to the placement that the loop after it needs."""
