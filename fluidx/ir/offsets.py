@@ -44,7 +44,9 @@ class Offsets(Sequence[int]):
         return self.ranks + 1
 
     def __getitem__(self, k: Any) -> Any:
-        if self._wrong is not None or isinstance(k, slice):
+        if self._wrong is not None:
+            return self._wrong[k]
+        if isinstance(k, slice):
             return tuple(self)[k]
         if k < 0:
             k += self.ranks + 1

@@ -47,9 +47,11 @@ class Packed:
     def _packed(self, names: Sequence[str]) -> str:
         """Declare the packed value of these names."""
         found = [self.descs[n] for n in names]
-        name = unused(f"{names[0]}.packed", self.descs)
-        t = _flat(found[0].type.dtype, sum([d.type.numel for d in found]))
-        self.writer.block.declare(Var(name, t, _together([d.placement for d in found]), stop_gradient=True))
+        name, first = unused(f"{names[0]}.packed", self.descs), found[0]
+        t = _flat(first.type.dtype, sum([d.type.numel for d in found]))
+        flat = len(first.placement) == 1 and first.placement[0].bounds is not None
+        place = _together([d.placement for d in found]) if flat else first.placement
+        self.writer.block.declare(Var(name, t, place, stop_gradient=True))
         return name
 
 
@@ -70,11 +72,8 @@ def _flat(dtype: str, numel: int) -> TensorType:
 
 
 def _together(places: Sequence[Placement]) -> Placement:
-    """The placement of the concatenation of values with the same placement."""
-    first = places[0]
-    if len(first) == 1 and first[0].bounds is not None:
-        return (Pieces(Offsets.joined([e.bounds for q in places for e in q if e.bounds is not None]), first[0].group),)
-    return first
+    """The placement of the concatenation of values in flat ranges."""
+    return (Pieces(Offsets.joined([e.bounds for q in places for e in q if e.bounds is not None]), places[0][0].group),)
 
 
 def can_be_packed(writer: Writer, op: Operator) -> bool:

@@ -48,6 +48,7 @@ class SequenceWriter:
         self.hosts = job.mesh.hosts
         self.devices = job.mesh.world_size // self.hosts
         self.coords = coords_of(writer.program.groups, 0, writer.program.turns)
+        self.known: dict[tuple, tuple[str, str]] = {}  # algorithms between hosts, which no root decides, and what is said of them
 
     def write(self, ops: Sequence[Operator]) -> None:
         """Write neighbouring collectives. Raises Refused for one that the recipe cannot carry out."""
@@ -111,9 +112,13 @@ class SequenceWriter:
         block = self.block
         if not two_levels:
             t = local_type(block.desc(op.output_arg_names[0]).type, others(block.program, block, op), self.coords)
-            op, said = with_algorithm(op, self.between, t, self._ranks(stage), self.job.mesh.links)
+            key = op.type, *[pair for pair in op.attrs.items() if pair[0] != "root"], t
+            if key not in self.known:
+                found, said = with_algorithm(op, self.between, t, self._ranks(stage), self.job.mesh.links)
+                self.known[key] = found.attrs["algorithm"], said
+            name, said = self.known[key]
             self.job.say(op, said)
-            return op
+            return op.replace(attrs={**op.attrs, "algorithm": name}) if name else op
         n, t = self._ranks(stage), block.desc(op.output_arg_names[0]).type
         if why := why_no_algorithm(op, t, n):
             self.job.say(op, without_algorithm(op, why))

@@ -127,8 +127,8 @@ class _Filling(AdjacentOperators):
         self.nbytes += nbytes
         if self.ranks:
             marks = Offsets.of(op.attrs["bounds"])
-            for k in marks.filled:
-                self.sizes[k] = self.sizes.get(k, 0) + marks[k + 1] - marks[k]
+            for k, size in marks.sizes():
+                self.sizes[k] = self.sizes.get(k, 0) + size
             insort(self.spans, (*_span(op), len(self.ops)))
         return super().add(op)
 

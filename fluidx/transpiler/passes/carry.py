@@ -60,7 +60,7 @@ class Carry(Pass):
             known: dict[tuple, tuple[Frozen, str]] = {}  # attributes, types and placements are few objects
             alike: dict[tuple, tuple[str, str]] = {}  # but for roots: which rank it is decides nothing
             for k, op in enumerate(block.oplist) if collectives else ():
-                if op.type not in collectives:
+                if op.type not in collectives or op.attrs["algorithm"]:
                     continue
                 x, out = block.desc(op.input_arg_names[0]), block.desc(op.output_arg_names[0])
                 key = op.type, id(op.attrs), id(x.placement), id(out.placement), id(out.type)
@@ -92,7 +92,7 @@ class Carry(Pass):
             name = ""
         if not name and hosts == n:
             name = next((a for a in BETWEEN_HOSTS if able(a, opdef(op.type).algorithm_method, n)), "")
-        if op.attrs["algorithm"] or n == 1 or not name:
+        if n == 1 or not name:
             return op, ""
         if stays:
             return op, without_algorithm(op, stays)
@@ -109,7 +109,7 @@ class Carry(Pass):
 
 
 def _with_algorithm(attrs: Frozen, name: str) -> Frozen:
-    return attrs if attrs["algorithm"] == name else Frozen({**attrs, "algorithm": name})
+    return Frozen({**attrs, "algorithm": name}) if name else attrs
 
 
 def _but_for_roots(op: Operator, x: Placement, out: Placement, t: TensorType) -> tuple:

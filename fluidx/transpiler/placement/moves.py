@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...ir.forms import Held
@@ -34,7 +35,8 @@ class Move(NamedTuple):
         return f"%{self.name}: {show_placement(self.old)} to {show_placement(self.new)}, {moved}, for {self.reason}"
 
 
-class Route(NamedTuple):
+@dataclass(eq=False, slots=True)
+class Route:
     """How a value reaches a placement: the number of the nearest available placement, and the ending of the new name. `here`: the value is
     available in the placement itself."""
 
@@ -42,8 +44,8 @@ class Route(NamedTuple):
     nearest: int
     ending: str
     place: Placement
-    alone: Held  # the value is available only in this placement
     also: Held  # the value is also available in this placement
+    alone: Held | None = None  # the value is available only in this placement; made for the first that asks
 
 
 def every_move(move: Move, op: Operator) -> None:

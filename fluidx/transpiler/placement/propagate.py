@@ -157,8 +157,8 @@ class Propagation(PlacementWalk):
                 costs = [sum(move_cost(entry_of(q, g), entry_of(place, g), size) for g, _ in self.groups) for q in held.forms]
                 nearest = costs.index(min(costs))
             ending = suffix(held.forms[nearest], place)
-            alone, also = self._held(name, (place,)), held if here else self._held(name, (*held.forms, place))
-            route = self.routes[key] = Route(here, nearest, ending, place, alone, also)
+            also = held if here else self._held(name, (*held.forms, place))
+            route = self.routes[key] = Route(here, nearest, ending, place, also)
         return route
 
     def also(self, name: str, held: Held, form: Placement) -> Held:
@@ -207,6 +207,8 @@ class Propagation(PlacementWalk):
                 continue
             route = self._route(grad, held, q)
             if not route.here:
+                if route.alone is None:
+                    route.alone = self._held(grad, (route.place,))
                 self.hold(grad, route.alone, self._move(grad, held, route, op, "update"))
                 self.finished.add(grad)
 
