@@ -356,7 +356,8 @@ class DistributeTranspiler:
         if report is not None and not again and not any(map(report.stamp.changed, chain(*made))):  # type: ignore[union-attr]
             self._report = report
             return report
-        report = (self._proved_for_all() if not every_rank else None) or self._prove_each()
+        with collections_paused():
+            report = (self._proved_for_all() if not every_rank else None) or self._prove_each()
         self._report = report
         return report
 

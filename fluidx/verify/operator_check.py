@@ -60,6 +60,8 @@ class OperatorClasses:
         self.found: dict[tuple, OperatorClass] = {}
         self._patterns: dict[tuple, tuple[Pattern, list[PlacementRow]]] = {}
         self._good_attrs: set[tuple[str, int]] = set()
+        self._good_types: set[tuple] = set()  # of operators without sub-blocks
+        self._row_of: dict[tuple, PlacementRow] = {}
 
     def of(self, op: Operator, ins: Sequence[Signature | None], outs: Sequence[Signature | None], counts: tuple) -> OperatorClass:
         number = self.attrs_id(op.attrs)
@@ -99,6 +101,9 @@ class OperatorClasses:
 
     def _check_global_types(self, op_class: OperatorClass, op: Operator) -> None:
         in_types, out_types = [s and s[0] for s in op_class.ins], [s and s[0] for s in op_class.outs]
+        known = op.type, op_class.attrs_id, op_class.counts, tuple(in_types), tuple(out_types)
+        if known in self._good_types:  # of a class with other placements
+            return
         inferred = check_types(op_class.definition, op, in_types, out_types)
         if self.loose is not None and inferred != out_types:
             key = (op.type, op_class.attrs_id, tuple(in_types), tuple(out_types))
@@ -107,6 +112,8 @@ class OperatorClasses:
             elif key not in self.loose:
                 made = ", ".join(str(t) for t in inferred if t is not None)
                 raise Refusal(f"its results are {made}, but they are declared {', '.join(str(t) for t in out_types if t is not None)}")
+        if not op_class.runs:
+            self._good_types.add(known)
 
     def _adds(self, op_class: OperatorClass) -> bool:
         """True if the operator reduces its operands, and these are the terms that several iterations made of the result."""
@@ -136,9 +143,13 @@ class OperatorClasses:
             before = [entry_of(p or (), group) for p in ins]
             after = [entry_of(p or (), group) for p in outs]
             n = self.mesh.size.get(group, 1)
-            row = find_row(table, pattern, before, after, types, group, n)
+            at = key, group, _with_roots_numbered((*before, *after))
+            row = self._row_of.get(at)
             if row is None:
-                return Advice(table, pattern, before, types, group, n).why_not(op, op_class.definition, after)
+                row = find_row(table, pattern, before, after, types, group, n)
+                if row is None:
+                    return Advice(table, pattern, before, types, group, n).why_not(op, op_class.definition, after)
+                self._row_of[at] = row
             chosen.append(row)
         if twice := cut_twice(chosen):
             return f"two groups shard {twice}, which is sharded in runs; gather one of them first"
@@ -165,6 +176,12 @@ class OperatorClasses:
             if len({x[1:] for x in blocks}) > 1 or len({x[0] for x in blocks} - {-1}) > 1:
                 return f"{outer} and {inner} shard one axis of its operands at different bounds"
         return ""
+
+
+def _with_roots_numbered(entries: Sequence[Entry | None]) -> tuple:
+    """Entries over one group, with their roots numbered as they occur: rules only compare roots, so one rule allows all that are equal."""
+    roots: dict[int, int] = {}
+    return tuple([e if e is None or e.root is None else roots.setdefault(e.root, len(roots)) for e in entries])
 
 
 def check_attrs(definition: type[OpDef], attrs: Mapping[str, Any]) -> None:
