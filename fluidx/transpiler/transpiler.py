@@ -108,7 +108,7 @@ class DistributeTranspiler:
             self._given, self.source, self._cluster = sources[0], sources[-1], cluster
             self._pair = ProgramPair(pair.main.copy(), pair.startup.copy())
             for p in (self._pair.main, self._pair.startup):
-                p.strategy, p.frozen = repr(self.strategy), True
+                p.strategy, p.frozen = self.strategy.call, True
             self._special = Specializer(self._pair.main), Specializer(self._pair.startup)
         self._log = job.log
         for said in unused(self.strategy, self.source.main, pair, job):
@@ -181,7 +181,7 @@ class DistributeTranspiler:
         ranks = range(job.mesh.world_size)
         main, startup = Specializer(pair.main), Specializer(pair.startup)
         try:
-            verify_ranks(source, [main.rank_program(r) for r in ranks], [startup.rank_program(r) for r in ranks], repr(self.strategy))
+            verify_ranks(source, [main.rank_program(r) for r in ranks], [startup.rank_program(r) for r in ranks], self.strategy.call)
         except VerifyError as e:
             raise VerifyError(f"behind step {step!r}, {one!r}, the programs do not compute what the source does: {e}") from None
 
@@ -366,7 +366,7 @@ class DistributeTranspiler:
         if not all(special.is_common for special in self._special):
             return None
         try:
-            self._report = report = verify_common(self.source, self.pair, self.world_size, repr(self.strategy))
+            self._report = report = verify_common(self.source, self.pair, self.world_size, self.strategy.call)
             self._common = True
             for special in self._special:
                 written_out, messages = special.exchanges
@@ -383,7 +383,7 @@ class DistributeTranspiler:
         """The proof of the programs of all ranks."""
         self._common = False
         mains, startups = zip(*[self._rank(r) for r in range(self.world_size)], strict=True)
-        return verify_ranks(self.source, mains, startups, repr(self.strategy))
+        return verify_ranks(self.source, mains, startups, self.strategy.call)
 
     def diff(self, rank: int | None = None) -> Any:
         """What transpiling changed: the given program compared with the program for all ranks, or with the program of `rank`."""

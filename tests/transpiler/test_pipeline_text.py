@@ -61,6 +61,35 @@ def test_a_pipeline_is_its_text(strategy):
     assert str(get(str(strategy))) == str(strategy)
 
 
+@given(pipelines(), st.data())
+def test_a_strategy_with_changed_steps_is_its_text_or_its_calls(strategy, data):
+    for k in range(data.draw(st.integers(1, 3))):
+        how = data.draw(st.sampled_from(["before", "after", "replace", "with_rewrites"]))
+        one, step = data.draw(passes), data.draw(st.sampled_from(strategy.steps_named()))
+        if how == "with_rewrites":
+            strategy = strategy.with_rewrites(one)
+        elif how == "replace":
+            strategy = strategy.replace(step, one)
+        else:
+            strategy = getattr(strategy, how)(step, one, name=f"added_{k}")
+    if str(strategy) != repr(strategy):
+        assert get(str(strategy)) == strategy
+    assert eval(repr(strategy), {**vars(fx.strategies), **vars(rewrite)}).steps == strategy.steps
+
+
+def test_changed_steps_are_shown():
+    made, join = fx.strategies.zero1(bucket_mb=4), rewrite.JoinAttention()
+    assert str(made.before("groups", join)) == "zero1{bucket_mb=4},join_attention"
+    for changed, said in (
+        (made.after("lower", join), "zero1(bucket_mb=4).after('lower', JoinAttention())"),
+        (made.replace("lower", join), "zero1(bucket_mb=4).replace('lower', JoinAttention())"),
+        (made.before("groups", join, name="a"), "zero1(bucket_mb=4).before('groups', JoinAttention(), name='a')"),
+        (made.with_rewrites(join).after("lower", join, "a").with_rewrites(rewrite.DropDead()),
+         "zero1(bucket_mb=4).with_rewrites(JoinAttention()).after('lower', JoinAttention(), name='a').with_rewrites(DropDead())"),
+    ):  # fmt: skip
+        assert str(changed) == repr(changed) == said
+
+
 def test_options_and_rewrites():
     made = get("zero1{bucket_mb=4, algorithm=ring},join_attention,channels_last{always=true}")
     zero1 = fx.strategies.zero1(bucket_mb=4, algorithm="ring")

@@ -134,7 +134,7 @@ def _own(name: str, found: Any, options: dict[str, Any]) -> Strategy:
     if not isinstance(made, Strategy):
         raise TranspileError(f"strategy {name!r} must be a Strategy, or a function that makes one, got {type(made).__name__}: {made!r}")
     try:
-        return replace(made, called=(show_stage(name, options), made.steps[: made.first]))
+        return replace(made, called=(show_stage(name, options), made.steps[: made.first], len(made.changes)))
     except TranspileError:  # an option without a text form
         return made
 

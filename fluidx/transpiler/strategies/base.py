@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, TypedDict, Unpack
 
@@ -34,7 +34,7 @@ OWN: dict[str, tuple[str, ...]] = {}  # by strategy of the catalogue: the option
 
 @dataclass(frozen=True)
 class Strategy:
-    """A strategy: a name with options, and named steps, each a pass. `repr` is the call that makes it.
+    """A strategy: a name with options, and named steps, each a pass. `repr` is the calls that make it.
 
     A strategy is data: `before`, `after` and `replace` give a new one, and steps are found by their names: groups, place, startup,
     lower, bucket, hosts, carry, and those that a strategy adds.
@@ -50,7 +50,11 @@ class Strategy:
     servers: int = 0  # ranks that follow the trainers
     keep: bool = True  # do they keep parameters, or only add up?
     first: int = 0  # the number of steps before the strategy's own
-    called: tuple[str, Steps] = ("", ())  # the name in texts if it differs, and the steps before the strategy's own that this name includes
+    # the name in texts if it differs, and what this name includes: the steps before the strategy's own, and the number of `changes`
+    called: tuple[str, Steps, int] = ("", (), 0)
+
+    # the calls that changed its steps since it was made: as text, and whether they changed more than the steps before its own
+    changes: tuple[tuple[str, bool], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         for step, one in self.steps:
@@ -68,16 +72,40 @@ class Strategy:
 
     def before(self, step: str, one: Pass, name: str = "") -> Strategy:
         """The same strategy with a pass before a step."""
-        return self._with(self._find(step), self._new(one, name))
+        return self._insert("before", step, self._find(step), one, name)
 
     def after(self, step: str, one: Pass, name: str = "") -> Strategy:
         """The same strategy with a pass after a step."""
-        return self._with(self._find(step) + 1, self._new(one, name))
+        return self._insert("after", step, self._find(step) + 1, one, name)
 
     def replace(self, step: str, one: Pass) -> Strategy:
         """The same strategy with another pass as that step."""
         at = self._find(step)
-        return replace(self, steps=(*self.steps[:at], (step, one), *self.steps[at + 1 :]))
+        made = replace(self, steps=(*self.steps[:at], (step, one), *self.steps[at + 1 :]))
+        return self._noted(made, f".replace({step!r}, {one!r})")
+
+    def as_made(self) -> Strategy:
+        """The same strategy; its name and options stand for the steps that it has now."""
+        return replace(self, changes=())
+
+    @property
+    def call(self) -> str:
+        """The call that makes the strategy, with its rewrites but without other changed steps: what programs and errors name."""
+        return self._named(lambda v: v.call if isinstance(v, Strategy) else repr(v)) + self._rewritten
+
+    @property
+    def _rewritten(self) -> str:
+        return f".with_rewrites({', '.join(map(repr, self.rewrites))})" if self.rewrites else ""
+
+    def _named(self, show: Callable[[Any], str]) -> str:
+        return f"{self.name}({', '.join(f'{k}={show(v)}' for k, v in self.options)})"
+
+    def _noted(self, made: Strategy, call: str) -> Strategy:
+        return replace(made, changes=(*self.changes, (call, made.steps[made.first :] != self.steps[self.first :])))
+
+    def _insert(self, how: str, step: str, at: int, one: Pass, name: str) -> Strategy:
+        named = f", name={name!r}" if name else ""
+        return self._noted(self._with(at, self._new(one, name)), f".{how}({step!r}, {one!r}{named})")
 
     @property
     def rewrites(self) -> tuple[Pass, ...]:
@@ -93,16 +121,32 @@ class Strategy:
         """
         made = self
         for one in rewrites:
-            name = unused(type(one).__name__, made.steps_named(), "_{}".format)
-            made = made._with(made.first, (name, one))
-        return made
+            made = made._with(made.first, (made._free(one), one))
+        return self._noted(made, f".with_rewrites({', '.join(map(repr, rewrites))})") if rewrites else self
+
+    def _free(self, one: Pass) -> str:
+        """The name of a rewrite as a step, which no other step has."""
+        return unused(type(one).__name__, self.steps_named(), "_{}".format)
+
+    def _is_rewritten(self, included: int, changes: int) -> bool:
+        """Do changes behind the first `changes` only add rewrites, as `with_rewrites` does behind the first `included` ones?"""
+        if any(own for _, own in self.changes[changes:]):
+            return False
+        made = replace(self, steps=(*self.steps[:included], *self.steps[self.first :]), first=included)
+        for step, one in self.steps[included : self.first]:
+            if step != made._free(one):
+                return False
+            made = made._with(made.first, (step, one))
+        return True
 
     def __str__(self) -> str:
-        """The text form, which strategies.get and --strategy take; `repr` if an option has no text form. Of added steps it shows only those
-        before the strategy's own."""
-        text, included = self.called
+        """The text form, which strategies.get and --strategy take; `repr` if an option has no text form, or if other steps were changed
+        than rewrites before the strategy's own steps."""
+        text, included, changes = self.called
         if self.steps[: len(included)] != included:
-            text, included = "", ()
+            text, included, changes = "", (), 0
+        if not self._is_rewritten(len(included), changes):
+            return repr(self)
         try:
             stages = [text or show_stage(self.name, dict(self.options)), *map(show_pass, self.rewrites[len(included) :])]
         except TranspileError:
@@ -126,8 +170,7 @@ class Strategy:
         return names.index(step)
 
     def __repr__(self) -> str:
-        more = f".with_rewrites({', '.join(map(repr, self.rewrites))})" if self.rewrites else ""
-        return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options)}){more}"
+        return self._named(repr) + (self._rewritten if self._is_rewritten(0, 0) else "".join(call for call, _ in self.changes))
 
 
 class Common(TypedDict, total=False):

@@ -38,7 +38,7 @@ def pipeline(micro_batches: int = 4, schedule: str = "1f1b", of: Strategy | None
     cut = _in_turns("pipeline", {"micro_batches": micro_batches, "schedule": schedule}, of, common)
     if cut.servers:
         raise TranspileError(f"pipeline: of={of!r} has servers, and these exclude an axis of stages; take micro_batches(of=...) without")
-    return cut.after("unroll", Schedule(schedule), "schedule")
+    return cut.after("unroll", Schedule(schedule), "schedule").as_made()
 
 
 def _in_turns(name: str, options: dict[str, Any], of: Strategy | None, common: Common) -> Strategy:
@@ -58,5 +58,5 @@ def _in_turns(name: str, options: dict[str, Any], of: Strategy | None, common: C
     if of is None:
         inner = strategy(name, Everywhere(), options, **common)
     else:
-        inner = replace(of, name=name, options=(*options.items(), ("of", of)), first=0, called=("", ()))
-    return inner.after("groups", Turns(count), "turns").after("lower", Unroll(), "unroll")
+        inner = replace(of, name=name, options=(*options.items(), ("of", of)), first=0, called=("", (), 0))
+    return inner.after("groups", Turns(count), "turns").after("lower", Unroll(), "unroll").as_made()

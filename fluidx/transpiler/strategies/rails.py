@@ -38,4 +38,4 @@ def rails(
     bucket = replace(buckets("rails", 25 if isinstance(bucket_mb, str) else bucket_mb, 1), grows=grows)
     options = {"slice_mb": slice_mb, "staging_mb": staging_mb, "parallelism": parallelism, **changed(rails, bucket_mb=bucket_mb)}
     made = strategy("rails", Everywhere(), options, bucket=bucket, **common)
-    return made.before("hosts", Compose(Rails(float(slice_mb), float(staging_mb), parallelism, grows)), name="rails")
+    return made.before("hosts", Compose(Rails(float(slice_mb), float(staging_mb), parallelism, grows)), name="rails").as_made()

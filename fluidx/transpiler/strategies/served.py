@@ -59,7 +59,7 @@ def reduction_servers(servers: int = 1, bucket_mb: float = 25, first_bucket_mb: 
     bucket = buckets("reduction_servers", bucket_mb, first_bucket_mb)
     options = {"servers": servers, **changed(reduction_servers, bucket_mb=bucket_mb, first_bucket_mb=first_bucket_mb)}
     made = strategy("reduction_servers", Everywhere(), options, bucket=bucket, **common)
-    return replace(made.before("hosts", Compose(PushPull(servers)), "servers"), servers=servers, keep=False)
+    return replace(made.before("hosts", Compose(PushPull(servers)), "servers").as_made(), servers=servers, keep=False)
 
 
 def _check_counts(name: str, **counts: int) -> None:
