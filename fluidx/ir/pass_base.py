@@ -79,12 +79,13 @@ class Pass:
     """A rewrite of a program. Options are dataclass fields; `repr` is the call that makes the pass.
 
     A subclass overrides one of three methods. `rule(b, op)` is called for every operator: None keeps it, `skip(reason)` keeps it and gives
-    the reason, and any other result replaces it by the operators that were built with `b`. `rewrite(program, job)` returns a new program,
-    and `rewrite_pair(pair, job)` a new main and a new startup program. The given programs must not be changed: `program.copy()` shares the
-    immutable operators. Fetched and persistable variables keep their names.
+    the reason, and any other result replaces it by the operators that were built with `b`: at least one, because a pass that removes
+    operators overrides `rewrite`. `rewrite(program, job)` returns a new program, and `rewrite_pair(pair, job)` a new main and a new startup
+    program. The given programs must not be changed: `program.copy()` shares the immutable operators. Fetched and persistable variables
+    keep their names.
 
     `requires` are facts that must hold before the pass, `ensures` those that hold after it, `ends` those that hold no more. A pass that
-    requires `ONE_DEVICE` may change values: the ranks are proved against its result.
+    requires `ONE_DEVICE` may change values: the ranks are proved against its result. No pass ensures `ONE_DEVICE` after it has ended.
     """
 
     requires: ClassVar[tuple[str, ...]] = ()
@@ -112,7 +113,13 @@ class Pass:
         """The new program for one program; for a pair, main is rewritten."""
 
         def visit(writer: Writer, op: Operator) -> None:
+            written = len(writer.block.oplist)
             found = self.rule(writer.builder(near=op), op)
+            if found is not None and not isinstance(found, Skip) and len(writer.block.oplist) == written:
+                raise TranspileError(
+                    f"pass {self!r}: rule returned {found!r:.80} and wrote no operator in place of {op.to_string()}; return None to "
+                    "keep it, or what b wrote; a pass that removes operators overrides rewrite(program, job)"
+                )
             if found is None or isinstance(found, Skip):
                 writer.keep(op)
                 if isinstance(found, Skip):
@@ -173,6 +180,12 @@ class Pass:
         return result.main if isinstance(result, ProgramPair) else result
 
     def _check_facts(self, job: Job) -> None:
+        if ONE_DEVICE in self.ensures and ONE_DEVICE not in job.facts:
+            by = job.ended.get(ONE_DEVICE, "an earlier pass")
+            raise TranspileError(
+                f"pass {self!r} ensures programs that are {ONE_DEVICE}, which step {by!r} ended: its programs are for ranks, and no pass "
+                "makes them for one device again; leave ONE_DEVICE out of `ensures`"
+            )
         missing = [fact for fact in self.requires if fact not in job.facts]
         if not missing:
             return

@@ -445,3 +445,31 @@ def test_an_option_that_a_pass_refuses_points_at_the_line_of_the_text():
     with pytest.raises(fx.FluidxError) as e:
         fx.strategies.get("zero1,amp{dtype=int8}")
     assert f'written at "{__file__}", line' in str(e.value) and "<string>" not in str(e.value)
+
+
+@pytest.mark.parametrize("found", [5, "x", [], (), False])
+def test_a_rule_that_writes_nothing_keeps_the_operator_or_is_refused(found):
+    @dataclass(frozen=True)
+    class Nothing(Pass):
+        def rule(self, b, op):
+            return found if op.type == "relu" else None
+
+    said = r"pass .*Nothing\(\): rule returned .* and wrote no operator in place of .*relu.*; return None to keep it.*overrides rewrite"
+    with pytest.raises(fx.TranspileError, match=said):
+        Nothing().run(integer_mlp().main)
+
+
+def test_a_pass_removes_operators_by_rewrite():
+    main = integer_mlp().main
+    assert len(DropLast().run(main).ops) == len(main.ops) - 1
+
+
+@pytest.mark.parametrize("step", ["groups", "place", "carry"])
+def test_no_pass_ensures_one_device_after_it_has_ended(step):
+    @dataclass(frozen=True)
+    class BackToOne(Pass):
+        ensures = (ONE_DEVICE,)
+
+    with pytest.raises(fx.TranspileError, match=r"BackToOne\(\) ensures programs that are for one device, which step 'groups' ended"):
+        transpiled(fx.strategies.data_parallel().after(step, BackToOne()), head())
+    transpiled(fx.strategies.data_parallel().before("groups", BackToOne()), head())
