@@ -306,6 +306,16 @@ def test_a_stage_has_an_int_as_root_and_a_name_as_algorithm(stage):
         fx.transpiler.register(own)
 
 
+@pytest.mark.parametrize("name", ["no_such", "no_such/", "auto", "rails"])
+def test_the_algorithm_of_a_stage_is_registered_before_the_sequence(name):
+    stages = SequenceStage("reduce", NODE, name), *FIRST.all_reduce(Grid(2, 2))[1:]
+    own = type("Odd", (CollectiveSequence,), {"name": "odd", "all_reduce": lambda self, grid: stages})()
+    said = f"recipe odd, all_reduce of .*: a stage has the unknown algorithm '{name.rstrip('/')}'"
+    with pytest.raises(fx.TranspileError, match=said):
+        fx.transpiler.register(own)
+    assert "odd" not in SEQUENCES
+
+
 @pytest.mark.parametrize("slicing", [Slicing(0, 2), Slicing(-5, 1), Slicing(64.5, 2), Slicing(64, 0), (64, 2), "x"])
 def test_slices_are_of_ints_above_0(slicing):
     own = type("Odd", (RailsFirst,), {"name": "odd", "slicing": lambda self, hosts: slicing})()

@@ -76,7 +76,7 @@ def register(new: Any) -> Any:
         ALGORITHMS[name] = new
         SEQUENCES.pop(name, None)
     else:
-        check_sequence(new)
+        check_sequence(new, known=ALGORITHMS)
         SEQUENCES[name] = new
         ALGORITHMS.pop(name, None)
     return new

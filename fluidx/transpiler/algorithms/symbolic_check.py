@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from ...ir.errors import TranspileError
+from ...ir.errors import TranspileError, nearest
 from ...verify.recipe import prove_rounds
 from ...verify.sequence import prove_sequence
 from ..cluster import DATA, NODE, RAIL, Groups
@@ -115,10 +115,10 @@ def _marks(of: Algorithm, n: int, size: int) -> list[int]:
 # -- sequences ----------------------------------------------------------------------------------------------------------------------------
 
 
-def check_sequence(of: CollectiveSequence, counts: Sequence[int] = range(1, 10)) -> None:
+def check_sequence(of: CollectiveSequence, counts: Sequence[int] = range(1, 10), known: Collection[str] | None = None) -> None:
     """Check each collective that a sequence carries out, for each division of these numbers of ranks into hosts and devices, for every
     root, and for values with fewer rows than ranks, as many, and a number that does not divide. Raises TranspileError for the first wrong
-    one, and for a sequence that carries out none.
+    one, and for a sequence that carries out none. `known` are the algorithms that stages may name; None: these are not checked.
 
     >>> class Forgets(CollectiveSequence):
     ...     name = "forgets"
@@ -135,7 +135,7 @@ def check_sequence(of: CollectiveSequence, counts: Sequence[int] = range(1, 10))
         for grid in _grids(counts):
             for root in range(grid.hosts * grid.devices if collective in ("reduce", "broadcast") else 1):
                 try:
-                    _check_stages(of, collective, grid._replace(root=root))
+                    _check_stages(of, collective, grid._replace(root=root), known)
                     made = True
                 except Refused as e:
                     why = why or e
@@ -161,7 +161,7 @@ def _grids(counts: Sequence[int]) -> list[Grid]:
     return [Grid(h, d, rows=rows) for h, d in shapes for rows in sorted({1, d, h * d, 2 * h * d + 1})]
 
 
-def _check_stages(of: CollectiveSequence, collective: str, grid: Grid) -> None:
+def _check_stages(of: CollectiveSequence, collective: str, grid: Grid, known: Collection[str] | None) -> None:
     hosts, devices, root, rows = grid
     many = [f"{k} {word}{'s' * (k > 1)}" for k, word in ((rows, "row"), (hosts, "host"), (devices, "device"))]
     at = f" from or to rank {root}" if collective in ("reduce", "broadcast") else ""
@@ -176,6 +176,9 @@ def _check_stages(of: CollectiveSequence, collective: str, grid: Grid) -> None:
         raise TranspileError(f"{label}: the method returns a tuple of one or more SequenceStage, got {stages!r:.80}")
     if odd := next((s for s in stages if type(s.root) is not int or not isinstance(s.algorithm, str)), None):
         raise TranspileError(f"{label}: the root of a stage is an int, and its algorithm the name of a registered one; got {odd!r}")
+    names = [s.algorithm.partition("/")[0] for s in stages if s.algorithm]
+    if known is not None and (odd_name := next((n for n in names if n not in known), None)) is not None:
+        raise TranspileError(f"{label}: a stage has the unknown algorithm {odd_name!r}; {nearest(odd_name, known, 'registered are')}")
     if any(s.group == DATA for s in stages) and any(s.group != DATA for s in stages):
         raise TranspileError(f"{label}: stages are over {NODE} and {RAIL}, or all over {DATA}")
     if collective in ("reduce_scatter", "all_gather") and (len(stages) > 1 or stages[0].group != DATA):
