@@ -100,3 +100,18 @@ def test_anything_else_is_refused_by_name(given, said):
     with pytest.raises(fx.TranspileError) as e:
         fx.strategies.data_parallel(algorithm=given)
     assert str(e.value).startswith("data_parallel: ") and said in str(e.value)
+
+
+@pytest.mark.parametrize("path", [f"{__name__}:OWN", f"{__name__}:Star"])
+def test_the_text_of_a_strategy_keeps_the_module_of_an_algorithm(path):
+    strategy = fx.strategies.zero1(algorithm=path)
+    assert str(strategy) == f"zero1{{algorithm={path}}}"
+    ALGORITHMS.pop("own_star")  # as in another process
+    assert fx.strategies.get(str(strategy)) == strategy and "own_star" in ALGORITHMS
+
+
+@pytest.mark.parametrize("make", [lambda: OWN, lambda: fx.transpiler.register(OWN).name])
+def test_a_strategy_with_an_algorithm_that_no_module_names_is_shown_as_its_call(make):
+    strategy = fx.strategies.zero1(algorithm=make())
+    assert str(strategy) == repr(strategy) == "zero1(algorithm='own_star')"
+    assert str(fx.strategies.zero1(algorithm="ring")) == "zero1{algorithm=ring}"

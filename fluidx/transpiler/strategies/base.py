@@ -13,7 +13,7 @@ from ...ir.errors import TranspileError, misspelt, nearest
 from ...ir.pass_base import Pass
 from ...ir.unique_name import unused
 from ...ir.variable import Variable
-from ..algorithms import Algorithm, CollectiveSequence
+from ..algorithms import BUILT_IN, Algorithm, CollectiveSequence
 from ..algorithms.selection import selected
 from ..passes.broadcast import BroadcastStartup
 from ..passes.bucket import Bucket
@@ -140,12 +140,15 @@ class Strategy:
         return True
 
     def __str__(self) -> str:
-        """The text form, which strategies.get and --strategy take; `repr` if an option has no text form, or if other steps were changed
-        than rewrites before the strategy's own steps."""
+        """The text form, which strategies.get and --strategy take; `repr` if an option has no text form, if an algorithm of one's own is not
+        named "module:name", or if other steps were changed than rewrites before the strategy's own steps."""
         text, included, changes = self.called
         if self.steps[: len(included)] != included:
             text, included, changes = "", (), 0
-        if not self._is_rewritten(len(included), changes):
+        own = dict(self.options).get("algorithm", "")
+        # another process does not know the name under which an algorithm is registered in this one
+        hidden = not text and isinstance(own, str) and ":" not in own and own not in ("", "auto", *BUILT_IN)
+        if hidden or not self._is_rewritten(len(included), changes):
             return repr(self)
         try:
             stages = [text or show_stage(self.name, dict(self.options)), *map(show_pass, self.rewrites[len(included) :])]
@@ -246,8 +249,10 @@ def strategy(
         *schedule,
         *((("offload", Offload()),) if offload else ()),
     )
+    path = common.get("algorithm")
+    named = path if isinstance(path, str) and ":" in path else algorithm  # a module is known in every process
     given = (
-        ("algorithm", algorithm, usual), ("hierarchical", hierarchical, "auto"), ("wire", wire, ""), ("wire_scale", scale, None),
+        ("algorithm", named, usual), ("hierarchical", hierarchical, "auto"), ("wire", wire, ""), ("wire_scale", scale, None),
         ("cpu_offload", offload, False), ("strict", strict, False), ("loss", loss, ""),
     )  # fmt: skip
     shown = {**own_options, **{option: value for option, value, default in given if value != default}}
