@@ -48,6 +48,14 @@ SAID = {
     "nothing to cut": (lambda: single_elements(S.zero1()), r"zero1\(\) cuts no parameter of program ones, and none has a root"),
     "servers of one trainer": (lambda: transpile(S.reduction_servers(1), 1), r"the servers receive nothing"),
     "gradients that have 16 bits": (lambda: half(S.data_parallel(wire="bfloat16")), r"wire='bfloat16' narrows nothing: no gradient"),
+    "a row for a group that there is not": (
+        lambda: transpile(S.data_parallel(algorithm={("", "dq"): "ring", "": "tree"})),
+        r"algorithm=\{\('', 'dq'\): 'ring'\} has no effect: the ranks have no group 'dq'",
+    ),
+    "a row for several hosts": (
+        lambda: transpile(S.data_parallel(algorithm={"all_reduce": [(100, "ring"), (1e9, "rails")]})),
+        r"'rails'\)\]\} has no effect: 'rails' is for several hosts",
+    ),
     "factors that are larger": (
         lambda: classifier(O.PowerSGDOptimizer(O.SGD(0.1), 40)), r"PowerSGDOptimizer: no gradient is larger than its factors of rank 40",
     ),
@@ -77,6 +85,7 @@ USED = [
     (S.replicas, 2, lambda lr, mu: O.DGCMomentum(lr, mu, 0, least=10)),
     (S.data_parallel, 1, lambda lr, *_: O.LocalSGDOptimizer(O.SGD(lr))),
     (lambda: S.data_parallel(wire="float16"), 2, O.Momentum),
+    (lambda: S.data_parallel(algorithm={("all_reduce", "dp"): "ring", "": ""}), 2, O.Momentum),
     (S.data_parallel, fx.Mesh(dp=4), O.Momentum),
     (S.data_parallel, fx.Mesh(dp=2, tp=1), O.Momentum),
 ]

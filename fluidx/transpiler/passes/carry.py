@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...ir import flow
-from ...ir.errors import TranspileError
+from ...ir.errors import TranspileError, nearest
 from ...ir.opdef import opdef
 from ...ir.operator import Frozen, Operator, op_types
 from ...ir.parts import Coords, coords_of, local_type
 from ...ir.pass_base import Job, Pass
 from ...ir.program import Block, Program, ProgramPair
 from ...ir.types import Placement, TensorType
-from ..algorithms import able, algorithm
+from ..algorithms import SEQUENCES, able, algorithm
 from ..algorithms.selection import AlgorithmTable
 from ..cluster import SERVERS
 from ..lowering.choose_algorithm import BETWEEN_HOSTS, flat, with_algorithm, without_algorithm
@@ -39,6 +40,8 @@ class Carry(Pass):
         name = flat(self.algorithm)
         if isinstance(name, str) and name not in ("", "auto"):
             algorithm(name)
+        if isinstance(name, AlgorithmTable):
+            job.unused += _idle_rows(name, pair.main, job)
         if not name and job.mesh.hosts == 1:
             return pair
         main, refused = self._chosen(pair.main, name, job)
@@ -106,6 +109,16 @@ class Carry(Pass):
     def _local_type(op: Operator, block: Block, coords: Coords) -> TensorType:
         """The type of the value that the ranks of the group hold together."""
         return local_type(block.desc(op.output_arg_names[0]).type, others(block.program, block, op), coords)
+
+
+def _idle_rows(table: AlgorithmTable, main: Program, job: Job) -> Iterator[str]:
+    """Sentences about rows of a table that fit no collective, or name an algorithm that cannot be used."""
+    for row in table.rows:
+        shown = f"algorithm={AlgorithmTable((row,))!r}"
+        if row.group and row.group not in main.groups:
+            yield f"{shown} has no effect: the ranks have no group {row.group!r}; {nearest(row.group, main.groups, 'they have')}"
+        elif row.algorithm in SEQUENCES and job.mesh.hosts == 1:
+            yield f"{shown} has no effect: {row.algorithm!r} is for several hosts, and all ranks are on one; leave it out"
 
 
 def _with_algorithm(attrs: Frozen, name: str) -> Frozen:
