@@ -85,7 +85,7 @@ USED = [
     (S.replicas, 2, lambda lr, mu: O.DGCMomentum(lr, mu, 0, least=10)),
     (S.data_parallel, 1, lambda lr, *_: O.LocalSGDOptimizer(O.SGD(lr))),
     (lambda: S.data_parallel(wire="float16"), 2, O.Momentum),
-    (lambda: S.data_parallel(algorithm={("all_reduce", "dp"): "ring", "": ""}), 2, O.Momentum),
+    (lambda: S.data_parallel(algorithm={("all_reduce", "dp"): "ring", ("", "rail"): "tree", "": ""}), 2, O.Momentum),
     (S.data_parallel, fx.Mesh(dp=4), O.Momentum),
     (S.data_parallel, fx.Mesh(dp=2, tp=1), O.Momentum),
 ]

@@ -15,7 +15,7 @@ from ...ir.program import Block, Program, ProgramPair
 from ...ir.types import Placement, TensorType
 from ..algorithms import SEQUENCES, able, algorithm
 from ..algorithms.selection import AlgorithmTable
-from ..cluster import SERVERS
+from ..cluster import NODE, RAIL, SERVERS
 from ..lowering.choose_algorithm import BETWEEN_HOSTS, flat, with_algorithm, without_algorithm
 from ..lowering.write_algorithm import others
 
@@ -112,10 +112,11 @@ class Carry(Pass):
 
 
 def _idle_rows(table: AlgorithmTable, main: Program, job: Job) -> Iterator[str]:
-    """Sentences about rows of a table that fit no collective, or name an algorithm that cannot be used."""
+    """Sentences about rows of a table that fit no collective, or name an algorithm that cannot be used. Rows over the groups of hosts may
+    have no effect, so that one table serves one and several hosts."""
     for row in table.rows:
         shown = f"algorithm={AlgorithmTable((row,))!r}"
-        if row.group and row.group not in main.groups:
+        if row.group not in ("", NODE, RAIL, *main.groups):
             yield f"{shown} has no effect: the ranks have no group {row.group!r}; {nearest(row.group, main.groups, 'they have')}"
         elif row.algorithm in SEQUENCES and job.mesh.hosts == 1:
             yield f"{shown} has no effect: {row.algorithm!r} is for several hosts, and all ranks are on one; leave it out"

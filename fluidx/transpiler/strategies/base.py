@@ -140,8 +140,8 @@ class Strategy:
         return True
 
     def __str__(self) -> str:
-        """The text form, which strategies.get and --strategy take; `repr` if an option has no text form, if an algorithm of one's own is not
-        named "module:name", or if other steps were changed than rewrites before the strategy's own steps."""
+        """The text form, which strategies.get and --strategy take; `repr` if an option has no text form, if an algorithm of one's own is
+        not named "module:name", or if other steps were changed than rewrites before the strategy's own steps."""
         text, included, changes = self.called
         if self.steps[: len(included)] != included:
             text, included, changes = "", (), 0
