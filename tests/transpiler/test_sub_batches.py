@@ -233,7 +233,7 @@ def test_rows_cut_by_blocks_are_refused():
 
 
 def test_rows_cut_by_two_groups_are_refused():
-    with pytest.raises(VerifyError, match="two groups cut n, which is in runs"):
+    with pytest.raises(VerifyError, match="two groups shard n, which is sharded in runs"):
         prove(4, "group dp = [0, 1] [2, 3]\n  group tp = [0, 2] [1, 3]", "shard(0) over tp shard(0) over dp")
 
 
