@@ -210,7 +210,7 @@ def show_entries(placement: Placement) -> str:
 
 @cache
 def _entry_text(p: Entry) -> str:
-    return f" {p.spelling} over {word(p.group)}" if p.group else f" {p.spelling}"
+    return f" {p.spelling}" if p.is_local else f" {p.spelling} over {word(p.group)}"
 
 
 def _record(d: Var, implied: frozenset[str]) -> str:

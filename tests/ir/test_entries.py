@@ -9,6 +9,7 @@ from fluidx.ir import At, Local, Own, Partial, Pieces, Shard, TensorType
 from fluidx.ir.entries import REDUCE, Entry, is_local
 from fluidx.ir.errors import ProgramError
 from fluidx.ir.parts import check_placement, coords_of, cut, holds, join, local_shape
+from fluidx.ir.text import show_entries
 from fluidx.ir.types import show_placement
 
 SEEDS = range(40)
@@ -199,3 +200,7 @@ def test_stand_ins_are_numbered_for_roots_and_flat_ranges_only():
 
 def test_only_a_placement_that_begins_with_local_is_local():
     assert is_local((Local(),)) and not is_local(()) and not is_local((Own("g"),))
+
+
+def test_text_names_no_group_of_a_local_value():
+    assert show_entries((Local("dp"),)) == " local"

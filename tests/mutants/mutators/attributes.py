@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from fluidx.ir import BlockRef, Operator, Program
+from fluidx.ir.offsets import Offsets
 
 from .edit import DTYPES, NOWHERE, Edit, Place, Programs, names_of, on_op, some_op
 
@@ -74,6 +75,9 @@ def other_value(rng: Random, program: Program, place: Place, name: str, value: A
         return rng.choice(sorted(known - {value}) or ["nope"])
     if isinstance(value, BlockRef):
         return BlockRef(rng.choice([k for k in (*range(len(program.blocks)), 99, -1, place.block) if k != value.idx]))
+    if isinstance(value, Offsets):
+        made = other_tuple(rng, program, place, name, tuple(value), ranks)
+        return Offsets(made) if all(type(v) is int for v in made) else made
     if isinstance(value, tuple):
         return other_tuple(rng, program, place, name, value, ranks)
     return rng.choice(["float32", "float64", 0, 1, 1.0, True])
@@ -117,14 +121,17 @@ def everywhere(rng: Random, programs: Programs, rank: int) -> Edit | None:
     new = other_value(rng, program, NOWHERE, name, old, len(programs))
     if name == "bounds" and rng.random() < 0.7 and len(old) > 2:  # legal ones
         k = rng.randrange(1, len(old) - 1)
-        new = (*old[:k], rng.choice(range(old[k - 1], old[k + 1] + 1)), *old[k + 1 :])
+        new = Offsets((*old[:k], rng.choice(range(old[k - 1], old[k + 1] + 1)), *old[k + 1 :]))
     groups_too = rng.random() < 0.3
 
     def change(program: Program) -> bool:
         for b in program.blocks:
             b.oplist = [op.replace(attrs={**op.attrs, name: new}) if _says(op.attrs, name, old) else op for op in b.oplist]
             for d in list(b.descs.values()):
-                placement = tuple(with_field(e, name, new) if (name, old) in fields_of(e) else e for e in d.placement)
+                try:
+                    placement = tuple(with_field(e, name, new) if (name, old) in fields_of(e) else e for e in d.placement)
+                except TypeError:  # bounds that are no sequence: no program can hold such an entry
+                    return False
                 if placement != d.placement:
                     b.descs[d.name] = d._replace(placement=placement)
             if name == "group" and old in program.groups and isinstance(new, str) and groups_too:
