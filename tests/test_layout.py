@@ -22,13 +22,14 @@ ARROWS = {
     "ops": ("config", "native", "ir", "comm.base"),
     "view": ("ir", "ops"),
     "verify": ("_collector", "ir", "ops"),
-    "transpiler": ("_collector", "config", "fluid_names", "ir", "ops", "rewrite", "verify", "view"),
+    "hardware": ("config", "ir.errors"),
+    "transpiler": ("_collector", "config", "fluid_names", "hardware", "ir", "ops", "rewrite", "verify", "view"),
     "rewrite": ("ir", "ops", "backward"),
     "mixed_precision": ("_checks", "config", "ir", "ops", "lr_scheduler", "optimizer", "rewrite"),
     "contrib": ("fluid_names", "mixed_precision"),
     "executor": ("_collector", "_version", "config", "native", "ir", "ops", "comm", "rewrite"),
     "profiler": ("config", "fluid_names", "native", "ir", "ops", "comm", "executor"),
-    "tuning": ("ir", "comm", "executor", "transpiler"),
+    "tuning": ("ir", "comm", "executor", "transpiler", "simulator"),
     "inference": ("ir", "executor", "rewrite", "_checks"),
     "io": (
         "config",
@@ -47,13 +48,15 @@ ARROWS = {
     "framework": ("ir", "executor", "fluid_names", "_checks"),
     "checkpoint": ("ir", "executor", "_checks", "_version", "files"),
     "files": ("ir", "executor", "_checks"),
-    "simulator": ("config", "ir", "ops"),
+    "simulator": (
+        "_collector", "_version", "config", "native", "hardware", "ir", "ops", "comm", "executor", "profiler", "transpiler", "verify",
+    ),  # fmt: skip
     "onnx": ("_version", "files", "backward", "native", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
 }
 # They tie the parts together, so they see everything.
 UNBOUND = {
-    "__init__", "__main__", "cli", "cli_onnx", "cli_options", "demo", "doctor", "finetune", "incubate", "install_check", "launch",
-    "testing",
+    "__init__", "__main__", "cli", "cli_onnx", "cli_options", "cli_predict", "demo", "doctor", "finetune", "incubate", "install_check",
+    "launch", "testing",
 }  # fmt: skip
 # Everything else is what users write programs with (layers, backward, optimizer, ...): on ir and ops, and the seed of a job.
 WRITING = ("config", "ir", "ops", "comm.launch_environment")
