@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,8 @@ from .cli_options import (
     readable,
     script_file,
 )  # fmt: skip
-from .ir.errors import FluidxError, ProgramError
+from .cli_programs import main_of, read, transpiled, write
+from .ir.errors import FluidxError
 
 
 def _script_or_module(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -139,44 +139,6 @@ def trace(
     raise SystemExit(status)
 
 
-def _read(*paths: str) -> list[Any]:
-    """A program, or a pair with startup, from each text or JSON file. Constants stored next to one file serve all."""
-    from .files.program_text import constants_beside
-
-    constants = {digest: a for path in paths for digest, a in constants_beside(path).items()}
-    return [_parsed(path, constants) for path in paths]
-
-
-def _parsed(path: str, constants: Any) -> Any:
-    from . import ops  # noqa: F401  (fills the op registry)
-    from .ir.jsonform import from_json
-    from .ir.parser import parse_any
-
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        if text.lstrip().startswith("{"):
-            return from_json(json.loads(text), constants)
-        return parse_any(text, constants)
-    except UnicodeDecodeError as e:
-        raise click.ClickException(f"{path} is not a program: byte {e.start} is not UTF-8 text") from None
-    except (json.JSONDecodeError, ProgramError) as e:
-        raise click.ClickException(f"{path} is not a program: {e}") from None
-    except OSError as e:
-        raise click.ClickException(f"cannot read {path}: {e.strerror}") from None
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise click.ClickException(f"cannot write {path}: {e.strerror}") from None
-    click.echo(f"wrote {path}")
-
-
-def _main_of(program: Any) -> Any:
-    return getattr(program, "main", program)
-
-
 @main.command()
 @program_file
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON form.")
@@ -199,31 +161,31 @@ def show(
 
     check_overwrites(svg, file)
     check_overwrites(html, file)
-    (program,) = _read(file)
+    (program,) = read(file)
     page = program
     if strategy is not None:
-        t = page = _transpiled(program, file, strategy, ranks)
+        t = page = transpiled(program, file, strategy, ranks)
         program = t.pair if rank is None else ProgramPair(t.get_trainer_program(rank), t.get_startup_program(rank))
     elif rank is not None:
         raise click.UsageError("--rank selects one of the programs that --strategy makes; give --strategy too")
     if not as_plan and (feed is not None or batch is not None or fetch is not None):
         raise click.UsageError("--feed, --batch and --fetch are options of --plan; give --plan too")
     if as_plan:
-        click.echo(_plan(_main_of(program), feed, batch, fetch))
+        click.echo(_plan(main_of(program), feed, batch, fetch))
     elif as_json:
         from .ir.jsonform import to_json
 
-        click.echo(json.dumps(to_json(_main_of(program)), indent=1))
+        click.echo(json.dumps(to_json(main_of(program)), indent=1))
     elif svg is not None:
         from .view import draw
 
-        _write(svg, draw(program))
+        write(svg, draw(program))
     elif html is not None:
         from .view import html as written
 
-        _write(html, written(program if rank is not None else page))
+        write(html, written(program if rank is not None else page))
     else:
-        click.echo((_main_of(program).to_string(fluid_names=True) if fluid_names else str(program)).rstrip("\n"))
+        click.echo((main_of(program).to_string(fluid_names=True) if fluid_names else str(program)).rstrip("\n"))
 
 
 def _plan(program: Any, feed: Any, batch: int | None, fetch: str | None) -> str:
@@ -243,21 +205,6 @@ def _plan(program: Any, feed: Any, batch: int | None, fetch: str | None) -> str:
     return f"{planned}\ncost: {cost.flops} operations, {cost.read} bytes read, {cost.written} written{more}"
 
 
-def _transpiled(program: Any, file: str, strategy: str, ranks: Any) -> Any:
-    from .ir.source_location import by_command
-    from .transpiler import DistributeTranspiler, strategies
-
-    if not hasattr(program, "startup"):
-        raise click.ClickException(f"{file} has no startup section; write both with fx.io.save_text(fx.ProgramPair(main, startup), FILE)")
-    with by_command(), warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        t = DistributeTranspiler(strategies.get(strategy))
-        t.transpile(program=program.main, startup_program=program.startup, trainers=ranks)
-    for w in found:
-        click.echo(f"Warning: {w.message}", err=True)
-    return t
-
-
 @main.command()
 @click.argument("before", type=click.Path(exists=True, dir_okay=False))
 @click.argument("after", type=click.Path(exists=True, dir_okay=False))
@@ -265,7 +212,7 @@ def diff(before: str, after: str) -> None:
     """Show what changed between two program files."""
     from .view import diff as difference
 
-    old, new = _read(before, after)
+    old, new = read(before, after)
     click.echo(str(difference(old, new, names=(before, after))))
 
 
@@ -282,7 +229,7 @@ def verify(file: str, rank_files: tuple[str, ...], strategy: str | None, ranks: 
     """
     from .verify import check_program, verify_ranks
 
-    program, *ranked = _read(file, *rank_files)
+    program, *ranked = read(file, *rank_files)
     if rank_files:
         if strategy is not None:
             raise click.UsageError("--strategy makes rank programs, and RANK_FILES are rank programs; give only one of them")
@@ -294,7 +241,7 @@ def verify(file: str, rank_files: tuple[str, ...], strategy: str | None, ranks: 
         click.echo(str(verify_ranks(program, mains, startups)))
         return
     if strategy is not None:
-        click.echo(str(_transpiled(program, file, strategy, ranks).verify()))
+        click.echo(str(transpiled(program, file, strategy, ranks).verify()))
         return
     parts = [program.main, program.startup] if hasattr(program, "startup") else [program]
     count = sum(check_program(p) for p in parts)

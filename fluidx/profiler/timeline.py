@@ -15,7 +15,7 @@ from ..ir.opdef import opdef
 from .rank_run import RankRun, rate
 
 _ROWS = ("", ": communication", ": waits for communication")  # the rows of one rank
-_APART = 1000  # distance between the numbers of two rows
+APART = 1000  # distance between the numbers of two rows
 
 
 def events(runs: Sequence[RankRun]) -> Iterator[dict[str, Any]]:
@@ -33,13 +33,13 @@ def events(runs: Sequence[RankRun]) -> Iterator[dict[str, Any]]:
         for i, start, stop in run.times:
             c = run.calls[i]
             kind = 2 if c.waits else 1 if c.communicates or c.overlapped else 0
-            row = rank + _APART * kind
+            row = rank + APART * kind
             rows.setdefault(row, name + _ROWS[kind])
             yield _event(c.ops, _category(c), row, start - zero, stop - start, _arguments(c, run, 1e-9 * (stop - start)))
     yield {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "fluidx"}}
     for row, name in rows.items():
         yield {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": name}}
-        order = len(_ROWS) * (row % _APART) + row // _APART
+        order = len(_ROWS) * (row % APART) + row // APART
         yield {"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": row, "args": {"sort_index": order}}
 
 

@@ -249,6 +249,18 @@ class DistributeTranspiler:
         return self._cluster.world_size if self.pair else 0
 
     @property
+    def cluster(self) -> Cluster | Mesh | Served:
+        """The description of the ranks that the program was transpiled for."""
+        _ = self.pair
+        return self._cluster
+
+    @property
+    def ranks_have_all_operators(self) -> bool:
+        """Has every rank the operators of the main program for all ranks, and no others?"""
+        _ = self.pair
+        return self._special[0].writes_nothing
+
+    @property
     def main(self) -> Program:
         """The main program for all ranks."""
         return self.pair.main

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +29,10 @@ def dry_plan(
     fetch: Sequence[str] | None = None,
     fuse: bool = True,
     overlap: int | None = None,
+    device: str = "cpu",
 ) -> Plan:
     """The plan for feeds of these shapes. A feed without a shape has `batch` rows on its open first axis. The plan of a rank program is
-    that rank's. `fuse` and `overlap` are arguments of `plan`.
+    that rank's. `fuse`, `overlap` and `device` are arguments of `plan`; a rank on another device than "cpu" communicates on a stream.
 
     `fetch` are names; the default is the results that no operator reads. Raises FeedError for a shape of an unknown feed, a shape that does
     not fit, and an open axis without a size.
@@ -51,12 +53,21 @@ def dry_plan(
             raise FeedError(f"a shape is given for {n!r}, which {program.label()} is not fed; {nearest(n, data, 'it is fed')}")
     ranks = range(program.world_size) if program.rank is None else [program.rank]
     groups = {g: program.group_ranks(g, ranks[0]) for g in program.groups}
-    ctx = RunContext(ranks[0], program.world_size, None, groups, program.turns)
+    comm: Any = None if device == "cpu" else _StreamCommunicator()
+    ctx = RunContext(ranks[0], program.world_size, comm, groups, program.turns)
     if program.rank is None:  # an Executor runs it on one device: placements are annotations for a transpile
         ctx = RunContext(groups=dict.fromkeys(program.groups, (0,)), turns=program.turns)
     feeds = {n: _shaped(n, t, shapes.get(n), batch) for n, t in data.items() if n in shapes or _is_read(program, n)}
     check_sizes(block.descs, feeds)
-    return plan(program, feeds, leaves(program) if fetch is None else fetch, _state(program, ctx), ctx, fuse=fuse, overlap=overlap)
+    fetched = leaves(program) if fetch is None else fetch
+    return plan(program, feeds, fetched, _state(program, ctx), ctx, device, fuse=fuse, overlap=overlap)
+
+
+class _StreamCommunicator:
+    """Stands for the communicator of a rank whose calls only start the work: a plan asks no more of it."""
+
+    asynchronous = True
+    calls = None
 
 
 def _shaped(name: str, declared: TensorType, shape: Sequence[int] | None, batch: int | None) -> TensorType:

@@ -1,0 +1,1 @@
+"""Prediction: what a step of all ranks takes, and why, before anything runs."""

@@ -1,0 +1,84 @@
+"""Plans of all ranks of a transpiled program: ranks with equal operators and local sizes share one plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from ..executor.plan.records import Plan
+from ..ir.parts import Coords, coords_of, local_shape
+from ..ir.program import Program
+from ..transpiler.transpiler import DistributeTranspiler
+
+EXACT = 64  # up to so many ranks, ranks are alike only if every local size is equal
+_SAMPLES = 4  # of more ranks that have the same operators: so many are planned, and the one with most memory stands for all
+
+
+class PlannedClass(NamedTuple):
+    """The plan of some ranks. `programs` are their programs, by rank; only the first one's if no rank sends messages."""
+
+    plan: Plan
+    ranks: tuple[int, ...]
+    programs: Mapping[int, Program]
+
+
+def plan_ranks(t: DistributeTranspiler, make: Callable[[Program], Plan]) -> list[PlannedClass]:
+    """Plan the ranks with `make`, one of each class.
+
+    Above 64 ranks that have the operators of the program for all ranks, and no others, all ranks count as alike: an even cut gives some of
+    them one element more, and the parts of a bucket are of other parameters, with as many elements in total.
+
+    >>> import fluidx as fx
+    >>> from fluidx.executor.plan.dry_run import dry_plan
+    >>> main, startup = fx.Program("line"), fx.Program("line_startup")
+    >>> with fx.program_guard(main, startup):
+    ...     loss = fx.layers.mean(fx.layers.fc(fx.data("x", [-1, 2], "float32"), size=1))
+    ...     _ = fx.optimizer.SGD(0.1).minimize(loss)
+    >>> t = fx.DistributeTranspiler("data_parallel").transpile(program=main, startup_program=startup, trainers=4)
+    >>> [planned.ranks for planned in plan_ranks(t, lambda program: dry_plan(program, batch=8))]
+    [(0, 1, 2, 3)]
+    """
+    n = t.world_size
+    if n > EXACT and t.ranks_have_all_operators:
+        some = {r: make(t.get_trainer_program(r)) for r in sorted({k * (n - 1) // (_SAMPLES - 1) for k in range(_SAMPLES)})}
+        largest = max(some.values(), key=lambda p: p.peak_bytes)
+        return [PlannedClass(largest, tuple(range(n)), {})]
+    common = {id(op) for block in t.main.blocks for op in block.oplist}
+    classes: dict[int, list[int]] = {}
+    for rank in range(n):
+        program = t.get_trainer_program(rank)
+        classes.setdefault(_signature(program, coords_of(program.groups, rank, program.turns), common, t.main), []).append(rank)
+    found = []
+    for ranks in classes.values():
+        programs = {r: t.get_trainer_program(r) for r in ranks}
+        found.append(PlannedClass(make(programs[ranks[0]]), tuple(ranks), programs))
+    return found
+
+
+def _signature(program: Program, coords: Coords, common: set[int], source: Program) -> int:
+    """A hash, equal for ranks whose programs do the same on values of the same local sizes. Names, peers and positions do not count."""
+    numbers: dict[str, int] = {}
+    shapes: dict[tuple[int, int], tuple] = {}
+
+    def number(names: Sequence[str]) -> tuple[int, ...]:
+        return tuple([numbers.setdefault(n, len(numbers)) for n in names])
+
+    found: list[object] = []
+    for block, given in zip(program.blocks, source.blocks, strict=True):
+        descs = block.descs
+
+        def shape(name: str) -> tuple:
+            d = descs[name]  # noqa: B023
+            key = id(d.type), id(d.placement)
+            if key not in shapes:
+                shapes[key] = (d.type.dtype, local_shape(d.type.shape, d.placement, coords))
+            return shapes[key]
+
+        for op in block.oplist:
+            if id(op) in common:
+                found.append(id(op))
+            else:
+                outs = op.output_arg_names
+                found.append((op.type, number(op.input_arg_names), number(outs), tuple([shape(n) for n in outs if n in descs])))
+        found.append(tuple([shape(n) for n in given.descs if n in descs]))
+    return hash(tuple(found))
