@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import exp, log
 from typing import NamedTuple
 
 
@@ -37,6 +38,13 @@ class Device:
     cores: int = 0  # of the host, for a CPU
 
 
+class SwitchFigures(NamedTuple):
+    """An all_reduce that the switch inside a host adds up: the seconds that it takes beside its bytes, and its bus bandwidth."""
+
+    latency: Figure
+    bandwidth: Figure
+
+
 @dataclass(frozen=True)
 class LinkFigures:
     """The links inside a host, or between hosts: seconds of a message, and bytes a second of one link in one direction, as they are
@@ -48,6 +56,23 @@ class LinkFigures:
     by_group: Mapping[int, Figure] = field(default_factory=dict)  # devices in a group -> bytes a second of its ring inside the host
     collective_latency: Figure | None = None  # seconds of the smallest collective
     eager: int = 1 << 16  # bytes of the largest message for which a sender does not wait
+    in_switch: SwitchFigures | None = None  # None: the switch adds nothing up
+
+    def ring_bandwidth(self, n: int) -> float:
+        """The bytes a second that a ring of n devices inside a host reaches: `by_group`, with other n interpolated on a log
+        scale and the nearest beyond its ends; without `by_group`, the bandwidth of a link.
+
+        >>> nv = LinkFigures(Figure(1e-6, ""), Figure(22e9, ""), by_group={2: Figure(20e9, ""), 8: Figure(80e9, "")})
+        >>> [round(nv.ring_bandwidth(n) / 1e9, 3) for n in (2, 4, 8, 16)]
+        [20.0, 40.0, 80.0, 80.0]
+        """
+        known = sorted(self.by_group)
+        if not known:
+            return self.bandwidth.value
+        below = max((k for k in known if k <= n), default=known[0])
+        above = min((k for k in known if k >= n), default=known[-1])
+        low, high = self.by_group[below].value, self.by_group[above].value
+        return low if above == below else exp(log(low) + log(n / below) / log(above / below) * log(high / low))
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def sequence_seconds(recipe: CollectiveSequence, collective: str, grid: Grid, nb
 def _stage_seconds(stage: SequenceStage, n: int, nbytes: float, links: Links) -> float:
     method, rooted = METHODS[stage.collective], stage.collective in ("reduce", "broadcast")
     inside = stage.group == NODE
-    link, own = (links.inside, links.shared) if inside else (links.between, None)
+    link, own = (links.inside, links.collective(n)) if inside else (links.between, None)
     if name := stage.algorithm.strip("/"):
         return seconds(name, method, n, nbytes, rooted, link)
     return next((e.seconds for e in estimates(method, n, nbytes, rooted, link, own) if not inside or not e.name), 0.0)

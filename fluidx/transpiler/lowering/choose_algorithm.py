@@ -49,7 +49,7 @@ def named(
     name = flat(name)
     if name != "auto":
         return name, ""
-    link, own = (links.inside, links.shared) if inside else (links.between, None)
+    link, own = (links.inside, links.collective(n)) if inside else (links.between, None)
     found = estimates(opdef(op.type).algorithm_method, n, nbytes, "root" in op.attrs, link, own)
     return found[0].name if found else "", chosen(op, n, nbytes, found)
 

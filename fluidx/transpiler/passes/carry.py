@@ -42,7 +42,7 @@ class Carry(Pass):
             algorithm(name)
         if isinstance(name, AlgorithmTable):
             job.unused += _idle_rows(name, pair.main, job)
-        if not name and job.mesh.hosts == 1:
+        if not name and not job.mesh.two_levels:
             return pair
         main, refused = self._chosen(pair.main, name, job)
         if refused is not None and not any(op.attrs.get("algorithm") for b in main.blocks for op in b.oplist):
@@ -89,11 +89,11 @@ class Carry(Pass):
         n, hosts = coords[group][1], job.mesh.hosts_of(block.program.groups[group][0])
         if isinstance(name, AlgorithmTable):
             name = flat(name.choose(op.type, group, self._local_type(op, block, coords).nbytes))
-        elif name != "auto" and hosts == 1 < job.mesh.hosts:
+        elif name != "auto" and hosts == 1 and job.mesh.two_levels:
             name = ""
         if self.types and op.type not in self.types:
             name = ""
-        if not name and hosts == n:
+        if not name and hosts == n and job.mesh.two_levels:
             name = next((a for a in BETWEEN_HOSTS if able(a, opdef(op.type).algorithm_method, n)), "")
         if n == 1 or not name:
             return op, ""
@@ -118,8 +118,9 @@ def _idle_rows(table: AlgorithmTable, main: Program, job: Job) -> Iterator[str]:
         shown = f"algorithm={AlgorithmTable((row,))!r}"
         if row.group not in ("", NODE, RAIL, *main.groups):
             yield f"{shown} has no effect: the ranks have no group {row.group!r}; {nearest(row.group, main.groups, 'they have')}"
-        elif row.algorithm in SEQUENCES and job.mesh.hosts == 1:
-            yield f"{shown} has no effect: {row.algorithm!r} is for several hosts, and all ranks are on one; leave it out"
+        elif row.algorithm in SEQUENCES and not job.mesh.two_levels:
+            why = "all ranks are on one" if job.mesh.hosts == 1 else "the ranks are a Mesh, not a Cluster"
+            yield f"{shown} has no effect: {row.algorithm!r} is for several hosts, and {why}; leave it out"
 
 
 def _with_algorithm(attrs: Frozen, name: str) -> Frozen:

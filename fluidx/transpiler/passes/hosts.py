@@ -44,7 +44,7 @@ class OverHosts(Pass):
             need_hosts("hierarchical=True", mesh, "leave it off")
         if named:
             need_hosts(f"algorithm={self.algorithm!r}", mesh, "leave it out")
-        if mesh.hosts == 1:
+        if not mesh.two_levels:
             return pair
         usual = SEQUENCES["hierarchical"] if self.when and mesh.world_size > mesh.hosts else None
 
@@ -69,7 +69,6 @@ class OverHosts(Pass):
         if isinstance(name, AlgorithmTable):
             name = name.choose(op.type, self.group, writer.block.desc(op.output_arg_names[0]).type.nbytes)
         return _able(SEQUENCES.get(name), writer, op, job)
-
 
     @staticmethod
     def _cheapest(usual: CollectiveSequence | None, writer: Writer, op: Operator, job: Job) -> CollectiveSequence | None:
