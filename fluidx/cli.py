@@ -1,4 +1,4 @@
-"""The `fluidx` command: demo, run, trace, show, diff, verify, onnx, ops, doctor, env."""
+"""The `fluidx` command: demo, run, trace, show, diff, verify, onnx, clusters, ops, doctor, env."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from .cli_options import (
     readable,
     script_file,
 )  # fmt: skip
+from .cli_predict import clusters
 from .cli_programs import main_of, read, transpiled, write
 from .ir.errors import FluidxError
 
@@ -295,6 +296,7 @@ def doctor(measure: bool) -> None:
 
 
 main.add_command(onnx)
+main.add_command(clusters)
 
 if __name__ == "__main__":
     main(prog_name="fluidx")

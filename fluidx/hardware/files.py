@@ -45,7 +45,7 @@ def load(name_or_path: str | os.PathLike[str]) -> Hardware:
         return _sheet(given)
     path = Path(given)
     if not (given.endswith(".json") or path.name != given or path.is_file()):
-        raise FluidxError(f"unknown cluster {given!r}; {nearest(given, names(), 'there are')} A file of your own ends with .json")
+        raise FluidxError(f"unknown cluster {given!r}; {nearest(given, names(), 'there are')} (a file of your own ends with .json)")
     return _read(path)
 
 

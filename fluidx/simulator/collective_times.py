@@ -1,0 +1,169 @@
+"""The seconds of the communicator's collectives, from the figures of a machine: inside a host, between hosts, and over shared cards.
+
+Every form is a latency plus a time of bytes, and an all_reduce takes the best of its forms, as NCCL chooses. Among p ranks, for n bytes:
+a ring is a reduce_scatter and an all_gather, 2 (p-1) messages and 2 (p-1)/p n bytes; a double binary tree is 4 log2 p messages and 2 n
+bytes; a binary tree is 2 log2 p messages with n bytes each. Over hosts, the part inside the hosts and the part between them overlap, slice
+by slice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import log2
+from typing import NamedTuple
+
+from ..hardware.records import Figure, Hardware
+from ..ir.errors import FluidxError, nearest
+from ..ops.comm.volume import share
+
+SLICE = 4 << 20  # bytes that are inside a host before the first of them are between hosts: the buffers of NCCL, 4 MiB
+METHODS = ("all_reduce", "reduce", "spread", "exchange", "adaptive")
+
+
+class GroupShape(NamedTuple):
+    """Where the ranks of a group are: how many there are, on how many hosts, and the most and the fewest on one of these.
+
+    >>> GroupShape.of([0, 1, 2, 8], devices_per_host=8)
+    GroupShape(ranks=4, hosts=2, most=3, fewest=1)
+    """
+
+    ranks: int
+    hosts: int
+    most: int
+    fewest: int
+
+    @staticmethod
+    def of(ranks: Sequence[int], devices_per_host: int) -> GroupShape:
+        on = Counter(r // devices_per_host for r in ranks)
+        return GroupShape(len(ranks), len(on), max(on.values(), default=0), min(on.values(), default=0))
+
+
+class CollectiveTimes:
+    """The seconds of collectives on a machine, whose hosts are filled with `devices_per_host` ranks each (without it, one on each device).
+
+    >>> from fluidx.hardware import load
+    >>> times = CollectiveTimes(load("dgx-v100"))
+    >>> [round(times.seconds("all_reduce", range(n), 25 << 20) * 1e6) for n in (1, 2, 4, 8)]
+    [0, 1188, 497, 398]
+    """
+
+    def __init__(self, hardware: Hardware, devices_per_host: int | None = None):
+        self.hardware = hardware
+        self.devices_per_host = devices_per_host or hardware.devices_per_host
+        self._known: dict[tuple, float] = {}
+
+    def seconds(self, method: str, ranks: Sequence[int], nbytes: float, sharing: int = 1) -> float:
+        """The time of a collective among `ranks`. `method` is the `algorithm_method` of its op, `nbytes` the size of the whole value.
+        `sharing`: how many groups use the network cards of a host at the same time, this one included.
+
+        >>> from fluidx.hardware import load
+        >>> times, rail = CollectiveTimes(load("dgx-v100")), (0, 8, 16, 24)
+        >>> [f"{times.seconds('all_reduce', rail, 1 << 28, sharing) * 1e3:.0f} ms" for sharing in (1, 8)]
+        ['35 ms', '71 ms']
+        """
+        shape = GroupShape.of(ranks, self.devices_per_host)
+        key = method, shape, nbytes, sharing
+        if key not in self._known:
+            self._known[key] = self._seconds(method, shape, nbytes, sharing)
+        return self._known[key]
+
+    def spread(self, ranks: Sequence[int]) -> float:
+        """The relative spread of these times: that of the bandwidth that bounds them."""
+        shape = GroupShape.of(ranks, self.devices_per_host)
+        inside, between = self.hardware.inside, self.hardware.between
+        if shape.hosts > 1 and between is not None:
+            return between.bandwidth.spread
+        return _nearest_figure(inside.by_group, shape.ranks, inside.bandwidth).spread
+
+    def sharing(self, groups: Sequence[Sequence[int]]) -> int:
+        """How many of these groups, at most, use the network cards of one host.
+
+        >>> from fluidx.hardware import load
+        >>> times = CollectiveTimes(load("dgx-v100"))
+        >>> times.sharing([range(r, 32, 8) for r in range(8)]), times.sharing([range(8), range(8, 16)])
+        (8, 1)
+        """
+        hosts = ({r // self.devices_per_host for r in group} for group in groups)
+        return max(Counter(h for on in hosts if len(on) > 1 for h in on).values(), default=1)
+
+    def _seconds(self, method: str, shape: GroupShape, nbytes: float, sharing: int) -> float:
+        if method not in METHODS:
+            raise FluidxError(f"no time is known for collectives of method {method!r}; {nearest(method, METHODS, 'there are')}")
+        if shape.ranks <= 1:
+            return 0.0
+        if shape.hosts > 1 and self.hardware.between is None:
+            raise FluidxError(
+                f"a group of {shape.ranks} ranks is on {shape.hosts} hosts, and {self.hardware.name} has no network; "
+                f"give the network's figures in its file: between"
+            )
+        forms = _Forms(self.hardware, shape, nbytes, sharing, self.devices_per_host)
+        if method == "all_reduce":
+            return min(forms.all_reduce())
+        if method in ("reduce", "spread"):
+            return forms.ring() / 2
+        return forms.exchange() if method == "exchange" else forms.adaptive()
+
+
+class _Forms:
+    """The times that a collective may take among the ranks of a group: g on each of k hosts."""
+
+    def __init__(self, hardware: Hardware, shape: GroupShape, nbytes: float, sharing: int, devices_per_host: int):
+        self.shape, self.nbytes = shape, nbytes
+        self.g, self.k = shape.most, shape.hosts
+        inside = hardware.inside
+        self.base = (inside.collective_latency or inside.latency).value
+        self.hop, self.rate = inside.latency.value, inside.ring_bandwidth(self.g)
+        self.switch = inside.in_switch
+        self.far, self.out = 0.0, float("inf")
+        if (between := hardware.between) is not None:
+            card, cards = between.bandwidth.value, between.count
+            self.far = between.latency.value
+            self.out = card * min(shape.fewest * max(1.0, cards / devices_per_host), cards / sharing)
+
+    def all_reduce(self) -> Iterator[float]:
+        """The times of the forms of all_reduce."""
+        g, k, n = self.g, self.k, self.nbytes
+        deep, wide = _depth(g), _depth(k)
+        yield self.ring()
+        latency, twice = deep * self.hop + wide * self.far, 2.0 if k > 2 else 1.0
+        yield self.base + 4 * latency + self._overlapped((g > 1) * 2 * n / self.rate, (k > 1) * twice * n / self.out)
+        yield self.base + 2 * latency + 2 * n * (deep / self.rate + wide / self.out)
+        if self.switch is not None and g > 1:
+            within = _ring_bytes(g, n) / self.switch.bandwidth.value
+            yield self.switch.latency.value + 2 * wide * self.far + self._overlapped(2 * within, 2 * _ring_bytes(k, n) / self.out)
+
+    def ring(self) -> float:
+        """A reduce_scatter and an all_gather."""
+        latency = 2 * ((self.g - 1) * self.hop + (self.k - 1) * self.far)
+        n, within = self.nbytes, 2 * _ring_bytes(self.g, self.nbytes) / self.rate
+        return self.base + latency + self._overlapped(within, 2 * _ring_bytes(self.k, n) / self.out)
+
+    def exchange(self) -> float:
+        """Every rank sends a part to every other."""
+        p, g, n = self.shape.ranks, self.g, self.nbytes
+        within, over = (g - 1) * n / p**2 / self.rate, g * (p - g) * n / p**2 / self.out
+        return self.base + (g - 1) * self.hop + (self.k - 1) * self.far + max(within, over)
+
+    def adaptive(self) -> float:
+        """Pairs exchange whole values, in rounds: between hosts all ranks of a host at the same time."""
+        rounds = share("adaptive", self.shape.ranks)
+        over = min(rounds, _depth(self.k))
+        within = rounds - over
+        return self.base + within * (self.hop + self.nbytes / self.rate) + over * (self.far + self.g * self.nbytes / self.out)
+
+    def _overlapped(self, within: float, over: float) -> float:
+        """The time of bytes inside hosts and between them: the longer one, and the shorter one until the first slice is through."""
+        return max(within, over) + min(within, over) * min(1.0, SLICE / self.nbytes if self.nbytes else 1.0)
+
+
+def _ring_bytes(n: int, nbytes: float) -> float:
+    return (n - 1) / n * nbytes
+
+
+def _depth(n: int) -> float:
+    return log2(n) if n > 1 else 0.0
+
+
+def _nearest_figure(by_group: Mapping[int, Figure], n: int, otherwise: Figure) -> Figure:
+    return min(by_group.items(), key=lambda item: abs(item[0] - n))[1] if by_group else otherwise
