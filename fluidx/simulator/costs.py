@@ -1,0 +1,158 @@
+"""Costs: the seconds of a step, from the sheet of a device or from a calibration of this machine."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any, NamedTuple
+
+from ..executor.plan.records import Plan, Step
+from ..hardware.records import Device, Figure, Hardware
+from ..ir.errors import FluidxError, nearest
+from .work import FREE, StepWork, communicates, step_key, work_of
+
+
+class CostEstimate(NamedTuple):
+    """Seconds, their relative spread (0.1 is 10 %), and where they come from: "measured", "interpolated", "profile" or "sheet".
+
+    >>> CostEstimate(2.0, 0.25, "measured").high
+    2.5
+    """
+
+    seconds: float
+    spread: float
+    source: str
+
+    @property
+    def low(self) -> float:
+        return self.seconds * (1 - self.spread)
+
+    @property
+    def high(self) -> float:
+        return self.seconds * (1 + self.spread)
+
+
+NOTHING = CostEstimate(0.0, 0.0, "measured")
+_MOST = 1 << 17  # estimates that are kept
+_known: dict[tuple, CostEstimate] = {}  # of all hardware in this process, by its number and the key of the step
+_numbers: list[tuple[Hardware, int]] = []
+_next = count(1)
+
+
+class Costs:
+    """The costs of steps on a hardware, while `ranks_at_once` ranks compute on one host. Estimates are kept for the whole process, by
+    kernel, operators, attributes and local types.
+
+    >>> import fluidx as fx
+    >>> from fluidx.executor.plan.dry_run import dry_plan
+    >>> from fluidx.hardware.records import Device, Figure, Hardware, LinkFigures
+    >>> figure = lambda value: Figure(value, "an example")
+    >>> device = Device("toy", "gpu", figure(1e9), {"float32": figure(1e12)}, figure(0.5), figure(1e9), figure(0.5), figure(1e-6),
+    ...                 figure(1.0), figure(0.0))
+    >>> toy = Hardware("toy", "an example", 1, 1, device, LinkFigures(figure(1e-6), figure(1e9)), None, figure(1e9))
+    >>> main = fx.Program("double")
+    >>> with fx.program_guard(main):
+    ...     y = fx.layers.scale(fx.data("x", [-1, 125], "float32"), scale=2.0)
+    >>> planned = dry_plan(main, batch=500)  # 250,000 bytes read and as many written, at 0.5e9 a second, and a call of 1 us
+    >>> Costs(toy).step(planned, planned.steps[0])
+    CostEstimate(seconds=0.001001, spread=0.0, source='sheet')
+    """
+
+    def __init__(self, hardware: Hardware, ranks_at_once: int = 1):
+        self.hardware, self.ranks_at_once = hardware, ranks_at_once
+        self._number = _number_of(hardware)
+        self._sheet = Sheet(hardware)
+
+    @property
+    def empty_run(self) -> float:
+        """Seconds that a run of an empty program takes."""
+        return self.hardware.device.call.value
+
+    def step(self, plan: Plan, step: Step) -> CostEstimate:
+        """The cost of a step that computes. Raises FluidxError for a step that communicates, and for one that has no cost."""
+        if step.kernel in FREE:
+            return NOTHING
+        key = self._number, self.ranks_at_once, step_key(step, plan.values)
+        found = _known.get(key)
+        if found is None:
+            found = self._estimate(plan, step)
+            if step.kernel != "control":
+                if len(_known) >= _MOST:
+                    _known.clear()
+                _known[key] = found
+        return found
+
+    def _estimate(self, plan: Plan, step: Step) -> CostEstimate:
+        if communicates(step):
+            raise FluidxError(f"op {step.op.type} communicates: its cost is one of links, not of a device")
+        if step.kernel == "control" and (inner := step.op.sub_blocks()):
+            return self._branches(plan, step, inner)
+        return self.of(work_of(step, plan.values))
+
+    def of(self, work: StepWork) -> CostEstimate:
+        """The cost of some work."""
+        return self._sheet.estimate(work)
+
+    def _branches(self, plan: Plan, step: Step, inner: Any) -> CostEstimate:
+        """A branch costs what its dearest block costs. The rounds of a loop are not known."""
+        if step.op.type != "cond":
+            raise FluidxError(
+                f"op {step.op.type} has no cost: how often its block runs is known at run time only; simulate the program that its block "
+                "is, or write the rounds out"
+            )
+        found = [_sum([self.step(plan, s) for s in plan.bodies[idx]]) for idx in inner]
+        return max(found)
+
+
+def _sum(some: list[CostEstimate]) -> CostEstimate:
+    total = sum(e.seconds for e in some)
+    spread = sum(e.seconds * e.spread for e in some) / total if total else 0.0
+    return CostEstimate(total, spread, next((e.source for e in some if e.source != "measured"), "measured"))
+
+
+def _number_of(hardware: Hardware) -> int:
+    """A number that equal hardware has in common."""
+    for k, (known, number) in enumerate(_numbers):
+        if known is hardware or known == hardware:
+            if k:
+                _numbers.insert(0, _numbers.pop(k))
+            return number
+    _numbers.insert(0, (hardware, next(_next)))
+    del _numbers[16:]
+    return _numbers[0][1]
+
+
+class Sheet:
+    """Costs from the figures of a data sheet: max(operations / reached speed, bytes / reached bandwidth) + a call."""
+
+    def __init__(self, hardware: Hardware):
+        self.hardware = hardware
+
+    def estimate(self, work: StepWork) -> CostEstimate:
+        device = self.hardware.device
+        spread = max(device.bandwidth.spread, device.bandwidth_share.spread)
+        nbytes = work.nbytes + work.copied + (work.widened if device.kind == "cpu" else 0)
+        if (work.on_host or work.moves) and device.kind != "cpu":
+            link = self.hardware.to_host
+            if link is None:
+                raise FluidxError(
+                    f"op {work.first} works on host memory, and hardware {self.hardware.name} has no figures of the way there; add "
+                    '"to_host" with latency and bandwidth to its file'
+                )
+            # host memory of one device: its ranks share it, and get no more than their links to the host
+            return CostEstimate(nbytes / link.bandwidth.value + link.latency.value, link.bandwidth.spread, "sheet")
+        memory = nbytes / (device.bandwidth.value * device.bandwidth_share.value)
+        peak = _peak(device, work.dtype if work.product else "float32", work)
+        arithmetic = work.flops / (peak.value * device.share.value)
+        if arithmetic > memory:
+            spread = max(peak.spread, device.share.spread)
+        return CostEstimate(max(arithmetic, memory) + device.call.value, spread, "sheet")
+
+
+def _peak(device: Device, dtype: str, work: StepWork) -> Figure:
+    found = device.flops.get(dtype)
+    if found is None:
+        raise FluidxError(
+            f"op {work.first} computes products of {dtype}, for which device {device.name} has no peak; "
+            f'{nearest(dtype, device.flops, "it has those of")}; add "{dtype}" to its "flops"'
+        )
+    return found

@@ -1,0 +1,108 @@
+"""The work of a step: what decides how long it takes, whatever the values are called. Steps with equal work share one entry of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..executor.plan.cost import communicates, step_cost
+from ..executor.plan.records import Step, Value
+from ..ir.attributes import attrs_key
+from ..ir.opdef import opdef
+from ..ir.types import TensorType
+
+FREE = frozenset(("view", "joined", "nothing"))  # kinds of steps without a call
+_SUMS = frozenset(("matmul", "mul", "mul_grad_x", "mul_grad_y", "bmm", "einsum", "expert_weight_grad", "matmul_vector_grad"))
+_MOST = 1 << 16  # attributes that are kept
+
+
+class StepWork(NamedTuple):
+    """The work of one step. `ops` are the types of its operators, each once, as profiles show them; `types` are those of the operands and
+    results of its first operator."""
+
+    ops: str
+    kernel: str
+    types: tuple[TensorType, ...]
+    flops: int
+    nbytes: int
+    copied: int = 0  # bytes of operands and results that are copied to and from scratch
+    widened: int = 0  # bytes of such copies that convert 16-bit floats, which a CPU computes in float32
+    on_host: bool = False
+    moves: bool = False  # between device memory and host memory
+
+    @property
+    def first(self) -> str:
+        """The type of the first operator."""
+        return self.ops.partition(" + ")[0]
+
+    @property
+    def product(self) -> bool:
+        """Is it a sum of products, such as a convolution, that runs at the speed of matrix products?"""
+        return is_product(self.first)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the first operand of floats, or of the first operand."""
+        return next((t.dtype for t in self.types if t.is_float), self.types[0].dtype if self.types else "float32")
+
+
+def is_product(op_type: str) -> bool:
+    """Does an operator run at the speed of matrix products?
+
+    >>> is_product("conv2d_grad"), is_product("mul"), is_product("relu")
+    (True, True, False)
+    """
+    return op_type in _SUMS or "conv" in op_type or "attention" in op_type
+
+
+def work_of(step: Step, values: Mapping[str, Value]) -> StepWork:
+    """The work of a step that computes, in a plan with these values.
+
+    >>> import fluidx as fx
+    >>> from fluidx.executor.plan.dry_run import dry_plan
+    >>> main = fx.Program("rows")
+    >>> with fx.program_guard(main):
+    ...     _ = fx.layers.softmax(fx.data("x", [-1, 4], "float32"))
+    >>> planned = dry_plan(main, batch=10)
+    >>> work_of(planned.steps[0], planned.values)[2:5]
+    ((f32[10,4], f32[10,4]), 200, 320)
+    """
+    cost, op = step_cost(step, values), step.op
+    names = (*op.input_arg_names, *op.output_arg_names)
+    types = tuple([values[n].type for n in names if n in values])
+    ops = " + ".join(dict.fromkeys([o.type for o in step.ops]))
+    copied = [0, 0]
+    for s in step.scratch:
+        if s.of:
+            copied[s.type.dtype != values[s.of].type.dtype] += s.type.nbytes + values[s.of].type.nbytes
+    return StepWork(ops, step.kernel, types, cost.flops, cost.nbytes, *copied, step.on_host, bool(opdef(op.type).copies_to))
+
+
+def step_key(step: Step, values: Mapping[str, Value]) -> tuple:
+    """A key that steps of equal work have in common: kernel, types of the operators, attributes, and types of operands and results."""
+    op, here = step.op, step.here
+    if step.kernel == "fused":
+        names: tuple[str, ...] = (*step.reads, *step.writes)
+        head: object = tuple([o.type for o in step.ops])
+    else:
+        names, head = (*op.input_arg_names, *op.output_arg_names), op.type
+    types = tuple([(t.dtype, t.shape) for n in names if (v := values.get(n)) is not None for t in (v.type,)])
+    aside = tuple([(s.type.dtype, s.type.shape) for s in step.scratch if s.of]) if step.scratch else ()
+    return step.kernel, head, _number(op.attrs if here is None else here.attrs), types, aside, step.on_host
+
+
+_seen: dict[int, tuple[Mapping, int]] = {}  # by the id of attributes, which are kept alive
+_texts: dict[str, int] = {}
+
+
+def _number(attrs: Mapping) -> int:
+    """A number that equal attributes have in common."""
+    known = _seen.get(id(attrs))
+    if known is None:
+        if len(_seen) >= _MOST:
+            _seen.clear()
+        known = _seen[id(attrs)] = attrs, _texts.setdefault(attrs_key(attrs), len(_texts))
+    return known[1]
+
+
+__all__ = ["FREE", "StepWork", "communicates", "is_product", "step_key", "work_of"]
