@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log
 from typing import NamedTuple
 
 from ..executor.plan.cost import communicates, step_cost
@@ -41,6 +42,27 @@ class StepWork(NamedTuple):
         return is_product(self.first)
 
     @property
+    def kind(self) -> str:
+        """What else is like it: products of matrices, convolutions, attention, or chains of elementwise operators; "" for others."""
+        if self.product:
+            return next((k for k in ("conv", "attention") if k in self.first), "matmul")
+        return "fused" if self.kernel == "fused" else ""
+
+    @property
+    def key(self) -> tuple:
+        """What a profile says of it."""
+        return self.ops, self.kernel, self.types, self.flops, self.nbytes
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """Logarithms of its operations, its bytes and, for products, of the axes of its first two operands."""
+        sizes = [self.flops, self.nbytes]
+        if self.product:
+            for t in self.types[:2]:
+                sizes += (t.numel, *t.shape) if len(t.shape) == 4 else (t.numel, t.shape[-1] if t.shape else 1)
+        return tuple([log(max(n, 1)) for n in sizes])
+
+    @property
     def dtype(self) -> str:
         """The dtype of the first operand of floats, or of the first operand."""
         return next((t.dtype for t in self.types if t.is_float), self.types[0].dtype if self.types else "float32")
@@ -75,7 +97,7 @@ def work_of(step: Step, values: Mapping[str, Value]) -> StepWork:
     for s in step.scratch:
         if s.of:
             copied[s.type.dtype != values[s.of].type.dtype] += s.type.nbytes + values[s.of].type.nbytes
-    return StepWork(ops, step.kernel, types, cost.flops, cost.nbytes, *copied, step.on_host, bool(opdef(op.type).copies_to))
+    return StepWork(ops, step.kernel, types, cost.flops, cost.nbytes, copied[0], copied[1], step.on_host, bool(opdef(op.type).copies_to))
 
 
 def step_key(step: Step, values: Mapping[str, Value]) -> tuple:

@@ -1,0 +1,127 @@
+"""The programs that a calibration runs: networks with products, convolutions and attention of usual shapes, and the samples of all ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ... import layers, optimizer
+from ...ir.defaults import program_guard
+from ...ir.program import Program
+from ...ir.unique_name import guard
+from ...layers.declare import fluid_data as data
+
+Feed = dict[str, np.ndarray]
+
+
+class CalibrationProgram(NamedTuple):
+    """A program, the one that initialises it, its feed, and what it fetches."""
+
+    main: Program
+    startup: Program
+    feed: Feed
+    fetch: Sequence[Any]
+
+
+def networks() -> Iterator[Callable[[], CalibrationProgram]]:
+    """Makers of networks that are trained. Sizes are a few steps of a factor apart, so that most shapes have a near one."""
+    for batch, widths, update in _DENSE:
+        yield partial(_trained, f"dense {batch}", batch, widths[:1], partial(_dense, widths[1:]), widths[-1], update)
+    for batch, image, plan, update in _CONVOLUTIONS:
+        yield partial(_trained, f"convolutions {batch}", batch, image, partial(_convolved, plan), 16, update)
+    for batch, tokens, width, heads in _ATTENTION:
+        yield partial(_transformer, batch, tokens, width, heads)
+
+
+_UPDATES: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: optimizer.SGD(0.01),
+    "momentum": lambda: optimizer.Momentum(0.01, 0.9),
+    "adam": lambda: optimizer.Adam(0.001),
+}
+_DENSE = (
+    (16, (64, 96, 64, 16), "sgd"),
+    (64, (256, 384, 256, 32), "adam"),
+    (96, (400, 160, 48, 12), "momentum"),
+    (192, (1024, 768, 768, 20), "adam"),
+    (512, (384, 1536, 384, 100), "momentum"),
+)
+# (filters, size of a filter, stride, what follows): "p" pools by 2, "n" normalizes, "r" adds what went in, "b" has a bias and no norm
+_CONVOLUTIONS = (
+    (48, (1, 24, 24), ((8, 5, 1, "bp"), (24, 5, 1, "bp")), "momentum"),
+    (96, (1, 32, 32), ((4, 5, 1, "bp"), (12, 5, 1, "bp"), (32, 3, 1, "b")), "sgd"),
+    (16, (3, 40, 40), ((48, 3, 1, "n"), (48, 3, 1, "nr"), (96, 3, 2, "n"), (96, 3, 1, "nr")), "momentum"),
+    (48, (3, 24, 24), ((80, 3, 1, "n"), (80, 3, 1, "nr"), (80, 1, 2, "n"), (160, 3, 1, "n")), "momentum"),
+    (24, (160, 12, 12), ((192, 3, 2, "n"), (320, 3, 1, "n"), (320, 3, 1, "nr"), (384, 1, 2, "n")), "momentum"),
+    (24, (320, 6, 6), ((384, 3, 2, "n"), (448, 3, 1, "n"), (448, 3, 1, "nr")), "momentum"),
+    (4, (3, 112, 112), ((32, 7, 2, "np"), (64, 1, 1, "n"), (64, 3, 1, "n"), (128, 1, 1, "n")), "momentum"),
+)
+_ATTENTION = ((16, 64, 128, 4), (6, 96, 320, 5), (2, 256, 192, 6))
+
+
+def _trained(
+    name: str, batch: int, shape: Sequence[int], net: Callable[[Any], Any], classes: int, update: str
+) -> CalibrationProgram:
+    """A network with a loss over classes, and its update."""
+    main, startup = Program(name), Program(f"{name} startup")
+    main.random_seed = startup.random_seed = 1
+    random = np.random.default_rng(0)
+    with guard(), program_guard(main, startup):
+        x, label = data("x", [-1, *shape], "float32"), data("label", [-1, 1], "int64")
+        y = net(x)
+        y = layers.fc(y, classes) if y.shape[-1] != classes or len(y.shape) > 2 else y
+        loss = layers.mean(layers.softmax_with_cross_entropy(y, label))
+        _UPDATES[update]().minimize(loss)
+    feed: Feed = {"x": random.standard_normal((batch, *shape), np.float32), "label": random.integers(0, classes, (batch, 1))}
+    return CalibrationProgram(main, startup, feed, [loss])
+
+
+def _dense(widths: Sequence[int], x: Any) -> Any:
+    for k, width in enumerate(widths):
+        x = layers.fc(x, width, act="relu" if k < len(widths) - 1 else None)
+    return x
+
+
+def _convolved(plan: Sequence[tuple[int, int, int, str]], x: Any) -> Any:
+    for filters, size, stride, then in plan:
+        before, norm = x, "n" in then
+        x = layers.conv2d(x, filters, size, stride, size // 2 if norm else 0, bias_attr=False if norm else None)
+        if norm:
+            x = layers.batch_norm(x)
+        if "r" in then:
+            x = layers.elementwise_add(x, before)
+        x = layers.relu(x)
+        if "p" in then:
+            x = layers.pool2d(x, 2, "max", 2)
+    if x.shape[-1] < 8:
+        x = layers.pool2d(x, pool_type="avg", global_pooling=True)
+    return layers.flatten(x)
+
+
+def _transformer(batch: int, tokens: int, width: int, heads: int) -> CalibrationProgram:
+    """Two layers of a transformer over tokens, with a loss for each token."""
+    name, vocabulary = f"transformer {width}", 768
+    main, startup = Program(name), Program(f"{name} startup")
+    main.random_seed = startup.random_seed = 1
+    random = np.random.default_rng(0)
+    with guard(), program_guard(main, startup):
+        ids, label = (data(n, [-1, tokens, *last], "int64") for n, last in (("ids", ()), ("label", (1,))))
+        x = layers.embedding(ids, [vocabulary, width])
+        for _ in range(2):
+            x = layers.elementwise_add(x, _attention(layers.layer_norm(x, begin_norm_axis=2), heads, width))
+            h = layers.fc(layers.layer_norm(x, begin_norm_axis=2), 4 * width, num_flatten_dims=2, act="gelu")
+            x = layers.elementwise_add(x, layers.fc(h, width, num_flatten_dims=2))
+        y = layers.fc(layers.layer_norm(x, begin_norm_axis=2), vocabulary, num_flatten_dims=2)
+        loss = layers.mean(layers.softmax_with_cross_entropy(y, label))
+        _UPDATES["adam"]().minimize(loss)
+    feed: Feed = {"ids": random.integers(0, vocabulary, (batch, tokens)), "label": random.integers(0, vocabulary, (batch, tokens, 1))}
+    return CalibrationProgram(main, startup, feed, [loss])
+
+
+def _attention(x: Any, heads: int, width: int) -> Any:
+    qkv = layers.split(layers.fc(x, 3 * width, num_flatten_dims=2), 3, dim=2)
+    q, k, v = (layers.transpose(layers.reshape(part, [0, 0, heads, width // heads]), [0, 2, 1, 3]) for part in qkv)
+    mixed = layers.transpose(layers.scaled_dot_product_attention(q, k, v, causal=True), [0, 2, 1, 3])
+    return layers.fc(layers.reshape(mixed, [0, 0, width]), width, num_flatten_dims=2)
