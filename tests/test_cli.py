@@ -44,7 +44,7 @@ def single(tmp_path):
 
 def test_help_lists_the_commands():
     text = call("--help")
-    for command in ("demo", "diff", "doctor", "env", "ops", "run", "show", "trace", "verify"):
+    for command in ("clusters", "demo", "diff", "doctor", "env", "ops", "run", "show", "trace", "verify"):
         assert f"\n  {command} " in text
     assert call("--version").startswith("fluidx, version")
     assert list(cli_options.STRATEGIES) == list(fx.strategies.CATALOGUE)  # the usual ones first
@@ -468,3 +468,32 @@ def test_what_a_pass_in_a_text_refuses_points_at_no_line_of_the_command(pair):
     for option in ("dtype=int8", "dtype=float16"):
         said = call("verify", pair, "--strategy", f"zero1,amp{{{option}}}", code=1)
         assert said.startswith("Error: amp: ") and "written at" not in said.partition("\n  in program")[0]
+
+
+# -- clusters -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_clusters_lists_machines_and_all_figures_of_one():
+    lines = call("clusters").splitlines()
+    assert lines[0].split()[:4] == ["name", "devices", "of", "a"] and len(lines) == 9
+    assert lines[1] == "dgx-a100   8 x A100 SXM4 80 GB    80 GB     2.039 TB/s     229 GB/s  8 x 22.75 GB/s"
+    text = call("clusters", "dgx-v100")
+    assert text.startswith("dgx-v100: NVIDIA DGX-1: 8 V100 in a hybrid cube mesh of NVLink 2, 4 InfiniBand cards of 100 Gb/s\n")
+    assert "hosts: as many as the ranks need, devices of a host: 8\n" in text
+    assert "inside.by_group.2               22.5 GB/s +- 2%  VIA-Research/vTrain, data: all_reduce of 1 GiB by 2 V100\n" in text
+    assert text.endswith("not calibrated: every number is published or derived\n")
+
+
+def test_clusters_writes_the_form_of_a_file(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(call("clusters", "p5", "--json"))
+    assert call("clusters", path) == call("clusters", "p5")
+    names = [line.split()[0] for line in call("clusters").splitlines()[1:]]
+    assert [one["name"] for one in json.loads(call("clusters", "--json"))] == names
+
+
+def test_clusters_refuses_what_is_not_there(tmp_path):
+    assert call("clusters", "p6", code=1).startswith("Error: unknown cluster 'p6'; there are: dgx-a100, dgx-b200, ")
+    missing = tmp_path / "no.json"
+    said = call("clusters", missing, code=1)
+    assert said.startswith(f"Error: cluster file {missing} does not exist; names that need no file: dgx-a100, ")

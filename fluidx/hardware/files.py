@@ -38,9 +38,9 @@ def load(name_or_path: str | os.PathLike[str]) -> Hardware:
     >>> load("dgx-a100").device.flops["bfloat16"].value
     312000000000000.0
     """
-    given = os.fspath(name_or_path)
-    if not isinstance(given, str):
+    if not isinstance(name_or_path, (str, os.PathLike)):
         raise FluidxError(f"a cluster is a name or the path of a JSON file, got {name_or_path!r}")
+    given = str(os.fspath(name_or_path))
     if given in names():
         return _sheet(given)
     path = Path(given)

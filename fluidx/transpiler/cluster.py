@@ -45,7 +45,8 @@ class Links(NamedTuple):
 
     @staticmethod
     def of(hardware: Hardware) -> Links:
-        """The costs by the figures of a machine. Between hosts a rank has its part of the network cards, if it has less than one.
+        """The costs by the figures of a machine. Between hosts a rank has its part of the network cards, if it has less than one. On GPUs
+        each message is a call of the communicator, which costs what the smallest collective does.
 
         >>> from fluidx.hardware import load
         >>> links = Links.of(load("p4d"))
@@ -55,9 +56,10 @@ class Links(NamedTuple):
         d, inside, between = hardware.devices_per_host, hardware.inside, hardware.between or hardware.inside
         base = (inside.collective_latency or inside.latency).value
         own = {n: Link(base + 2 * (n - 1) * inside.latency.value, 1 / inside.ring_bandwidth(n)) for n in range(2, d + 1)}
+        call = base if hardware.device.kind == "gpu" else 0.0
         return Links(
-            Link(between.latency.value, 1 / (between.bandwidth.value * min(1.0, between.count / d))),
-            Link(inside.latency.value, 1 / inside.bandwidth.value),
+            Link(call + between.latency.value, 1 / (between.bandwidth.value * min(1.0, between.count / d))),
+            Link(call + inside.latency.value, 1 / inside.bandwidth.value),
             own[d] if d > 1 else Link(base, 1 / inside.bandwidth.value),
             tuple(own.items()),
         )
@@ -130,6 +132,10 @@ class Cluster:
                 object.__setattr__(self, "links", Links.of(self.hardware))
 
     def _check_hardware(self, hardware: Hardware) -> None:
+        if isinstance(hardware, (str, os.PathLike)):
+            raise TranspileError(
+                f"Cluster: hardware must be the figures of a machine, got {hardware!r}; fx.Cluster.load takes a name or a file"
+            )
         name, most, per_host = hardware.name, hardware.hosts, hardware.devices_per_host
         if self.devices_per_host > per_host:
             raise TranspileError(
