@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ..hardware.records import Figure, Hardware
 from ..ir.errors import FluidxError, nearest
 from ..ops.comm.volume import share
+from .costs import NOTHING, CostEstimate
 
 SLICE = 4 << 20  # bytes that are inside a host before the first of them are between hosts: the buffers of NCCL, 4 MiB
 METHODS = ("all_reduce", "reduce", "spread", "exchange", "adaptive")
@@ -67,6 +68,12 @@ class CollectiveTimes:
         if key not in self._known:
             self._known[key] = self._seconds(method, shape, nbytes, sharing)
         return self._known[key]
+
+    def estimate(self, method: str, ranks: Sequence[int], nbytes: float, sharing: int = 1) -> CostEstimate:
+        """The same with its spread and source."""
+        if len(ranks) <= 1:
+            return NOTHING
+        return CostEstimate(self.seconds(method, ranks, nbytes, sharing), self.spread(ranks), "sheet")
 
     def spread(self, ranks: Sequence[int]) -> float:
         """The relative spread of these times: that of the bandwidth that bounds them."""

@@ -123,6 +123,13 @@ def test_only_where_ranks_are_counts_not_which():
     assert GroupShape.of([8, 9, 14, 15], 4) == GroupShape(4, 2, 2, 2)
 
 
+def test_an_estimate_has_the_spread_of_the_link_that_bounds_it():
+    times = CollectiveTimes(load("dgx-v100"))
+    pair, hosts = times.estimate("all_reduce", range(2), BIG), times.estimate("all_reduce", range(16), BIG)
+    assert (pair.seconds, pair.spread, pair.source) == (times.seconds("all_reduce", range(2), BIG), 0.02, "sheet")
+    assert hosts.spread == 0.1 and times.estimate("all_reduce", [5], BIG).seconds == 0
+
+
 def message(call):
     with pytest.raises(FluidxError) as caught:
         call()
