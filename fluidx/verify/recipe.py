@@ -44,13 +44,13 @@ def prove_rounds(collective: str, world_size: int, rounds: Rounds, filled: Colle
     return None
 
 
-def shifted_rounds_hold(collective: str, n: int, firsts: Iterable[Sequence]) -> bool:
-    """True if rounds of n transfers give the result of a collective, for rounds that are equal on all ranks up to a shift.
+def shifted_rounds_hold(collective: str, n: int, rounds: Iterable[Iterable[Sequence]]) -> bool:
+    """True if rounds of transfers give the result of a collective, for rounds that are equal on all ranks up to a shift.
 
-    `firsts` has the first transfer of each round; the k-th one adds k to its ranks and its block, modulo n. Then the blocks of each rank
-    are those of rank 0, shifted, so it is enough to track rank 0.
+    A round is given by its first transfers; each stands for n transfers, of which the k-th adds k to its ranks and its block, modulo n.
+    Then the blocks of each rank are those of rank 0, shifted, so it is enough to track rank 0.
 
-    >>> shifted_rounds_hold("reduce", 3, [(1, 2, 0, 1, True), (2, 0, 0, 1, True)])
+    >>> shifted_rounds_hold("reduce", 3, [[(1, 2, 0, 1, True)], [(2, 0, 0, 1, True)]])
     True
     """
     full = (1 << n) - 1
@@ -58,18 +58,28 @@ def shifted_rounds_hold(collective: str, n: int, firsts: Iterable[Sequence]) -> 
     if not spread and collective not in ("reduce", "all_reduce"):
         return False
     have = [1, *[0] * (n - 1)] if spread else [1] * n  # for each block on rank 0: the ranks whose terms are in it, as bits
-    for source, target, block, stop, add in firsts:
-        if stop != block + 1 or not all(0 <= v < n for v in (source, target, block)) or source == target:
-            return False
-        away, b = (source - target) % n, (block - target) % n  # the rank that sends to rank 0, and the block
-        bits = have[(b - away) % n]
-        sent = (bits << away | bits >> n - away) & full
-        if not sent or add and (not have[b] or have[b] & sent):
-            return False
-        have[b] = have[b] | sent if add else sent
+    for firsts in rounds:
+        before, arrived = [*have], dict[int, bool]()  # block -> whether it was added
+        for source, target, block, stop, add in firsts:
+            if stop != block + 1 or not all(0 <= v < n for v in (source, target, block)) or source == target:
+                return False
+            away, b = (source - target) % n, (block - target) % n  # the rank that sends to rank 0, and the block
+            bits = before[(b - away) % n]
+            sent = (bits << away | bits >> n - away) & full
+            if not sent or add and (not have[b] or have[b] & sent) or b in arrived and not (add and arrived[b]):
+                return False
+            have[b], arrived[b] = have[b] | sent if add else sent, add
     if collective == "reduce":
         return have[0] == full
     return all(bits == (1 << b if spread else full) for b, bits in enumerate(have))
+
+
+def _hold(collective: str, n: int, rounds: Sequence[Iterable[Sequence]]) -> bool:
+    """True if rounds give the result of a collective among n ranks. Rounds with `firsts` and `n` consist of shifted transfers."""
+    firsts = [getattr(r, "firsts", None) if getattr(r, "n", None) == n else None for r in rounds]
+    if all(f is not None for f in firsts) and shifted_rounds_hold(collective, n, firsts):  # type: ignore[arg-type]
+        return True
+    return prove_rounds(collective, n, rounds) is None
 
 
 # collective -> those of the rounds inside hosts, between hosts, and inside hosts again; "" if there are none
@@ -105,9 +115,7 @@ def two_level_rounds_hold(collective: str, hosts: int, devices: int, rounds: Seq
         at = (2 if at else 0) if inside else 1
         parts[at].append(r)
     sizes = devices, hosts, devices
-    return all(
-        prove_rounds(of, n, part) is None if of else not part for of, n, part in zip(_LEVELS[collective], sizes, parts, strict=True)
-    )
+    return all(_hold(of, n, part) if of else not part for of, n, part in zip(_LEVELS[collective], sizes, parts, strict=True))
 
 
 def _checked(transfer: Sequence, number: int, n: int, blocks: int) -> Sequence:

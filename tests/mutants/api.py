@@ -8,7 +8,10 @@ from typing import Any
 
 import fluidx as fx
 from fluidx.ir import Program, ProgramPair
-from fluidx.verify import verify_ranks
+from fluidx.transpiler.specialize import Specializer
+from fluidx.verify import verify_common, verify_ranks
+from fluidx.verify.rank_program import check_rank_program
+from fluidx.verify.refusal import Refusal
 
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "data_parallel": fx.strategies.data_parallel,
@@ -63,14 +66,35 @@ def clusters(model: str, strategy: str) -> dict[str, Callable[[], Any]]:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The source and the programs of all ranks."""
+    """The source and the programs of all ranks. `common`: the programs for all ranks, if one proof of them is enough."""
 
     source: ProgramPair
     mains: tuple[Program, ...]
     startups: tuple[Program, ...]
+    common: ProgramPair | None = None
 
     def with_programs(self, mains: Sequence[Program], startups: Sequence[Program]) -> Ranks:
         return replace(self, mains=tuple(mains), startups=tuple(startups))
+
+    def proved_in_common(self, main: Program, startup: Program) -> Ranks:
+        """The rank programs that follow from other programs for all ranks. VerifyError unless the proof of these accepts them."""
+        pair, n = ProgramPair(main, startup), len(self.mains)
+        try:
+            specials = [Specializer(p) for p in (main, startup)]
+            common = all(s.is_common for s in specials)
+        except Exception as e:
+            raise fx.VerifyError(f"this is no program for all ranks: {type(e).__name__}: {e}") from None
+        if not common:
+            raise fx.VerifyError("the rank programs do not follow from the program for all ranks")
+        verify_common(self.source, pair, n)
+        made = [[s.rank_program(r) for r in range(n)] for s in specials]
+        try:
+            for special, programs in zip(specials, made, strict=True):
+                for rank, mine in enumerate(programs):
+                    check_rank_program(special.program, mine, rank, special.recipe)
+        except Refusal as e:
+            raise fx.VerifyError(str(e)) from None
+        return self.with_programs(*made)
 
     def verify(self) -> Any:
         """The report; VerifyError when the proof refuses."""
@@ -86,7 +110,9 @@ def transpile(main: Program, startup: Program, strategy: str, cluster: str) -> R
     trainers = {**CLUSTERS, **HOSTS, **MESHES, **STAGES}[cluster]()
     t = fx.DistributeTranspiler({**STRATEGIES, **PIPELINES}[strategy]()).transpile(program=main, startup_program=startup, trainers=trainers)
     ranks = range(t.world_size)
-    return Ranks(ProgramPair(main, startup), tuple(map(t.get_trainer_program, ranks)), tuple(map(t.get_startup_program, ranks)))
+    common = t.pair if all(special.is_common for special in t._special) else None
+    programs = tuple(map(t.get_trainer_program, ranks)), tuple(map(t.get_startup_program, ranks))
+    return Ranks(ProgramPair(main, startup), *programs, common)
 
 
 def arrays_of(exe: Any, rank: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import fluidx as fx
 
 from . import api, judge, models, mutators
 
-HOLES = ("wrong", "deadlock", "loud", "fetch")
+HOLES = ("wrong", "deadlock", "loud", "fetch", "unproved")
 _VERIFY = 5.0  # seconds of work that the proof of a tiny program may take
 _RUN = 25.0
 _SILENCE = 60.0  # a worker that says nothing for so long is stuck where no signal reaches it
@@ -86,7 +86,25 @@ def spread(every: Sequence[Case], count: int, most: int = 0) -> list[tuple[Case,
 
 
 def mutant(case: Case, number: int, seed: int, ranks: api.Ranks) -> mutators.Mutant:
-    return mutators.draw(Random(f"{seed}/{case}/{number}"), ranks.mains, ranks.startups)
+    """Mutant `number`: every third one changes the programs for all ranks, if the strategy has a proof of these."""
+    rng = Random(f"{seed}/{case}/{number}")
+    if _is_of_common(number, ranks):
+        assert ranks.common is not None
+        return mutators.draw(rng, (ranks.common.main,), (ranks.common.startup,))
+    return mutators.draw(rng, ranks.mains, ranks.startups)
+
+
+def _is_of_common(number: int, ranks: api.Ranks) -> bool:
+    return ranks.common is not None and number % 3 == 2
+
+
+def accepted(m: mutators.Mutant, number: int, ranks: api.Ranks) -> api.Ranks:
+    """The mutant's rank programs. VerifyError if the proof refuses it."""
+    if _is_of_common(number, ranks):
+        return ranks.proved_in_common(*m.mains, *m.startups)
+    broken = ranks.with_programs(m.mains, m.startups)
+    broken.verify()
+    return broken
 
 
 # -- in a worker ------------------------------------------------------------------------------------------------------------------
@@ -114,10 +132,9 @@ def prepare(case: Case) -> tuple[judge.Reference, api.Ranks] | Result:
 
 def try_one(case: Case, number: int, seed: int, ref: judge.Reference, ranks: api.Ranks) -> Result:
     m = mutant(case, number, seed, ranks)
-    broken = ranks.with_programs(m.mains, m.startups)
     try:
         with watchdog(_VERIFY, cpu=True):
-            broken.verify()
+            broken = accepted(m, number, ranks)
     except fx.VerifyError:
         return Result(case, number, "refused", m.kind)
     except Hang:
@@ -129,10 +146,23 @@ def try_one(case: Case, number: int, seed: int, ref: judge.Reference, ranks: api
             verdict, seen = judge.verdict(ref, broken)
     except Hang:
         return Result(case, number, "deadlock", m.kind, m.text, f"still running after {_RUN:g} s")
-    if verdict == "equal" and number % 4 == 0:
+    if verdict == "equal" and _is_of_common(number, ranks):
+        seen = _of_each(broken)
+        verdict = "unproved" if seen else verdict
+    elif verdict == "equal" and number % 4 == 0:
         seen = _by_text(broken, ranks)
         verdict = "text" if seen else verdict
     return Result(case, number, verdict, m.kind, m.text, seen)
+
+
+def _of_each(broken: api.Ranks) -> str:
+    """Why the proof of all rank programs refuses what the proof of the program for all ranks accepts; "" if it does not."""
+    try:
+        with watchdog(_VERIFY, cpu=True):
+            broken.verify()
+    except (Exception, Hang) as e:
+        return judge.shown(e)
+    return ""
 
 
 def _by_text(broken: api.Ranks, ranks: api.Ranks) -> str:
@@ -307,7 +337,7 @@ def _lost(job: _Job, tally: Tally, why: str) -> None:
 
 
 def table(tally: Tally) -> str:
-    columns = ("mutants", "refused", "equal", "text", "wrong", "deadlock", "loud", "fetch", "hang", "other")
+    columns = ("mutants", "refused", "equal", "text", "wrong", "deadlock", "loud", "fetch", "unproved", "hang", "other")
     lines = [f"{'strategy':18}{'ranks':>8}" + "".join(f"{c:>10}" for c in columns)]
     rows = sorted({(s, c) for s, c, _ in tally.results}, key=lambda sc: ([*api.STRATEGIES, *api.PIPELINES].index(sc[0]), sc[1]))
     for s, c in rows:
@@ -373,15 +403,18 @@ def show(name: str, seed: int) -> bool:
     ref, ranks = made
     m = mutant(case, int(number), seed, ranks)
     print(m.text)
-    for what, old, new in (("main", ranks.mains, m.mains), ("startup", ranks.startups, m.startups)):
+    of_common = _is_of_common(int(number), ranks)
+    before = ranks.common if of_common else None
+    mains, startups = ((before.main,), (before.startup,)) if before is not None else (ranks.mains, ranks.startups)
+    for what, old, new in (("main", mains, m.mains), ("startup", startups, m.startups)):
         for r, (a, b) in enumerate(zip(old, new, strict=True)):
             if a is not b:
-                print(f"-- {what} of rank {r}")
+                print(f"-- {what} of {'all ranks' if of_common else f'rank {r}'}")
                 print("\n".join(_changes(str(a).splitlines(), _text(b))))
     result = try_one(case, int(number), seed, ref, ranks)
     try:
         with watchdog(_VERIFY, cpu=True):
-            print(ranks.with_programs(m.mains, m.startups).verify())
+            accepted(m, int(number), ranks)
     except Exception as e:
         print(f"{type(e).__name__}: {e}")
     print(f"{result.verdict}: {result.seen}")

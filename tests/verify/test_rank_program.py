@@ -5,7 +5,7 @@ import random
 import pytest
 
 import fluidx as fx
-from fluidx.transpiler.algorithms import schedule
+from fluidx.transpiler.algorithms import ALGORITHMS, Algorithm, Shifted, Transfer, check_rounds_of, register, schedule
 from fluidx.transpiler.specialize import Specializer
 from fluidx.verify import verify_common, verify_ranks
 from fluidx.verify.rank_program import check_rank_program
@@ -13,7 +13,7 @@ from fluidx.verify.recipe import prove_rounds, shifted_rounds_hold
 from fluidx.verify.refusal import Refusal
 
 S = fx.strategies
-ALGORITHMS = ("ring", "tree", "double_binary_tree", "halving_doubling", "recursive_doubling", "star", "direct")
+NAMES = ("ring", "tree", "double_binary_tree", "halving_doubling", "recursive_doubling", "star", "direct")
 CASES = {
     "data_parallel": (S.data_parallel, 4),
     "reduce_broadcast": (S.reduce_broadcast, 3),
@@ -24,7 +24,7 @@ CASES = {
     "zero2 halving": (lambda: S.zero2(algorithm="halving_doubling"), 4),
     "two hosts": (S.data_parallel, fx.Cluster(2, 2)),
     "rails": (lambda: S.rails(slice_mb=0.0002, staging_mb=0.0004), fx.Cluster(2, 2)),
-    **{f"data_parallel {a}": (lambda a=a: S.data_parallel(algorithm=a), 5) for a in ALGORITHMS},
+    **{f"data_parallel {a}": (lambda a=a: S.data_parallel(algorithm=a), 5) for a in NAMES},
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -203,19 +203,48 @@ def test_a_thousand_ranks_are_proved_without_their_programs(strategy):
     assert t.get_trainer_program(999).ops and t.get_trainer_program(1).ops and t.verify() is report
 
 
+@pytest.mark.parametrize("name", ["ring", "direct"])
 @pytest.mark.parametrize("collective", ["reduce", "spread", "all_reduce"])
 @pytest.mark.parametrize("n", [2, 3, 5])
-def test_shifted_rounds_are_proved_as_rounds_written_out(collective, n):
-    rng, right = random.Random(n), [tuple(r.first) for r in schedule("ring", collective, n)]
+def test_shifted_rounds_are_proved_as_rounds_written_out(name, collective, n):
+    rng, right = random.Random(n), [[*r.firsts] for r in schedule(name, collective, n)]
     assert shifted_rounds_hold(collective, n, right)
     for _ in range(200):
-        firsts = [*right]
-        k = rng.randrange(len(firsts))
-        source, target, block, _, add = firsts[k]
+        firsts = [[*r] for r in right]
+        r = rng.choice(firsts)
+        k = rng.randrange(len(r))
+        source, target, block, _, add = r[k]
         b = rng.randrange(n)
-        firsts[k] = rng.choice([
+        r[k] = rng.choice([
             (rng.randrange(n), target, block, block + 1, add), (source, rng.randrange(n), block, block + 1, add),
-            (source, target, b, b + 1, add), (source, target, block, block + 1, not add), right[rng.randrange(len(right))],
+            (source, target, b, b + 1, add), (source, target, block, block + 1, not add), rng.choice(rng.choice(right)),
         ])  # fmt: skip
-        rounds = [[((s + j) % n, (t + j) % n, (b + j) % n, (b + j) % n + 1, add) for j in range(n)] for s, t, b, _, add in firsts]
+        if rng.random() < 0.2:
+            r.append(rng.choice(rng.choice(right)))
+        rounds = [
+            [((s + j) % n, (t + j) % n, (b + j) % n, (b + j) % n + 1, add) for s, t, b, _, add in r for j in range(n)] for r in firsts
+        ]
         assert shifted_rounds_hold(collective, n, firsts) == (prove_rounds(collective, n, rounds) is None)
+
+
+def test_a_block_that_is_replaced_twice_in_a_round_is_no_shifted_round():
+    twice = [(1, 0, 1, 2, False), (2, 0, 2, 3, False), (2, 0, 2, 3, False)]
+    assert shifted_rounds_hold("spread", 3, [twice[:2]])
+    assert not shifted_rounds_hold("spread", 3, [twice])
+
+
+def test_shifted_rounds_of_fewer_ranks_do_not_stand_for_those_of_all():
+    """Among 99 ranks this algorithm adds up on the first three only: no check of few ranks sees it."""
+
+    class Small(Algorithm):
+        name = "small"
+
+        def reduce(self, n):
+            return (Shifted(among := 3 if n == 99 else n, *(Transfer(0, d, d, d + 1, True) for d in range(1, among))),)
+
+    register(Small())
+    try:
+        assert check_rounds_of("small", "reduce", 9, 1, tuple(range(9))) is None
+        assert check_rounds_of("small", "reduce", 99, 1, tuple(range(99))) is not None
+    finally:
+        ALGORITHMS.pop("small")

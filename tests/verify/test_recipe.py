@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from fluidx.transpiler.algorithms import ALGORITHMS, Refused, Transfer, algorithm, schedule
+from fluidx.transpiler.algorithms import ALGORITHMS, Refused, Shifted, Transfer, algorithm, schedule
 from fluidx.transpiler.algorithms.two_level import InsideHosts
 from fluidx.verify.recipe import prove_rounds, two_level_rounds_hold
 
@@ -142,6 +142,7 @@ def test_two_levels_hold_by_their_parts_as_they_do_written_out(name, hosts, g):
         assert [sorted(r) for r in out] == [sorted(r) for r in rounds]
         assert [len(r) for r in rounds] == [len(r) for r in out]
         assert prove_rounds(method, n, out) is None and two_level_rounds_hold(method, hosts, g, levels)
+        assert two_level_rounds_hold(method, hosts, g, [(isinstance(r, InsideHosts), r.first) for r in rounds])
         for r in rounds:
             assert r.times_sent() == Counter((t.start, t.stop) for t in r)
             for rank in range(n):
@@ -187,6 +188,17 @@ def test_two_levels_with_a_mistake_are_refused_where_the_rounds_written_out_are(
                 wrong += 1
                 assert not two_level_rounds_hold(method, hosts, g, mutant), mutant
     assert wrong > 200
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_shifted_rounds_of_two_levels_are_refused_where_their_transfers_are(method):
+    for hosts, g in ((3, 2), (2, 4)):
+        right = [(isinstance(r, InsideHosts), r.first) for r in getattr(algorithm("ring/direct", hosts), method)(hosts * g)]
+        for k, (inside, r) in enumerate(right):
+            for other in (Shifted(r.n, *r.firsts[1:]), Shifted(r.n + 1, *r.firsts), Shifted(r.n, *r.firsts, r.firsts[0])):
+                wrong = [*right[:k], (inside, other), *right[k + 1 :]]
+                plain = [(inside, list(r)) for inside, r in wrong]
+                assert two_level_rounds_hold(method, hosts, g, wrong) == two_level_rounds_hold(method, hosts, g, plain)
 
 
 def test_other_collectives_have_no_two_levels():

@@ -145,19 +145,19 @@ def _proof(of: Algorithm, carries: str, n: int, filled: tuple[int, ...]) -> Refu
 
 @lru_cache(maxsize=256)
 def _holds_by_pattern(of: Algorithm, carries: str, n: int) -> bool:
-    """Do the rounds hold for all blocks, and so for any of them, by what they are made from: one shifted transfer, or rounds inside hosts
-    and between them?"""
+    """Do the rounds hold for all blocks, and so for any of them, by what they are made from: shifted transfers, or rounds inside hosts and
+    between them?"""
     rounds = _schedule(of, carries, n)
     if isinstance(of, TwoLevel):
         hosts, g = of.hosts, n // of.hosts
         levels = [(isinstance(r, InsideHosts), r.first) for r in rounds if isinstance(r, Level) and (r.hosts, r.g) == (hosts, g)]
         return hosts * g == n and len(levels) == len(rounds) and two_level_rounds_hold(carries, hosts, g, levels)
-    return _are_shifted(of, carries, n) and shifted_rounds_hold(carries, n, [r.first for r in rounds])  # type: ignore[attr-defined]
+    return _are_shifted(of, carries, n) and shifted_rounds_hold(carries, n, [r.firsts for r in rounds])  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=256)
 def _are_shifted(of: Algorithm, carries: str, n: int) -> bool:
-    return all(isinstance(r, Shifted) for r in _schedule(of, carries, n))
+    return all(isinstance(r, Shifted) and r.n == n for r in _schedule(of, carries, n))
 
 
 def count_messages(
@@ -174,8 +174,9 @@ def _times_sent(of: Algorithm, carries: str, n: int) -> tuple[Mapping[tuple[int,
     """How many transfers an algorithm has for each range of blocks, and the ranges that have a block."""
     rounds = _schedule(of, carries, n)
     times: Counter[tuple[int, int]] = Counter()
-    if _are_shifted(of, carries, n):  # every block is in every round once
-        times.update({(b, b + 1): len(rounds) for b in range(n)} if rounds else {})
+    if _are_shifted(of, carries, n):  # every block is sent equally often
+        each = sum(len(r.firsts) for r in rounds)  # type: ignore[attr-defined]
+        times.update({(b, b + 1): each for b in range(n)} if each else {})
     else:
         for r in rounds:
             times.update(times_sent(r))

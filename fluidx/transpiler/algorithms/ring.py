@@ -16,7 +16,7 @@ class Ring(Algorithm):
     name = "ring"
 
     def reduce(self, n: int) -> Rounds:
-        return tuple(Shifted(Transfer(h, (h + 1) % n, 0, 1, True), n) for h in range(1, n))
+        return tuple(Shifted(n, Transfer(h, (h + 1) % n, 0, 1, True)) for h in range(1, n))
 
     def spread(self, n: int) -> Rounds:
-        return tuple(Shifted(Transfer(h, h + 1, 0, 1, False), n) for h in range(n - 1))
+        return tuple(Shifted(n, Transfer(h, h + 1, 0, 1, False)) for h in range(n - 1))

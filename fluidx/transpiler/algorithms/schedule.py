@@ -42,36 +42,49 @@ class PatternRound(Sequence[Transfer]):
 
 
 class Shifted(PatternRound):
-    """A round of n transfers; the k-th is the first one with k added to its ranks and its block, modulo n. With many ranks, a schedule of
-    such rounds stays small, and the transfers of one rank are found directly.
+    """A round of n transfers for each of its first ones; the k-th is the first one with k added to its ranks and its block, modulo n. With
+    many ranks, a schedule of such rounds stays small, and the transfers of one rank are found directly.
 
-    >>> [(t.source, t.target, t.start) for t in Shifted(Transfer(1, 2, 0, 1, True), 3)]
+    >>> [(t.source, t.target, t.start) for t in Shifted(3, Transfer(1, 2, 0, 1, True))]
     [(1, 2, 0), (2, 0, 1), (0, 1, 2)]
+    >>> [(t.source, t.target, t.start) for t in Shifted(2, Transfer(0, 1, 0, 1, True), Transfer(1, 0, 0, 1, True))]
+    [(0, 1, 0), (1, 0, 1), (1, 0, 0), (0, 1, 1)]
     """
 
-    def __init__(self, first: Transfer, n: int):
-        if first.start + 1 != first.stop:
-            raise ProgramError(f"a shifted transfer has one block, got blocks {first.start} to {first.stop} (exclusive)")
-        self.first, self.n = first, n
+    def __init__(self, n: int, *firsts: Transfer):
+        for first in firsts:
+            if first.start + 1 != first.stop:
+                raise ProgramError(f"a shifted transfer has one block, got blocks {first.start} to {first.stop} (exclusive)")
+        self.firsts, self.n = firsts, n
 
     def __len__(self) -> int:
-        return self.n
+        return self.n * len(self.firsts)
 
     def __getitem__(self, k: Any) -> Any:
         if isinstance(k, slice):
             return tuple(self)[k]
-        if not -self.n <= k < self.n:
-            raise IndexError(f"transfer {k} of a round of {self.n}")
-        (source, target, start, _, add), n = self.first, self.n
-        block = (start + k) % n
-        return Transfer((source + k) % n, (target + k) % n, block, block + 1, add)
+        if not -len(self) <= k < len(self):
+            raise IndexError(f"transfer {k} of a round of {len(self)}")
+        which, by = divmod(k % len(self), self.n)
+        return self._shifted(self.firsts[which], by)
+
+    def _shifted(self, first: Transfer, by: int) -> Transfer:
+        n, block = self.n, (first.start + by) % self.n
+        return Transfer((first.source + by) % n, (first.target + by) % n, block, block + 1, first.add)
 
     def of_rank(self, rank: int) -> list[tuple[int, Transfer]]:
-        places = sorted({(rank - self.first.source) % self.n, (rank - self.first.target) % self.n})
-        return [(k, self[k]) for k in places]
+        found = []
+        for k, first in enumerate(self.firsts):
+            places = sorted({(rank - first.source) % self.n, (rank - first.target) % self.n})
+            found += [(k * self.n + by, self._shifted(first, by)) for by in places]
+        return found
 
     def times_sent(self) -> Counter[tuple[int, int]]:
-        return Counter((b, b + 1) for b in range(self.n))
+        return Counter({(b, b + 1): len(self.firsts) for b in range(self.n)} if self.firsts else {})
+
+    def back(self) -> Shifted:
+        """The round that sends each block back."""
+        return Shifted(self.n, *(Transfer(t.target, t.source, t.start, t.stop, False) for t in self.firsts))
 
 
 Round = Sequence[Transfer]
@@ -126,7 +139,10 @@ class Refused(ProgramError):
 
 def backwards(rounds: Sequence[Round]) -> Rounds:
     """The rounds in reverse: the sum of a block goes from its owner back to all ranks."""
-    return tuple(tuple(Transfer(t.target, t.source, t.start, t.stop, False) for t in r) for r in reversed(rounds))
+    return tuple(
+        r.back() if isinstance(r, Shifted) else tuple(Transfer(t.target, t.source, t.start, t.stop, False) for t in r)
+        for r in reversed(rounds)
+    )
 
 
 def runs(blocks: Iterable[int]) -> list[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .schedule import Algorithm, Round, Rounds, Transfer
+from .schedule import Algorithm, Round, Rounds, Shifted, Transfer
 
 
 class Star(Algorithm):
@@ -28,4 +28,4 @@ class Direct(Star):
 
 def _to_owners(n: int) -> Round:
     # every rank begins with its right neighbour, so that not all send to one rank first
-    return tuple(Transfer(k, (k + d) % n, (k + d) % n, (k + d) % n + 1, True) for d in range(1, n) for k in range(n))
+    return Shifted(n, *(Transfer(0, d, d, d + 1, True) for d in range(1, n)))
