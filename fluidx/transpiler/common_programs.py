@@ -49,7 +49,7 @@ class CommonPrograms:
     @property
     def stand_for_ranks(self) -> bool:
         """Can they stand for the programs of other ranks? Not for those of servers and of pipeline stages."""
-        return all(special.is_common for special in self._specials)
+        return all(special.is_common and not special.has_transfers for special in self._specials)
 
     def cover(self, made: Mapping[int, Pair]) -> bool:
         """Are these rank programs those that follow from the programs for all ranks?"""

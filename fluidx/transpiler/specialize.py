@@ -12,6 +12,7 @@ from .cluster import SERVERS
 from .lowering.segments import OnEveryRank, ProgramSegments
 from .lowering.server_exchange import ServerExchange
 from .lowering.server_programs import ServerPrograms
+from .lowering.transfers import Transfers
 from .lowering.write_algorithm import MessageRounds
 
 
@@ -27,8 +28,8 @@ class Specializer:
 
     @property
     def is_common(self) -> bool:
-        """Do the rank programs follow from the program for all ranks? They do if they have its operators, those at roots only there, and
-        collectives by rounds that are proved for all ranks."""
+        """Do the rank programs follow from the program for all ranks? They do if they have its operators, those at roots only there,
+        messages for transfers, and collectives by rounds that are proved for all ranks."""
         groups = self.program.groups
         if SERVERS in groups or any(sum(map(len, sets)) != self.program.world_size for sets in groups.values()):
             return False
@@ -38,6 +39,11 @@ class Specializer:
         return all(s.is_common() for s in first)
 
     @property
+    def has_transfers(self) -> bool:
+        """Does block 0 have transfers, as programs of pipeline stages do?"""
+        return any(isinstance(s, Transfers) for s in self.segments[0])
+
+    @property
     def writes_nothing(self) -> bool:
         """Has every rank the operators of the program for all ranks, and no others?"""
         return all(isinstance(s, OnEveryRank) for segments in self.segments for s in segments)
@@ -45,7 +51,7 @@ class Specializer:
     @property
     def exchanges(self) -> tuple[int, int]:
         """The number of collectives of block 0 that the ranks carry out by messages, and the number of these messages."""
-        found = [s.count() for s in self.segments[0] if isinstance(s, MessageRounds)]
+        found = [s.count() for s in self.segments[0] if isinstance(s, (MessageRounds, Transfers))]
         return sum(c for c, _ in found), sum(m for _, m in found)
 
     def recipe(self, op: Operator, rank: int) -> RankRecipe | None:

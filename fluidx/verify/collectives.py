@@ -11,6 +11,7 @@ from ..ir.types import Placement
 from .operator_check import OperatorClass
 from .rank_values import AllRanks, PerRank, RootRanks
 from .refusal import NotHere, Refusal
+from .transfer_messages import TRANSFER
 from .values import UNDEFINED
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ class CollectiveCalls:
         return tuple(sorted({e.group for e in entries if e.group and e.group != group}))
 
     def check(self, op_class: OperatorClass, op: Operator) -> None:
-        if op_class.definition.abstract:
+        """Raise Refusal if an operator may not communicate here. A program for all ranks may have transfers in block 0."""
+        if op_class.definition.abstract and (op.type != TRANSFER or self.world.runs_at is None):
             raise Refusal(f"op {op.type} is a placeholder for communication; lower the program first")
         if self.world.declared.single:
             raise Refusal(f"op {op.type} communicates, in the program for one device")

@@ -1,8 +1,9 @@
 """Check of one rank's program against the program for all ranks, so that the proof of the latter holds for the rank too.
 
-The rank has the operators of the program for all ranks in order, without those whose results are at other ranks. A collective with an
-algorithm is replaced by the rank's messages in its rounds: each message must send the elements, with the terms, that the rounds say. The
-rounds are proved for all ranks at once (recipe.py), so ranks that follow them get the result of the collective.
+The rank has the operators of the program for all ranks in order, without those whose results are at other ranks. A transfer is replaced by
+the rank's message. A collective with an algorithm is replaced by the rank's messages in its rounds: each message must send the elements,
+with the terms, that the rounds say. The rounds are proved for all ranks at once (recipe.py), so ranks that follow them get the result of
+the collective.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..ir.program import Block, Program
 from ..ir.types import Local, Placement, TensorType
 from ..ir.var import Var
 from .refusal import Refusal
+from .transfer_messages import TRANSFER, TransferMessages
 
 _LOCAL: Placement = (Local(),)
 _NOTHING, _OWN = 0, 1  # versions of elements: not on the rank; the rank's operand
@@ -237,7 +239,6 @@ class _Collective:
         for k, t in recipe.transfers:
             self.rounds.setdefault(k, []).append(t)
 
-
     def _check_own(self, d: Var, own: tuple[int, int], coords: Coords) -> None:
         """Check that the rank's block has the elements that the placement gives the rank."""
         group = self.op.attrs["group"]
@@ -271,6 +272,7 @@ class _Follower:
         self.ops, self.at = self.block.oplist, 0
         self.coords = coords_of(common.groups, rank, common.turns)
         self.roots = RunsAt(common.groups, self.theirs)
+        self.transfers = TransferMessages(common, rank, self.coords)
 
     def run(self) -> None:
         for written, run in groupby(self.common.global_block().oplist, key=_algorithm):
@@ -280,6 +282,7 @@ class _Follower:
                 self._follow_collectives([op for op in run if holds(self.roots.of(op), self.coords)])
         if self.at != len(self.ops):
             raise Refusal(f"op {self.ops[self.at].to_string()} is not in the program for all ranks")
+        self.transfers.check_batches(self.ops)
 
     def _follow_operators(self, run: list[Operator]) -> None:
         """Follow operators that the rank has unchanged, without those whose results are at other ranks."""
@@ -288,7 +291,13 @@ class _Follower:
             roots = self.roots.of(op)
             if roots and not holds(roots, self.coords):
                 continue
-            if at >= len(ops) or (ops[at] is not op and ops[at] != op):
+            if op.type == TRANSFER:
+                if not self.transfers.has_message(op):
+                    continue
+                right = at < len(ops) and self.transfers.allow(op, ops[at])
+            else:
+                right = at < len(ops) and (ops[at] is op or ops[at] == op)
+            if not right:
                 found = ops[at].to_string() if at < len(ops) else "its end"
                 raise Refusal(f"it has {found} where the program for all ranks has {op.to_string()}")
             at += 1

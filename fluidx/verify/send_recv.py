@@ -182,20 +182,26 @@ class Messages:
     def _check_open(self, a: int, x: str, b: int, recv: Operator) -> None:
         """Check the sizes that a recv states for open axes against the sizes of the sent value."""
         block = self.rank_classes.of[a].program.global_block()
-        open_axes = OPS[recv.type].open_axes
         key = id(block), x, self.table.attrs_id(recv.attrs)
         if key in self._open:
             return
-        axes = open_axes(recv.attrs) if open_axes is not None else []
-        sizes = self._sizes.setdefault(id(block), StandInShapes(block))
-        for name, axis, _ in axes:
-            if name not in block.descs or not block.descs[name].is_data or axis >= block.descs[name].type.ndim:
-                raise Refusal(f"op {recv.type} on rank {b} names axis {axis} of {name!r}, which is not an axis of a data variable")
-        try:
-            stated = with_open_axes(block.desc(x).type, axes, sizes.shape)
-        except ProgramError as e:
-            raise Refusal(f"op {recv.type} on rank {b}: {e}") from None
-        if stated.shape != sizes.shape(x):
-            listed = ", ".join(f"{times} times axis {axis} of %{name}" for name, axis, times in axes)
-            raise Refusal(f"op {recv.type} on rank {b}: the open axes of %{x} from rank {a} are not known to be {listed}")
+        if why := wrong_open_axes(self._sizes.setdefault(id(block), StandInShapes(block)), x, recv, f"%{x} from rank {a}"):
+            raise Refusal(f"op {recv.type} on rank {b}{why}")
         self._open.add(key)
+
+
+def wrong_open_axes(sizes: StandInShapes, x: str, recv: Operator, label: str) -> str:
+    """Why the sizes that a recv states for open axes are not those of the sent value x; "" if they are."""
+    open_axes, block = OPS[recv.type].open_axes, sizes.block
+    axes = open_axes(recv.attrs) if open_axes is not None else []
+    for name, axis, _ in axes:
+        if name not in block.descs or not block.descs[name].is_data or axis >= block.descs[name].type.ndim:
+            return f" names axis {axis} of {name!r}, which is not an axis of a data variable"
+    try:
+        stated = with_open_axes(block.desc(x).type, axes, sizes.shape)
+    except ProgramError as e:
+        return f": {e}"
+    if stated.shape == sizes.shape(x):
+        return ""
+    listed = ", ".join(f"{times} times axis {axis} of %{name}" for name, axis, times in axes)
+    return f": the open axes of {label} are not known to be {listed}"

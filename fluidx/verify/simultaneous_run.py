@@ -31,6 +31,7 @@ from .send_recv import Messages, reused_in_batch
 from .separate_runs import SeparateRuns
 from .started import Started
 from .sub_blocks import Control
+from .transfer_messages import TRANSFER
 from .values import EMPTY, UNDEFINED, ProgramValues
 
 
@@ -116,6 +117,8 @@ class SimultaneousRun:
                 definition = OPS.get(op.type)
                 if definition is not None and definition.effect is Effect.COLLECTIVE:
                     if self.collective_calls.of_all(op, scope):
+                        if op.type == TRANSFER:  # other ranks than those of its messages have no operator
+                            self.operators_at_roots += sum(len(s) - 2 for s in self.mesh.groups[op.attrs["group"]])
                         return
                 else:
                     try:
@@ -221,6 +224,8 @@ class SimultaneousRun:
             definition = OPS.get(op.type)
             if definition is not None and definition.effect is Effect.P2P:
                 raise Refusal(f"op {op.type} is in a sub-block; messages are only checked outside of sub-blocks")
+            if op.type == TRANSFER:
+                raise Refusal("op transfer is in a sub-block; transfers are only checked outside of sub-blocks")
             if definition is not None and definition.effect is Effect.COLLECTIVE:
                 rank = rank_of(scope)
                 calls = self.collective_calls

@@ -24,17 +24,25 @@ CASES = {
     "zero2 halving": (lambda: S.zero2(algorithm="halving_doubling"), 4),
     "two hosts": (S.data_parallel, fx.Cluster(2, 2)),
     "rails": (lambda: S.rails(slice_mb=0.0002, staging_mb=0.0004), fx.Cluster(2, 2)),
+    "1f1b": (lambda: S.pipeline(2), fx.Mesh(pp=2, dp=2)),
+    "gpipe zero1": (lambda: S.pipeline(3, "gpipe", S.zero1()), fx.Mesh(pp=3, dp=2)),
     **{f"data_parallel {a}": (lambda a=a: S.data_parallel(algorithm=a), 5) for a in NAMES},
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
 
 def transpiled(case, ranks=None):
+    strategy, world = CASES[case]
+    stages = world.axes["pp"] if isinstance(world, fx.Mesh) else 0
     main, startup = fx.Program("mlp"), fx.Program("mlp_startup")
     with fx.unique_name.guard(), fx.program_guard(main, startup):
-        h = fx.layers.fc(fx.data("x", [-1, 4], "float32"), 6, act="relu")
-        fx.optimizer.Momentum(0.1, 0.9).minimize(fx.layers.mean(fx.layers.fc(h, 3)))
-    strategy, world = CASES[case]
+        h = fx.data("x", [-1, 4], "float32")
+        for k in range(stages or 1):
+            with fx.device_guard(f"stage:{k}" if stages else None):
+                h = fx.layers.fc(h, 6, act="relu")
+        with fx.device_guard(f"stage:{stages - 1}" if stages else None):
+            loss = fx.layers.mean(fx.layers.fc(h, 3))
+        fx.optimizer.Momentum(0.1, 0.9).minimize(loss)
     return fx.DistributeTranspiler(strategy()).transpile(program=main, startup_program=startup, trainers=ranks or world)
 
 

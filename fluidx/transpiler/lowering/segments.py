@@ -14,8 +14,9 @@ from ...ir.program import Block, Program
 from ...ir.sizes import StandInShapes
 from ...ir.sub_blocks import runs_bodies
 from ...ir.types import Placement
+from ...verify.transfer_messages import TRANSFER
 from .server_exchange import SERVED, ServerExchange
-from .transfers import TRANSFER, Transfers
+from .transfers import Transfers
 from .write_algorithm import MessageRounds, others, written_out
 
 _PLACEMENT = attrgetter("placement")

@@ -11,10 +11,9 @@ from ...ir.parts import Coords, holds, local_type
 from ...ir.program import Block
 from ...ir.sizes import StandInShapes
 from ...ir.types import ANY, TensorType
+from ...verify.transfer_messages import transfers_follow
 from ..placement.placement_walk import where
 from .messages import recv, send
-
-TRANSFER = "transfer"
 
 
 @dataclass
@@ -27,7 +26,12 @@ class Transfers:
     written: dict[tuple, Operator] = field(default_factory=dict)  # ranks with parts of the same shape share operators
 
     def is_common(self) -> bool:
-        return False
+        return transfers_follow(self.ops, self.block.program)
+
+    def count(self) -> tuple[int, int]:
+        """The number of transfers in the sets of their groups, which is also that of the messages."""
+        found = sum(len(self.block.program.groups[op.attrs["group"]]) for op in self.ops)
+        return found, found
 
     def write(self, rank: int, coords: Coords, block: Block) -> None:
         for op in self.ops:

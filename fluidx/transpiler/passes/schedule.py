@@ -12,7 +12,7 @@ from ...ir.operator import Operator, Role
 from ...ir.pass_base import Job, Pass
 from ...ir.program import Program
 from ...ir.time_axes import turn_groups
-from ..lowering.transfers import TRANSFER
+from ...verify.transfer_messages import TRANSFER
 from ..placement.pipeline_stages import STAGES, stage_of
 from ..placement.placement_walk import where
 from ..scheduling.pipeline_schedules import SCHEDULES, Action, slots
