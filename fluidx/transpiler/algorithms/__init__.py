@@ -175,7 +175,7 @@ def _times_sent(of: Algorithm, carries: str, n: int) -> tuple[Mapping[tuple[int,
     rounds = _schedule(of, carries, n)
     times: Counter[tuple[int, int]] = Counter()
     if _are_shifted(of, carries, n):  # every block is sent equally often
-        each = sum(len(r.firsts) for r in rounds)  # type: ignore[attr-defined]
+        each = sum(len(r.firsts) for r in rounds if isinstance(r, Shifted))
         times.update({(b, b + 1): each for b in range(n)} if each else {})
     else:
         for r in rounds:
