@@ -53,6 +53,7 @@ class CollectiveTimes:
         self.hardware = hardware
         self.devices_per_host = devices_per_host or hardware.devices_per_host
         self._known: dict[tuple, float] = {}
+        self._shapes: dict[int, tuple[Sequence[int], GroupShape]] = {}  # by the identity of groups that cannot change
 
     def seconds(self, method: str, ranks: Sequence[int], nbytes: float, sharing: int = 1) -> float:
         """The time of a collective among `ranks`. `method` is the `algorithm_method` of its op, `nbytes` the size of the whole value.
@@ -63,7 +64,7 @@ class CollectiveTimes:
         >>> [f"{times.seconds('all_reduce', rail, 1 << 28, sharing) * 1e3:.0f} ms" for sharing in (1, 8)]
         ['35 ms', '71 ms']
         """
-        shape = GroupShape.of(ranks, self.devices_per_host)
+        shape = self._shape(ranks)
         key = method, shape, nbytes, sharing
         if key not in self._known:
             self._known[key] = self._seconds(method, shape, nbytes, sharing)
@@ -77,11 +78,18 @@ class CollectiveTimes:
 
     def spread(self, ranks: Sequence[int]) -> float:
         """The relative spread of these times: that of the bandwidth that bounds them."""
-        shape = GroupShape.of(ranks, self.devices_per_host)
+        shape = self._shape(ranks)
         inside, between = self.hardware.inside, self.hardware.between
         if shape.hosts > 1 and between is not None:
             return between.bandwidth.spread
         return _nearest_figure(inside.by_group, shape.ranks, inside.bandwidth).spread
+
+    def _shape(self, ranks: Sequence[int]) -> GroupShape:
+        if not isinstance(ranks, tuple):
+            return GroupShape.of(ranks, self.devices_per_host)
+        if id(ranks) not in self._shapes:
+            self._shapes[id(ranks)] = ranks, GroupShape.of(ranks, self.devices_per_host)  # held, so that its identity stays its own
+        return self._shapes[id(ranks)][1]
 
     def sharing(self, groups: Sequence[Sequence[int]]) -> int:
         """How many of these groups, at most, use the network cards of one host.

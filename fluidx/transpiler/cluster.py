@@ -131,8 +131,10 @@ class Cluster:
             if self.links == Links():
                 object.__setattr__(self, "links", Links.of(self.hardware))
 
-    def _check_hardware(self, hardware: Hardware) -> None:
-        if isinstance(hardware, (str, os.PathLike)):
+    def _check_hardware(self, hardware: Any) -> None:
+        from ..hardware import Hardware
+
+        if not isinstance(hardware, Hardware):
             raise TranspileError(
                 f"Cluster: hardware must be the figures of a machine, got {hardware!r}; fx.Cluster.load takes a name or a file"
             )
