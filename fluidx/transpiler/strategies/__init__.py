@@ -45,6 +45,15 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(name if name.startswith("__") else f"there is no strategy {name!r}; {nearest(name, CATALOGUE, 'there are')}")
 
 
+def options_of(name: str) -> tuple[str, ...]:
+    """The names of the options of a strategy of the catalogue; none for another name.
+
+    >>> options_of("micro_batches")[0], options_of("mine")
+    ('strategy', ())
+    """
+    return (*OWN[name], *Common.__annotations__) if name in OWN else ()
+
+
 def get(name: Any, /, **options: Any) -> Strategy:
     """A strategy by name, or "package.module:function" for your own; a Strategy is returned unchanged. An unknown name or option raises
     TranspileError, which names the nearest one.

@@ -1,0 +1,79 @@
+"""Prices: what steps, collectives and messages cost on the hosts of a machine, for the ranks of one program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..executor.plan.records import Plan, Step
+from ..hardware.records import Hardware
+from .collective_times import CollectiveTimes
+from .costs import NOTHING, CostEstimate, Costs
+from .network import Network, hosts_with_ports
+
+
+class Factors(NamedTuple):
+    """What-if factors on a machine: on the bytes a second of links, on the speed of compute, and on the seconds of a message."""
+
+    network: float = 1.0
+    compute: float = 1.0
+    latency: float = 1.0
+
+
+AS_IT_IS = Factors()
+
+
+class MachinePrices:
+    """The prices for `world_size` ranks, of which `ranks_per_host` are on each host."""
+
+    def __init__(self, hardware: Hardware, world_size: int, ranks_per_host: int, factors: Factors = AS_IT_IS):
+        self.hardware, self.factors = hardware, factors
+        self.host_of = [r // ranks_per_host for r in range(world_size)]
+        on_host = min(world_size, ranks_per_host)
+        self.costs = Costs(hardware, on_host)
+        self.times = CollectiveTimes(hardware, ranks_per_host)
+        cores = hardware.device.cores
+        # ranks that share cores take turns: the lower bound of what the system's scheduler makes of it
+        self.turns = max(1.0, on_host / cores) if hardware.device.kind == "cpu" and cores else 1.0
+        self._sharing: dict[int, int] = {}
+
+    def step(self, plan: Plan, step: Step) -> CostEstimate:
+        found = self.costs.step(plan, step)
+        return found if not found.seconds else found._replace(seconds=found.seconds * self.turns / self.factors.compute)
+
+    def collective(self, method: str, members: Sequence[int], nbytes: int, groups: Sequence[Sequence[int]]) -> CostEstimate:
+        if len(members) == 1:
+            return NOTHING
+        sharing = self._shared_by(groups)
+        seconds = self.times.seconds(method, members, nbytes, sharing)
+        least = self.times.seconds(method, members, 0, sharing)
+        f = self.factors
+        return CostEstimate(least * f.latency + max(0.0, seconds - least) / f.network, self.times.spread(members), "sheet")
+
+    def _shared_by(self, groups: Sequence[Sequence[int]]) -> int:
+        """How many sets of a group use the network cards of one host at the same time."""
+        key = id(groups)
+        if key not in self._sharing:
+            self._sharing[key] = self.times.sharing(groups)
+        return self._sharing[key]
+
+    @property
+    def run(self) -> CostEstimate:
+        source = "measured" if self.hardware.measured else "sheet"
+        return CostEstimate(self.costs.empty_run * self.turns / self.factors.compute, 0.0, source)
+
+    @property
+    def network(self) -> Network:
+        """The links that messages pass."""
+        inside, between, f = self.hardware.inside, self.hardware.between or self.hardware.inside, self.factors
+        return hosts_with_ports(
+            self.host_of,
+            (inside.latency.value * f.latency, inside.bandwidth.value * f.network),
+            (between.latency.value * f.latency, between.bandwidth.value * f.network),
+            inside.eager,
+            between.count,
+        )
+
+    @property
+    def slowdown(self) -> float:
+        return self.hardware.device.slowdown.value

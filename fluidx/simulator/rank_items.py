@@ -1,0 +1,174 @@
+"""The schedule of a rank, made from its plan: computing steps with their costs, collectives as meetings, messages as exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ..executor.error_text import where
+from ..executor.plan.cost import communicates
+from ..executor.plan.records import Plan, Step
+from ..ir.errors import ExecutionError
+from ..ir.opdef import Effect, opdef
+from ..ir.operator import Operator
+from ..ir.program import Program
+from .costs import CostEstimate
+from .folding import Messages
+from .schedule import Compute, Exchange, Item, Meeting, Wait
+
+
+class Prices(Protocol):
+    """What the parts of a run cost on a machine."""
+
+    def step(self, plan: Plan, step: Step) -> CostEstimate:
+        """The seconds of a step that computes."""
+
+    def collective(self, method: str, members: Sequence[int], nbytes: int, groups: Sequence[Sequence[int]]) -> CostEstimate:
+        """The seconds of a collective among `members`, while all sets of `groups` make the same call. `nbytes` are those of the whole
+        value."""
+
+    @property
+    def run(self) -> CostEstimate:
+        """The seconds of a run beside its steps: what launching it and agreeing on it takes."""
+
+
+class Volume(NamedTuple):
+    """What a collective moves: the method of its algorithm, "" for one without data, and the bytes of the whole value."""
+
+    method: str
+    nbytes: int
+
+
+def volume(op: Operator, plan: Plan, n: int) -> Volume:
+    """The volume of a collective among n ranks, from the values that this rank holds.
+
+    A collective without an algorithm that sends data counts as a spread that sends as many bytes.
+    """
+    definition, values = opdef(op.type), plan.values
+    ins = [values[name].type for name in op.input_arg_names if name in values]
+    outs = [values[name].type for name in op.output_arg_names if name in values]
+    method = definition.algorithm_method
+    if method == "spread":
+        return Volume(method, sum(t.nbytes for t in outs))
+    if method == "exchange":
+        return Volume(method, n * sum(t.nbytes for t in ins))
+    if method:
+        return Volume(method, sum(t.nbytes for t in ins))
+    if definition.sent is None or not ins or n == 1:
+        return Volume("", 0)
+    return Volume("spread", round(definition.sent(n, ins[0], op.attrs) * ins[0].nbytes * n / (n - 1)))
+
+
+class ItemMaker:
+    """Makes the items of a plan. `iterations` is the number of iterations of a loop that does not say it."""
+
+    def __init__(self, plan: Plan, prices: Prices, iterations: int | None = None):
+        self.plan, self.prices, self.iterations = plan, prices, iterations
+        self.program = plan.program
+        self.rank = plan.program.rank or 0
+        self.spread: list[tuple[float, float]] = []  # (seconds, relative spread) of every cost
+
+    def items(self) -> list[Item]:
+        """The items, in the order of the plan."""
+        found: list[Item] = []
+        number: dict[int, int] = {}  # step -> item
+        run = self._noted(self.prices.run)
+        work: list[tuple[int, float]] = [(-1, run)] if run else []
+        beside = False
+
+        def put(item: Item | None = None) -> None:
+            nonlocal work
+            if work:
+                found.append(Compute(tuple(k for k, _ in work), tuple(s for _, s in work), beside=beside))
+                work = []
+            if item is not None:
+                found.append(item)
+
+        for k, step in enumerate(self.plan.steps):
+            if step.overlapped is not beside:
+                put()
+            beside = step.overlapped
+            if step.waits_for is not None:
+                put(Wait((k,), item=number[step.waits_for]))
+            for part in self.parts(step, k):
+                if isinstance(part, float):
+                    work.append((k, part))
+                else:
+                    put(part)
+            if step.marked:
+                put()
+                number[k] = len(found) - 1
+        put()
+        if self.plan.waits_at_end is not None:
+            found.append(Wait((len(self.plan.steps),), item=number[self.plan.waits_at_end]))
+        return found
+
+    def parts(self, step: Step, k: int) -> Iterator[float | Item]:
+        """The seconds of a step, or the items of its communication. A loop is its body as often as it runs, a branch the dearer one."""
+        if step.kernel == "control":
+            bodies = [list(self._body(idx, k)) for idx in step.op.sub_blocks()]
+            dearest = max(bodies, key=lambda parts: sum(p for p in parts if isinstance(p, float)), default=[])
+            for _ in range(self._rounds(step.op)):
+                yield from dearest
+        elif communicates(step):
+            yield from self._communication(step, k)
+        else:
+            yield self._noted(self.prices.step(self.plan, step))
+
+    def _body(self, idx: int, k: int) -> Iterator[float | Item]:
+        for step in self.plan.bodies[idx]:
+            yield from self.parts(step, k)
+
+    def _rounds(self, op: Operator) -> int:
+        if not opdef(op.type).repeats:
+            return 1
+        most = self.iterations or op.attrs.get("max_rounds", 0)
+        if not most:
+            raise ExecutionError(
+                f"op {op.type} runs until its condition is false, and nothing says how often that is; "
+                f"give iterations=, or --iterations{where(op)}"
+            )
+        return most
+
+    def _communication(self, step: Step, k: int) -> Iterator[Item]:
+        if opdef(step.op.type).effect is Effect.P2P:
+            sends, receives = messages(step.ops, self.plan)
+            yield Exchange((k,), sends, receives, beside=step.overlapped)
+            return
+        for op in step.ops:
+            members = tuple(self.program.group_ranks(op.attrs["group"], self.rank))
+            groups = self.program.groups[op.attrs["group"]]
+            method, nbytes = volume(op, self.plan, len(members))
+            seconds = self._noted(self.prices.collective(method, members, nbytes, groups))
+            yield Meeting((k,), op.attrs["group"], members, seconds, nbytes, beside=step.overlapped)
+
+    def _noted(self, found: CostEstimate) -> float:
+        self.spread.append((found.seconds, found.spread))
+        return found.seconds
+
+
+def messages(ops: Sequence[Operator], plan: Plan) -> tuple[Messages, Messages]:
+    """The sends and the receives of operators, as (the other rank, bytes)."""
+    sends: list[tuple[int, int]] = []
+    receives: list[tuple[int, int]] = []
+    for op in ops:
+        side, names = (sends, op.input_arg_names) if op.inputs else (receives, op.output_arg_names)
+        side.append((op.attrs["peer"], sum(plan.values[n].type.nbytes for n in names if n in plan.values)))
+    return tuple(sends), tuple(receives)
+
+
+def own_messages(items: Sequence[Item], program: Program) -> Mapping[int, tuple[Messages, Messages]]:
+    """The messages of a rank whose schedule equals another's, by item: the bytes are those of the other, the peers its own."""
+    peers = iter([op.attrs["peer"] for op in program.global_block().oplist if opdef(op.type).effect is Effect.P2P])
+    order = [op.inputs != {} for op in program.global_block().oplist if opdef(op.type).effect is Effect.P2P]
+    found, at = {}, 0
+    for k, item in enumerate(items):
+        if not isinstance(item, Exchange):
+            continue
+        sends, receives, n = iter(item.sends), iter(item.receives), len(item.sends) + len(item.receives)
+        mine: tuple[list, list] = ([], [])
+        for sent in order[at : at + n]:
+            mine[not sent].append((next(peers), next(sends if sent else receives)[1]))
+        found[k] = tuple(mine[0]), tuple(mine[1])
+        at += n
+    return found

@@ -1,0 +1,167 @@
+"""simulate: predict the step of a transpiled program on a machine, without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from .._collector import collections_paused
+from ..executor.plan.dry_run import dry_plan
+from ..executor.plan.overlap import least_hidden
+from ..executor.plan.records import Plan
+from ..hardware.records import Hardware
+from ..ir.errors import ExecutionError, FeedError, nearest
+from ..ir.program import Program
+from ..transpiler.cluster import Cluster
+from ..transpiler.transpiler import DistributeTranspiler
+from .events import simulate_events
+from .folding import RankItems, fold
+from .machine_prices import AS_IT_IS, Factors, MachinePrices
+from .memory import rank_memory
+from .plan_ranks import PlannedClass, plan_ranks
+from .rank_items import ItemMaker, own_messages
+from .simulation import Simulation
+
+RUNTIMES = ("static",)
+
+
+@collections_paused()
+def simulate(
+    t: DistributeTranspiler,
+    cluster: Any = None,
+    batch: int | None = None,
+    *,
+    feed: Mapping[str, Sequence[int]] | None = None,
+    slow: Mapping[int, float] | None = None,
+    iterations: int | None = None,
+    fetch: Sequence[str] | None = None,
+    verify: bool = True,
+) -> Simulation:
+    """Predict one step of the rank programs of `t`.
+
+    `cluster`: a Cluster with figures, the name of a cluster file, or a path: `fx.Cluster.load` tells more. `batch`: the rows of every feed
+    in a step, of all ranks together; `feed` gives shapes instead. `slow`: {rank: factor on the time of its compute}. `iterations`: how
+    often a loop runs that does not say it. `fetch`: the fetched variables; by default all that no operator reads. `verify`: prove the
+    programs first.
+
+    Nothing is computed or allocated. Raises ExecutionError, FeedError or TranspileError for what cannot be predicted, VerifyError for
+    programs that are not proved.
+
+    >>> import fluidx as fx
+    >>> main, startup = fx.Program("line"), fx.Program("line_startup")
+    >>> with fx.program_guard(main, startup):
+    ...     loss = fx.layers.mean(fx.layers.fc(fx.data("x", [-1, 1024], "float32"), size=1024))
+    ...     _ = fx.optimizer.SGD(0.1).minimize(loss)
+    >>> t = fx.DistributeTranspiler("data_parallel").transpile(program=main, startup_program=startup, trainers=8)
+    >>> found = fx.simulate(t, cluster="dgx-a100", batch=4096)
+    >>> found.bounds.seconds <= found.seconds < 1e-2, found.calibrated
+    (True, False)
+    """
+    machine = _hardware(t, cluster)
+    per_host = _ranks_per_host(t, machine)
+    _check(t, machine, per_host, batch, feed, slow or {})
+    if verify:
+        t.verify()
+    planned = plan_ranks(t, partial(_planned, machine=machine, world_size=t.world_size, batch=batch, feed=feed, fetch=fetch))
+    return _simulated(t, machine, per_host, planned, slow or {}, iterations)
+
+
+def _simulated(
+    t: DistributeTranspiler, machine: Hardware, per_host: int, planned: Sequence[PlannedClass], slow: Mapping[int, float],
+    iterations: int | None, network: float = 1.0, compute: float = 1.0, latency: float = 1.0,
+) -> Simulation:  # fmt: skip
+    factors = Factors(network, compute, latency)
+    prices = MachinePrices(machine, t.world_size, per_host, AS_IT_IS if factors == AS_IT_IS else factors)
+    ranks: list[Any] = [None] * t.world_size
+    plan_of: dict[int, Plan] = {}
+    spent: list[tuple[float, float]] = []
+    for plan, members, programs in planned:
+        maker = ItemMaker(plan, prices, iterations)
+        items = maker.items()
+        spent += maker.spread
+        for rank in members:
+            program = programs.get(rank, plan.program)
+            groups = {g: program.group_ranks(g, rank) for g in program.groups if _has(program, g, rank)}
+            ranks[rank] = RankItems(items, groups, own_messages(items, program))
+            plan_of[rank] = plan
+    folded = fold(ranks, slow, prices.host_of, prices.network)
+    run = simulate_events(folded, prices.network, prices.slowdown)
+    plans = [plan_of[s.rank] for s in folded.schedules]
+    whole = sum(s for s, _ in spent)
+    return Simulation(
+        t.strategy.call, machine, t.world_size, folded, run, plans, [rank_memory(p, machine) for p in plans],
+        sum(s * spread for s, spread in spent) / whole if whole else 0.0, _lower_bound(prices), prices.network.capacity,
+        partial(_simulated, t, machine, per_host, planned, slow, iterations),
+    )  # fmt: skip
+
+
+def _has(program: Program, group: str, rank: int) -> bool:
+    return any(rank in some for some in program.groups[group])
+
+
+def _lower_bound(prices: MachinePrices) -> str:
+    cores = prices.hardware.device.cores
+    return f"there are more ranks than the {cores} cores of the host, and how they take turns is not predicted" if prices.turns > 1 else ""
+
+
+def _planned(
+    program: Program, machine: Hardware, world_size: int, batch: int | None, feed: Mapping[str, Sequence[int]] | None,
+    fetch: Sequence[str] | None,
+) -> Plan:  # fmt: skip
+    """The plan of a rank, as the executor would make it on this machine."""
+    names = None if fetch is None else [n for n in fetch if n in program.global_block().descs]
+    shapes = {n: s for n, s in (feed or {}).items() if n in program.global_block().descs}
+    if machine.device.kind == "gpu":
+        return dry_plan(program, shapes, batch, names, device="cuda")
+    return dry_plan(program, shapes, batch, names, overlap=least_hidden(world_size))
+
+
+def _hardware(t: DistributeTranspiler, cluster: Any) -> Hardware:
+    """The machine of a prediction, from the argument or from the Cluster that was transpiled for."""
+    given = (
+        t.cluster
+        if cluster is None
+        else Cluster.load(cluster)
+        if isinstance(cluster, (str, bytes)) or hasattr(cluster, "__fspath__")
+        else cluster
+    )
+    machine = given if isinstance(given, Hardware) else getattr(given, "hardware", None)
+    if machine is None:
+        raise ExecutionError(
+            f"simulate needs the figures of a machine, and {given!r} has none: give cluster='dgx-a100' (fluidx clusters lists them), or "
+            "the file that fluidx calibrate wrote for this machine"
+        )
+    return machine
+
+
+def _ranks_per_host(t: DistributeTranspiler, machine: Hardware) -> int:
+    hosts = t.cluster.hosts
+    return -(-t.world_size // hosts) if hosts > 1 else machine.devices_per_host
+
+
+def _check(
+    t: DistributeTranspiler, machine: Hardware, per_host: int, batch: int | None, feed: Any, slow: Mapping[int, float]
+) -> None:  # fmt: skip
+    n = t.world_size
+    hosts = -(-n // per_host)
+    if machine.device.kind == "gpu" and per_host > machine.devices_per_host:
+        raise ExecutionError(f"{per_host} ranks are on a host, and one of {machine.name} has {machine.devices_per_host} devices")
+    if machine.hosts is not None and hosts > machine.hosts:
+        has = machine.hosts * machine.devices_per_host
+        raise ExecutionError(
+            f"the program is for {n} ranks, and {machine.name} has {has} devices; transpile for at most {has}, or load a larger cluster"
+        )
+    if hosts > 1 and machine.between is None:
+        raise ExecutionError(
+            f"{n} ranks need {hosts} hosts of {machine.name}, and its file has no network between hosts; add a section 'between'"
+        )
+    for rank, factor in slow.items():
+        if not isinstance(rank, int) or not 0 <= rank < n:
+            raise ExecutionError(
+                f"slow={dict(slow)!r}: there is no rank {rank!r}; {nearest(str(rank), map(str, range(min(n, 64))), 'there are')}"
+            )
+        if not isinstance(factor, (int, float)) or not factor > 0:
+            raise ExecutionError(f"slow={dict(slow)!r}: the factor of rank {rank} must be above 0, such as 1.2, got {factor!r}")
+    if batch is not None and (not isinstance(batch, int) or batch < 1):
+        raise FeedError(f"batch must be the number of rows of a step, at least 1, got {batch!r}")
