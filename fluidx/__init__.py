@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from .inference import InferenceTranspiler
     from .io import load, save
     from .native import set_num_threads
+    from .simulator import simulate
     from .transpiler import Cluster, DistributeTranspiler, DistributeTranspilerConfig, Mesh, strategies
     from .tuning import tune
 
@@ -71,7 +72,7 @@ _LAZY = {
     "mpi_places": "executor", "process_places": "executor", "rank": "comm.launch_environment", "world_size": "comm.launch_environment",
     "Cluster": "transpiler", "DistributeTranspiler": "transpiler", "DistributeTranspilerConfig": "transpiler",
     "Mesh": "transpiler", "strategies": "transpiler",
-    "InferenceTranspiler": "inference", "tune": "tuning",
+    "InferenceTranspiler": "inference", "simulate": "simulator", "tune": "tuning",
     "DataFeeder": "data_feeder", "load": "io", "save": "io", "set_num_threads": "native",
     "BuildStrategy": "compiler", "CompiledProgram": "compiler", "ExecutionStrategy": "compiler",
     "get_flags": "framework", "in_dygraph_mode": "framework", "is_compiled_with_cuda": "framework", "require_version": "framework",
@@ -81,7 +82,7 @@ _LAZY = {
 _MODULES = (
     "average", "backward", "clip", "comm", "compiler", "config", "contrib", "core", "data_feeder", "executor", "framework", "incubate",
     "initializer", "install_check", "io", "layer_helper", "lr_scheduler", "metrics", "mixed_precision", "nets", "onnx", "optimizer",
-    "param_attr", "profiler", "regularizer", "rewrite", "testing", "transpiler", "verify", "view",
+    "param_attr", "profiler", "regularizer", "rewrite", "simulator", "testing", "transpiler", "verify", "view",
 )  # fmt: skip
 
 __all__ = [
@@ -92,7 +93,7 @@ __all__ = [
     "append_backward", "backward", "clip", "cpu_places", "cuda_places", "data", "default_main_program", "default_startup_program",
     "device_guard", "embedding", "errors", "global_scope", "gradients", "initializer", "io", "ir", "layers", "load", "lr_scheduler",
     "mixed_precision", "name_scope", "nets", "one_hot", "onnx", "ops", "optimizer", "program_guard", "rank", "regularizer", "rewrite",
-    "save", "scope_guard", "set_num_threads", "strategies", "tune", "unique_name", "world_size",
+    "save", "scope_guard", "set_num_threads", "simulate", "strategies", "tune", "unique_name", "world_size",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The `fluidx` command: demo, run, trace, show, diff, verify, onnx, clusters, ops, doctor, env."""
+"""The `fluidx` command: demo, run, trace, show, diff, verify, onnx, clusters, simulate, ops, doctor, env."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .cli_options import (
     readable,
     script_file,
 )  # fmt: skip
-from .cli_predict import clusters
+from .cli_predict import clusters, simulate
 from .cli_programs import main_of, read, transpiled, write
 from .ir.errors import FluidxError
 
@@ -297,6 +297,7 @@ def doctor(measure: bool) -> None:
 
 main.add_command(onnx)
 main.add_command(clusters)
+main.add_command(simulate)
 
 if __name__ == "__main__":
     main(prog_name="fluidx")

@@ -1,8 +1,15 @@
-"""The commands that predict: `fluidx clusters`."""
+"""The commands that predict: `fluidx clusters` and `simulate`."""
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import click
+
+from .cli_options import STRATEGIES, STRATEGY_HELP, RankCount, Shapes, StrategyChoice, check_output, program_file, readable
+from .cli_programs import read, transpiled
 
 
 @click.command()
@@ -21,3 +28,62 @@ def clusters(name: str | None, as_json: bool) -> None:
         return
     for line in hardware.describe(hardware.load(name)) if name else hardware.overview():
         click.echo(line)
+
+
+class NamedNumbers(click.ParamType):
+    """Numbers by name: 3=1.2,5=2 or network=0.5,hosts=16."""
+
+    name = "numbers"
+
+    def __init__(self, example: str, key: type = str):
+        self.example, self.key = example, key
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, dict):
+            return value
+        found: dict[Any, float] = {}
+        for part in value.split(","):
+            name, equals, number = part.partition("=")
+            try:
+                found[self.key(name.strip())] = float(number) if equals else self.fail(f"{part!r} has no number", param, ctx)
+            except ValueError:
+                self.fail(f"{part!r} is not a name and a number; write {self.example}", param, ctx)
+        return found
+
+
+@click.command()
+@program_file
+@click.option("--strategy", type=StrategyChoice(STRATEGIES), default="data_parallel", help=f"Default: data_parallel. {STRATEGY_HELP}.")
+@click.option("-n", "--ranks", type=RankCount(), help="A number of ranks, or a mesh: dp=8,tp=4. Default: all devices of the cluster.")
+@click.option("--cluster", required=True, help="A machine that fluidx clusters lists, or the file that fluidx calibrate wrote.")
+@click.option("--hosts", type=click.IntRange(1), help="Hosts of the cluster. Default: as many as its file says, or the ranks need.")
+@click.option("--batch", type=click.IntRange(1), help="The rows of a step, of all ranks together.")
+@click.option("--feed", type=Shapes(), help="Shapes of feeds instead, image=60x64,label=60x1.")
+@click.option("--slow", type=NamedNumbers("3=1.2", int), help="Ranks that compute longer: 3=1.2 is rank 3, by a fifth.")
+@click.option("--iterations", type=click.IntRange(1), help="How often a loop runs that does not say it.")
+@click.option("--what-if", type=NamedNumbers("network=0.5,chunk_mb=4"), help="Also with another network, compute, latency, hosts, option.")
+@click.option("--against", type=readable, help="A timeline that fluidx trace wrote: list the operators that differ most.")
+@click.option("--table", is_flag=True, help="Print the operators as fluidx trace does.")
+@click.option("--perfetto", type=click.Path(dir_okay=False, path_type=Path), help="Write the timeline, for https://ui.perfetto.dev.")
+def simulate(
+    file: str, strategy: str, ranks: Any, cluster: str, hosts: int | None, batch: int | None, feed: Any, slow: Any, iterations: int | None,
+    what_if: Any, against: Path | None, table: bool, perfetto: Path | None,
+) -> None:  # fmt: skip
+    """Predict a step of the program in FILE: time, what is exposed, memory, what binds it, and why. Nothing runs."""
+    from .simulator.questions import Question
+
+    check_output(perfetto, file, against)
+    (program,) = read(file)
+    asked = Question(partial(transpiled, program, file), strategy, ranks, cluster, hosts, batch, feed, slow, iterations)
+    found = asked.answer()
+    click.echo(str(found))
+    if what_if:
+        other = asked.changed(what_if).answer() if asked.needs_transpile(what_if) else found.what_if(**what_if)
+        click.echo(f"what if {', '.join(f'{k}={v:g}' for k, v in what_if.items())}: {other.compared_with(found)}")
+    if table:
+        click.echo(found.table())
+    if against is not None:
+        click.echo(str(found.against(against)))
+    if perfetto is not None:
+        found.save(perfetto)
+        click.echo(f"wrote {perfetto}")

@@ -340,7 +340,8 @@ class _Simulation:
         if version != self.flow_version:
             return
         self.book(now)
-        ended = [key for key in self.flows if self.transfers[key].left <= 1e-9 * max(1.0, self.transfers[key].nbytes)]
+        # what is left when the clock cannot tell its end from now has arrived
+        ended = [key for key in self.flows if now + self.transfers[key].left / self.transfers[key].rate <= now * (1 + 1e-15)]
         for key in ended:
             del self.flows[key]
         self.reshare(now)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..executor.plan.cost import communicates
 from ..ir.operator import Operator
 from ..view.diff import show_bytes
+from .schedule import Compute
 
 if TYPE_CHECKING:
     from .critical_path import PathPart
     from .simulation import Simulation
 
-_MOST_LINES = 5
+_MOST_LINES = 3
 _MATTERS = 0.005  # of the step: changes below are not said
 
 
@@ -90,42 +90,49 @@ def explain(s: Simulation) -> str:
     total = s.seconds
     if not total:
         return "nothing takes time"
-    parts: dict[tuple[int, str], float] = {}
-    communication = 0.0
+    compute: dict[tuple[int, str], float] = {}
+    communication: dict[tuple[int, str], float] = {}
     for part in s.critical_path:
-        communication += 0.0 if part.computes else part.seconds
+        rank = s.folded.schedules[part.schedule].rank
+        found = compute if part.computes else communication
         for name, seconds in _named(s, part):
-            rank = s.folded.schedules[part.schedule].rank
-            parts[rank, name] = parts.get((rank, name), 0.0) + seconds
-    share = communication / total
-    kind = "communication" if share > 0.5 else "compute"
-    first = f"{kind}-bound: {show_seconds(communication)} of communication are on the critical path, {share:.0%} of the step"
-    largest = sorted(parts.items(), key=lambda p: -p[1])[:_MOST_LINES]
-    lines = [f"  {show_seconds(seconds)} ({seconds / total:.0%}) {name} on rank {rank}" for (rank, name), seconds in largest]
+            found[rank, name] = found.get((rank, name), 0.0) + seconds
+    waited = sum(communication.values())
+    share = waited / total
+    if share > 0.5:
+        first = f"communication-bound: {show_seconds(waited)} of communication, {share:.0%} of the step, are on the critical path"
+    else:
+        first = f"compute-bound: {show_seconds(total - waited)} of compute, {1 - share:.0%} of the step, are on the critical path"
+    lines = [*_largest(communication, total), *_largest(compute, total)]
     return "\n".join([first, *lines, *_waiting(s), *_remedies(s)])
 
 
+def _largest(parts: dict[tuple[int, str], float], total: float) -> Iterator[str]:
+    found = sorted(parts.items(), key=lambda p: -p[1])[:_MOST_LINES]
+    yield from (f"  {show_seconds(t)} ({t / total:.0%}) {name} on rank {rank}" for (rank, name), t in found if t > _MATTERS * total)
+
+
 def _named(s: Simulation, part: PathPart) -> Iterator[tuple[str, float]]:
-    """The operators of a part of the path, with the seconds of each."""
+    """The communication of a part of the path by operator, its compute by type of operator, with the seconds of each."""
     plan, item = s.plans[part.schedule], s.folded.schedules[part.schedule].items[part.item]
-    seconds = getattr(item, "seconds", None)
-    if part.computes and isinstance(seconds, tuple):
-        whole = sum(seconds) or 1.0
-        for k, own in zip(item.steps, seconds, strict=True):
-            name = operator_name(plan.steps[k].op, plan.steps[k].ops) if k >= 0 else "starting a run"
-            yield name, part.seconds * own / whole
+    if not isinstance(item, Compute):
+        step = plan.steps[item.steps[0]]
+        yield operator_name(step.op, step.ops), part.seconds
         return
-    step = plan.steps[item.steps[0]]
-    assert communicates(step) or step.kernel == "control"
-    yield operator_name(step.op, step.ops), part.seconds
+    whole = item.total or 1.0
+    for k, own in zip(item.steps, item.seconds, strict=True):
+        yield _types(plan.steps[k].ops) if k >= 0 else "starting a run", part.seconds * own / whole
+
+
+def _types(ops: tuple[Operator, ...]) -> str:
+    return " + ".join(dict.fromkeys(op.type for op in ops))
 
 
 def operator_name(op: Operator, ops: tuple[Operator, ...]) -> str:
     """An operator as the user knows it: its types, its result or operand, and the line that made it."""
-    types = " + ".join(dict.fromkeys(o.type for o in ops))
-    name = next(iter((*op.input_arg_names, *op.output_arg_names)), "") if not op.output_arg_names else op.output_arg_names[0]
+    name = next(iter((*op.output_arg_names, *op.input_arg_names)), "")
     line = f" ({op.site.filename}:{op.site.lineno})" if op.site else ""
-    return f"{types} of %{name}{line}" if name else f"{types}{line}"
+    return _types(ops) + (f" of %{name}" if name else "") + line
 
 
 def _waiting(s: Simulation) -> Iterator[str]:

@@ -54,6 +54,11 @@ class Question:
             raise TranspileError(f"{self.ranks} ranks do not fill hosts of {per_host} devices; take a multiple of {per_host}")
         return replace(cluster, hosts=self.ranks // per_host)
 
+    @staticmethod
+    def needs_transpile(changes: Mapping[str, float]) -> bool:
+        """Do changes make other programs than the given one?"""
+        return any(name not in Factors._fields for name in changes)
+
     def changed(self, changes: Mapping[str, float]) -> Question:
         """The question with other factors on the machine, another number of hosts, or other options of the strategy. Raises
         TranspileError for a name that is none of these."""

@@ -14,7 +14,7 @@ from ..profiler.profile import Profile
 from .comparison import Comparison, compare
 from .critical_path import PathPart, critical_path
 from .events import SimulatedRun
-from .explanation import explain, summary
+from .explanation import explain, show_seconds, summary
 from .folding import FoldedRanks
 from .memory import RankMemory
 from .schedule import Compute, Meeting, Wait
@@ -159,6 +159,10 @@ class Simulation:
         """The same step with links of `network` times the bytes a second, compute of `compute` times the speed, and `latency` times the
         seconds of a message."""
         return self.again(network=network, compute=compute, latency=latency)
+
+    def compared_with(self, other: Simulation) -> str:
+        """The time of the step, and how it compares with another one's."""
+        return f"{show_seconds(self.seconds)} a step, {self.seconds / other.seconds - 1:+.1%}"
 
     def why(self) -> str:
         """The critical path in words: what binds the step, which parts take most, whom they wait for, and what would help."""
