@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from .inference import InferenceTranspiler
     from .io import load, save
     from .native import set_num_threads
-    from .simulator import simulate
+    from .simulator.simulate import simulate
     from .transpiler import Cluster, DistributeTranspiler, DistributeTranspilerConfig, Mesh, strategies
     from .tuning import tune
 

@@ -50,7 +50,7 @@ ARROWS = {
     "files": ("ir", "executor", "_checks"),
     "simulator": (
         "_collector", "_version", "config", "native", "hardware", "ir", "ops", "comm", "executor", "profiler", "transpiler", "verify",
-        "layers", "optimizer", "testing.one_operator",
+        "view", "layers", "optimizer", "testing.one_operator",
     ),  # fmt: skip
     "onnx": ("_version", "files", "backward", "native", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
 }

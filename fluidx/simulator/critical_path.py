@@ -33,7 +33,7 @@ def critical_path(folded: FoldedRanks, run: SimulatedRun) -> list[PathPart]:
     >>> from fluidx.simulator.schedule import Meeting
     >>> ranks = unfolded([[Compute((0,), (work,)), Meeting((1,), "dp", (0, 1), 0.5)] for work in (1.0, 3.0)])
     >>> [(p.schedule, p.item, p.seconds) for p in critical_path(ranks, simulate_events(ranks, shared_link(0.0, 1.0)))]
-    [(1, 0, 3.0), (1, 1, 0.5)]
+    [(1, 0, 3.0), (0, 1, 0.5)]
     """
     return _Walk(folded, run).parts()
 

@@ -35,7 +35,7 @@ class MachinePrices:
         cores = hardware.device.cores
         # ranks that share cores take turns: the lower bound of what the system's scheduler makes of it
         self.turns = max(1.0, on_host / cores) if hardware.device.kind == "cpu" and cores else 1.0
-        self._sharing: dict[int, int] = {}
+        self._sharing: dict[int, tuple[Sequence[Sequence[int]], int]] = {}
 
     def step(self, plan: Plan, step: Step) -> CostEstimate:
         found = self.costs.step(plan, step)
@@ -45,17 +45,17 @@ class MachinePrices:
         if len(members) == 1:
             return NOTHING
         sharing = self._shared_by(groups)
-        seconds = self.times.seconds(method, members, nbytes, sharing)
-        least = self.times.seconds(method, members, 0, sharing)
+        least = self.times.estimate(method or "all_reduce", members, 0, sharing)  # one without data is as long as the smallest
+        found = self.times.estimate(method, members, nbytes, sharing) if method else least
         f = self.factors
-        return CostEstimate(least * f.latency + max(0.0, seconds - least) / f.network, self.times.spread(members), "sheet")
+        return found._replace(seconds=least.seconds * f.latency + max(0.0, found.seconds - least.seconds) / f.network)
 
     def _shared_by(self, groups: Sequence[Sequence[int]]) -> int:
         """How many sets of a group use the network cards of one host at the same time."""
-        key = id(groups)
-        if key not in self._sharing:
-            self._sharing[key] = self.times.sharing(groups)
-        return self._sharing[key]
+        known = self._sharing.get(id(groups))
+        if known is None:
+            known = self._sharing[id(groups)] = groups, self.times.sharing(groups)
+        return known[1]
 
     @property
     def run(self) -> CostEstimate:

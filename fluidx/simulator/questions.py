@@ -52,7 +52,10 @@ class Question:
             return replace(cluster, hosts=1, devices_per_host=self.ranks)
         if self.ranks % per_host:
             raise TranspileError(f"{self.ranks} ranks do not fill hosts of {per_host} devices; take a multiple of {per_host}")
-        return replace(cluster, hosts=self.ranks // per_host)
+        hosts = self.ranks // per_host
+        if self.hosts is not None and hosts > self.hosts:
+            raise TranspileError(f"{self.ranks} ranks need {hosts} hosts of {per_host} devices, and hosts is {self.hosts}")
+        return replace(cluster, hosts=hosts)
 
     @staticmethod
     def needs_transpile(changes: Mapping[str, float]) -> bool:
