@@ -312,6 +312,15 @@ def test_intervals_that_overlap_get_separate_bytes(seed):
                 assert offsets[i] + a.nbytes <= offsets[j] or offsets[j] + b.nbytes <= offsets[i]
 
 
+def test_values_that_live_until_the_end_leave_no_gaps_between_activations():
+    """Four activations of 4 lines that backward frees one by one, and as many gradients of 3 lines that stay: 16 lines are live at first,
+    and 3 lines come for each 4 that go."""
+    line, layers = 64, 4
+    activations = [Interval(4 * line, k, 2 * layers - k) for k in range(layers)]
+    gradients = [Interval(3 * line, layers + k + 2, 100) for k in range(layers)]
+    assert assign([*activations, *gradients])[1] == 4 * layers * line
+
+
 def test_state_feeds_and_the_arena_begin_on_lines_of_the_cache():
     x = fx.data("x", [-1, 3], "float32")
     loss = L.mean(L.fc(x, 5))

@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -24,30 +25,85 @@ class Interval:
 
 
 def assign(intervals: Sequence[Interval]) -> tuple[list[int], int]:
-    """Offsets for the intervals in one arena, and the arena's size. In order of start, each gets the best fit among the free gaps.
+    """Offsets for the intervals in one arena, and the arena's size: the smaller one of two arenas, in which intervals are placed in the
+    order of their starts, or backwards in the order of their stops. What lives until the end, such as gradients, lies closely in the second
+    one.
 
     >>> assign([Interval(100, 0, 1), Interval(100, 1, 2), Interval(100, 2, 3)])
     ([0, 128, 0], 256)
     """
-    starts = [it.start for it in intervals]
-    ends: list[tuple[float, int]] = []  # (stop, block index), kept as a heap
-    free: list[tuple[int, int]] = []  # (size, offset), sorted
-    top = 0
-    offsets = [0] * len(intervals)
     sizes = [max(ALIGN, -(-it.nbytes // ALIGN) * ALIGN) for it in intervals]
-    for i in sorted(range(len(intervals)), key=starts.__getitem__):
-        start, need = starts[i], sizes[i]
-        while ends and ends[0][0] < start:
+    forward = _place(sizes, [it.start for it in intervals], [it.stop for it in intervals])
+    if forward[1] == _most_live(sizes, intervals):
+        return forward
+    backward = _place(sizes, [-it.stop for it in intervals], [-it.start for it in intervals])
+    return min(forward, backward, key=lambda placed: placed[1])
+
+
+def _most_live(sizes: Sequence[int], intervals: Sequence[Interval]) -> int:
+    """The most bytes that are live at a time: no arena is smaller."""
+    changes = [(it.start, 0, size) for it, size in zip(intervals, sizes, strict=True)]
+    changes += [(it.stop, 1, -size) for it, size in zip(intervals, sizes, strict=True)]
+    changes.sort()
+    return max(accumulate([size for _, _, size in changes]), default=0)
+
+
+def _place(sizes: Sequence[int], starts: Sequence[float], stops: Sequence[float]) -> tuple[list[int], int]:
+    """Offsets and the size of the arena if each interval, in order of start, gets the best fit among the free gaps, or grows the arena."""
+    ends: list[tuple[float, int]] = []  # (stop, number of the interval), kept as a heap
+    gaps = _Gaps()
+    offsets = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=starts.__getitem__):
+        while ends and ends[0][0] < starts[i]:
             _, j = heappop(ends)
-            insort(free, (sizes[j], offsets[j]))
-        k = bisect_left(free, (need, -1))
-        # a gap of at least twice the size stays free for a larger value: for a parameter that two ranks share, not for its half
-        if k < len(free) and (free[k][0] < 2 * need or free[k][0] <= 4096):
-            sizes[i], offsets[i] = free.pop(k)
-        else:
-            offsets[i], top = top, top + need
-        heappush(ends, (intervals[i].stop, i))
-    return offsets, top
+            gaps.free(offsets[j], sizes[j])
+        offsets[i] = gaps.take(sizes[i])
+        heappush(ends, (stops[i], i))
+    return offsets, gaps.top
+
+
+class _Gaps:
+    """The free gaps below `top`, the end of the arena, by offset and by size. Neighbouring gaps are one."""
+
+    def __init__(self) -> None:
+        self.top = 0
+        self.stop_of: dict[int, int] = {}  # offset of a gap -> its end
+        self.start_of: dict[int, int] = {}
+        self.by_size: list[tuple[int, int]] = []  # (size, offset), sorted
+
+    def free(self, start: int, size: int) -> None:
+        """Add a gap, and join it with its neighbours."""
+        stop = start + size
+        if (before := self.start_of.get(start)) is not None:
+            self._remove(before, start)
+            start = before
+        if (behind := self.stop_of.get(stop)) is not None:
+            self._remove(stop, behind)
+            stop = behind
+        self._add(start, stop)
+
+    def take(self, size: int) -> int:
+        """The offset of `size` bytes: in the smallest gap that is large enough, or at the end of the arena."""
+        k = bisect_left(self.by_size, (size, -1))
+        if k < len(self.by_size):
+            room, start = self.by_size[k]
+            self._remove(start, start + room)
+            if room > size:
+                self._add(start + size, start + room)
+            return start
+        start = self.start_of.get(self.top, self.top)  # a gap at the end grows
+        if start < self.top:
+            self._remove(start, self.top)
+        self.top = start + size
+        return start
+
+    def _add(self, start: int, stop: int) -> None:
+        self.stop_of[start], self.start_of[stop] = stop, start
+        insort(self.by_size, (stop - start, start))
+
+    def _remove(self, start: int, stop: int) -> None:
+        del self.stop_of[start], self.start_of[stop]
+        del self.by_size[bisect_left(self.by_size, (stop - start, start))]
 
 
 def _own_bytes(nbytes: int) -> np.ndarray:

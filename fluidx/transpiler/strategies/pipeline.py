@@ -13,8 +13,10 @@ from ..passes.unroll import Unroll
 from ..placement.parameter_homes import Everywhere
 from ..scheduling.pipeline_schedules import SCHEDULES
 from .base import Common, Strategy, strategy
+from .search_space import searched
 
 
+@searched(order=8, within=True, count=(4, 2, 8, 16))
 def micro_batches(count: int = 4, of: Strategy | None = None, **common: Unpack[Common]) -> Strategy:
     """Compute a batch in `count` micro-batches, one after the other, and add up their gradients: 1/count of the memory for activations.
 
@@ -24,6 +26,7 @@ def micro_batches(count: int = 4, of: Strategy | None = None, **common: Unpack[C
     return _in_turns("micro_batches", {"count": count}, of, common)
 
 
+@searched(order=9, needs="stages", within=True, micro_batches=(4, 8, 16), schedule=("1f1b", "gpipe"))
 def pipeline(micro_batches: int = 4, schedule: str = "1f1b", of: Strategy | None = None, **common: Unpack[Common]) -> Strategy:
     """Operators under `device_guard("stage:1")` run on rank 1 of the mesh axis `pp`; the stages work on different micro-batches at the same
     time.

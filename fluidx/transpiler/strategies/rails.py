@@ -11,8 +11,10 @@ from ..algorithms.rails import Rails
 from ..passes.compose import Compose
 from ..placement.parameter_homes import Everywhere
 from .base import Common, Strategy, buckets, changed, strategy
+from .search_space import searched
 
 
+@searched(order=7, needs="hosts", carried=False, slice_mb=(25, 10, 50), bucket_mb=(25, 100, "auto"))
 def rails(
     slice_mb: float = 25, staging_mb: float = 50, parallelism: int = 4, bucket_mb: float | str = 25, **common: Unpack[Common]
 ) -> Strategy:  # fmt: skip

@@ -8,8 +8,10 @@ from ...ir.errors import TranspileError
 from ..passes.bucket import MOVING
 from ..placement.parameter_homes import Everywhere
 from .base import Common, Strategy, buckets, changed, strategy
+from .search_space import searched
 
 
+@searched(order=0, bucket_mb=(25, 5, 50, 100))
 def data_parallel(bucket_mb: float = 25, first_bucket_mb: float = 1, overlap: bool = True, **common: Unpack[Common]) -> Strategy:
     """Broadcast the initial values, all_reduce the gradients bucket by bucket, and update every parameter on every rank.
 

@@ -10,8 +10,10 @@ from ..passes.bucket import Bucket
 from ..passes.prefetch import Prefetch
 from ..placement.parameter_homes import InFlatUnits, Sharded
 from .base import Common, Steps, Strategy, strategy
+from .search_space import searched
 
 
+@searched(order=3, saves=True, units=(25, 5, 100, "scope"), prefetch=(1, 0, 2), reshard_after_forward=(True, False))
 def fsdp(units: float | str = 25, reshard_after_forward: bool = True, prefetch: int = 1, **common: Unpack[Common]) -> Strategy:
     """zero3 by units: one all_gather gathers the parameters of a unit for use, and one reduce_scatter returns its gradients.
 

@@ -7,8 +7,10 @@ from typing import Any, Unpack
 from ...ir.errors import TranspileError
 from ..placement.parameter_homes import InBuckets, Sharded
 from .base import Common, Strategy, buckets, changed, strategy
+from .search_space import searched
 
 
+@searched(order=1, saves=True, bucket_mb=(25, 5, 50, 100))
 def zero1(bucket_mb: float = 25, first_bucket_mb: float = 1, **common: Unpack[Common]) -> Strategy:
     """Each rank keeps and updates its part of the optimizer's state: reduce_scatter the gradients, all_gather the new parameters.
 
@@ -19,6 +21,7 @@ def zero1(bucket_mb: float = 25, first_bucket_mb: float = 1, **common: Unpack[Co
     return _zero("zero1", ("reduce_scatter",), bucket_mb, first_bucket_mb, common)
 
 
+@searched(order=2, saves=True, bucket_mb=(25, 5, 50, 100))
 def zero2(bucket_mb: float = 25, first_bucket_mb: float = 1, **common: Unpack[Common]) -> Strategy:
     """zero1 in which gradients are reduced and scattered as soon as a bucket of them is finished, so no rank keeps all full gradients.
 
@@ -34,6 +37,7 @@ def _zero(name: str, late: tuple[str, ...], bucket_mb: float, first_bucket_mb: f
     return strategy(name, update, options, bucket=bucket, **common)
 
 
+@searched(order=4, reshard_after_forward=(True, False))
 def zero3(reshard_after_forward: bool = True, **common: Unpack[Common]) -> Strategy:
     """zero2 in which parameters are stored sharded, too: each is gathered before its first reader in forward, and again in backward.
 
