@@ -32,6 +32,7 @@ class Declarations:
         self.differs: dict[str, dict[int, Var]] = {}  # variables that some ranks do not declare, or declare differently
         self.signatures = Signatures()
         self.by_rank: dict[str, dict[int, Signature]] = {}  # for the names in `differs`
+        self._equally: dict[str, bool] = {}
         self.helpers: set[int] = set()  # ranks without feeds and state: they need not declare replicated values
         twins = regrouped(twins, lambda p: Variables(p.global_block().descs))
         if differs := self._merge(twins):
@@ -102,6 +103,13 @@ class Declarations:
                 raise Refusal(f"%{name} is not declared")
             return mine[rank]
         return self.signatures[name]
+
+    def is_declared_equally(self, name: str) -> bool:
+        """True if the ranks that declare a variable do so with one type and placement."""
+        found = self._equally.get(name)
+        if found is None:
+            found = self._equally[name] = len(set(map(id, self.by_rank.get(name, {}).values()))) < 2  # equal signatures are one object
+        return found
 
     def of_first(self) -> Signatures:
         """The signatures of rank 0."""

@@ -49,6 +49,7 @@ class ExpressionTable:
         self._attrs: dict[int, tuple[Any, int]] = {}  # id -> (the attributes, kept alive, their number)
         self._written: dict[tuple, int] = {}
         self._numbers: dict[tuple, int] = {}
+        self._joined: dict[tuple[int, ...], int] = {}  # arrays -> their concatenation, which all ranks that gather them have
         self._rows_end: dict[int, list[int]] = {}
         self.rows_with: dict[int, list[int]] = {}  # array -> expressions of rows that have slices of it (see `arrays`)
         self.complete: Complete = lambda derivation, others, ranks: None
@@ -155,6 +156,12 @@ class ExpressionTable:
 
     def join(self, parts: Sequence[int], shape: Sequence[int] | None = None) -> int:
         """The concatenation of flattened arrays."""
+        known = self._joined.get(key := (*parts,))
+        if known is None:
+            known = self._joined[key] = self._join(parts)
+        return known if shape is None else self.shaped(known, shape)
+
+    def _join(self, parts: Sequence[int]) -> int:
         if None in parts or (len(parts) > 1 and any(self.types[p].numel == ANY for p in parts)):
             raise Refusal("values with open sizes, or missing values, cannot be concatenated")
         flat: list[int] = []
@@ -176,7 +183,7 @@ class ExpressionTable:
             out = self.lin((), TensorType(dtype, (0,)))
         else:
             out = self._rows(tuple(flat), dtype)
-        return out if shape is None else self.shaped(out, shape)
+        return out
 
     def _rows(self, flat: tuple[int, ...], dtype: str) -> int:
         new = len(self.keys)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import gcd
 from typing import Any
 
+from ..ir.attributes import is_exact
 from ..ir.entries import axis_of, is_local
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef, opdef
@@ -186,6 +187,9 @@ def _with_roots_numbered(entries: Sequence[Entry | None]) -> tuple:
 
 def check_attrs(definition: type[OpDef], attrs: Mapping[str, Any]) -> None:
     """Raise ProgramError unless the attributes are exactly the declared ones, each of its type."""
+    types = definition.attr_types
+    if len(attrs) == len(types) and all(v.__class__ is types.get(k) and is_exact(v) for k, v in attrs.items()):
+        return  # `complete_attrs` gives the same record
     full = definition.complete_attrs(attrs)
     for name, value in full.items():
         if name not in attrs:

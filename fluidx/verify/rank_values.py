@@ -31,6 +31,7 @@ class VariableValues:
         self._owners: dict[int, Collection[int]] = {}
         self._filled: dict[tuple[str, tuple[int, ...]], Collection[int]] = {}
         self._rooted: dict[int, bool] = {}
+        self._held: dict[tuple[int, int], bool] = {}
         self.written_by_all: set[str] = set()  # names that were last written on all ranks at once
         self.empty: set[tuple[str, int]] = set()  # (name, rank) that were written with an empty part
         self.unwritten: set[str] = set()  # names that still have their initial value
@@ -127,11 +128,11 @@ class VariableValues:
             if value == UNDEFINED:
                 raise NotHere(f"%{name} is undefined on rank {rank}")
             return value
-        t, placement = signature
+        placement = signature[1]
         if placement:
-            placement = self.mesh.canonical(placement, t)
-            if not self.mesh.holds(placement, rank):
+            if not self._holds(signature, rank):
                 if not anywhere:
+                    placement = self.mesh.canonical(placement, signature[0])
                     raise NotHere(f"%{name} is {show_placement(placement)}, so rank {rank} does not have it")
                 return self.owners_value(name, rank)
         if name in self.maybe_unwritten and not self.is_defined(name, rank):
@@ -145,6 +146,14 @@ class VariableValues:
             return value
         self.require(name, rank)
         return EMPTY
+
+    def _holds(self, signature: Signature, rank: int) -> bool:
+        """True if a rank has a part of a value, which may be empty."""
+        key = id(signature), rank  # equal signatures are one object
+        found = self._held.get(key)
+        if found is None:
+            found = self._held[key] = self.mesh.holds(self.mesh.canonical(signature[1], signature[0]), rank)
+        return found
 
     def rooted(self, signature: Signature) -> bool:
         """True if a value is at roots only."""

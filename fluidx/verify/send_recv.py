@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..ir.attributes import is_exact
 from ..ir.entries import is_local
 from ..ir.errors import ProgramError
-from ..ir.opdef import OPS, Effect
+from ..ir.opdef import OPS, Effect, opdef
 from ..ir.operator import Operator
 from ..ir.sizes import StandInShapes, with_open_axes
 from ..ir.types import ANY
-from .operator_check import Signature
+from .operator_check import Signature, check_attrs
 from .rank_values import PerRank
 from .refusal import Refusal, fail
 from .values import UNDEFINED
@@ -50,6 +51,10 @@ def _acts(op: Operator) -> bool:
     """True if an operator runs even if its results are not needed."""
     definition = OPS.get(op.type)
     return definition is None or definition.effect not in (Effect.PURE, Effect.RANDOM)
+
+
+_PLAIN = frozenset((int, str, tuple))  # types of attributes of which each value is right; tuples must be of ints
+_WHO = ("peer", "group", "batch")  # attributes of a recv that do not change the type of what it makes
 
 
 class PendingMessage:
@@ -127,12 +132,7 @@ class Messages:
                 raise Refusal(f"op {op.type} must send or receive one value")
             name = (ins or outs)[0]
             s = self.rank_values.declared.signature(name, r)
-            number = self.table.attrs_id(op.attrs)
-            key = op.type, number, id(s), bool(ins)
-            if key not in self._checked_messages:
-                op_class, _, _ = self.operators.class_of(op, PerRank(self.rank_values, r))
-                self.world.collective_calls.check(op_class, op)
-                self._checked_messages.add(key)
+            self._check_message(op, s, r)
             peer, group = op.attrs["peer"], op.attrs["group"]
             if (r, peer, group) not in self._peers:
                 if not 0 <= peer < self.n or peer == r:
@@ -143,14 +143,34 @@ class Messages:
             if ins:
                 items.append(PendingMessage(op, k, True, s, self.operators.local_expression(s, self.rank_values.read(name, r), r)))
             else:
-                self._received(op, number, s, r)
+                self._received(op, s, r)
                 items.append(PendingMessage(op, k, False, s, UNDEFINED))
         return items
 
-    def _received(self, op: Operator, number: int, signature: Signature, r: int) -> None:
+    def _check_message(self, op: Operator, signature: Signature, r: int) -> None:
+        """Check the slots, the operand and the attributes of a message, once for those with attributes of the same types."""
+        attrs = op.attrs
+        kinds = [*map(type, attrs.values())]
+        key: tuple = op.type, id(signature), *op.inputs, *map(len, op.inputs.values()), *op.outputs, *map(len, op.outputs.values())
+        known = (*key, *attrs, *kinds)
+        if known in self._checked_messages and all(is_exact(v) for v, kind in zip(attrs.values(), kinds, strict=True) if kind is tuple):
+            return
+        definition = opdef(op.type)
+        try:
+            check_attrs(definition, attrs)
+        except ProgramError as e:
+            raise Refusal(str(e)) from None
+        if key not in self._checked_messages:
+            op_class, _, _ = self.operators.class_of(op, PerRank(self.rank_values, r))
+            self.world.collective_calls.check(op_class, op)
+            self._checked_messages.add(key)
+        if _PLAIN.issuperset(kinds) and all(definition.attr_types[n] is kind for n, kind in zip(attrs, kinds, strict=True)):
+            self._checked_messages.add(known)
+
+    def _received(self, op: Operator, signature: Signature, r: int) -> None:
         """Check that the type in a recv's attributes is the local type of its variable on this rank."""
         local = self.operators.local_type(signature, r)
-        key = number, local.dtype, local.shape
+        key = op.type, *[item for item in op.attrs.items() if item[0] not in _WHO], local.dtype, local.shape
         if key in self._received_types:
             return
         try:

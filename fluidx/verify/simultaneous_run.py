@@ -72,7 +72,8 @@ class SimultaneousRun:
         self.separate = SeparateRuns(self)
         self.operators_at_roots = 0  # operators that a rank does not run because it is not at their roots, summed over ranks
         self.running: frozenset[int] = frozenset()  # ranks that run a block with collectives together, on equal values
-        self._classes_by_code: dict[int, tuple[OperatorClass, Sequence[str | None], Sequence[str | None]]] = {}
+        # operator classes with their names in slot order, and those of the names that not all ranks declare
+        self._classes_by_code: dict[int, tuple[tuple[OperatorClass, Sequence[str | None], Sequence[str | None]], list[str]]] = {}
 
     def branch_run(self, programs: Sequence[Program], twins: Twins, kept: Collection[str]) -> SimultaneousRun:
         """A run of one branch of an operator of this run."""
@@ -279,16 +280,19 @@ class SimultaneousRun:
         self, op: Operator, scope: NameScope, code: int | None
     ) -> tuple[OperatorClass, Sequence[str | None], Sequence[str | None]]:
         """The operator's class, and the names that it reads and writes in slot order."""
-        known = self._classes_by_code.get(code) if code is not None else None
-        if known is None:
-            known = self.operators.class_of(op, scope)
-            if known[0].definition.abstract:
-                raise Refusal(f"op {op.type} is a placeholder for communication; lower the program first")
-            if known[0].definition.effect is Effect.P2P:
-                raise Refusal(f"op {op.type} communicates, in the program for one device")
-            differs = self.declared.differs
-            if code is not None and not (differs and any(n in differs for n in (*known[1], *known[2]))):
-                self._classes_by_code[code] = known
+        found = self._classes_by_code.get(code) if code is not None else None
+        if found is not None and (not found[1] or rank_of(scope) is not None):
+            for n in found[1]:  # variables that other ranks may not declare
+                scope.signature(n)
+            return found[0]
+        known = self.operators.class_of(op, scope)
+        if known[0].definition.abstract:
+            raise Refusal(f"op {op.type} is a placeholder for communication; lower the program first")
+        if known[0].definition.effect is Effect.P2P:
+            raise Refusal(f"op {op.type} communicates, in the program for one device")
+        some = [n for n in (*known[1], *known[2]) if n is not None and n in self.declared.differs]
+        if code is not None and all(map(self.declared.is_declared_equally, some)):
+            self._classes_by_code[code] = known, some
         return known
 
     def _operands(self, op_class: OperatorClass, ins: Sequence[str | None], scope: NameScope, rank: int | None) -> list[int | None]:
