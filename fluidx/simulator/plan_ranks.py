@@ -10,8 +10,8 @@ from ..ir.parts import Coords, coords_of, local_shape
 from ..ir.program import Program
 from ..transpiler.transpiler import DistributeTranspiler
 
-EXACT = 64  # up to so many ranks, ranks are alike only if every local size is equal
-_SAMPLES = 4  # of more ranks that have the same operators: so many are planned, and the one with most memory stands for all
+EXACT = 64  # up to so many ranks, ranks are alike only if every local size is equal; unless the caller says another number
+_SAMPLES = 4  # of more than 64 ranks that count as alike so many are planned, of fewer 2; the one with most memory stands for all
 
 
 class PlannedClass(NamedTuple):
@@ -22,11 +22,11 @@ class PlannedClass(NamedTuple):
     programs: Mapping[int, Program]
 
 
-def plan_ranks(t: DistributeTranspiler, make: Callable[[Program], Plan]) -> list[PlannedClass]:
+def plan_ranks(t: DistributeTranspiler, make: Callable[[Program], Plan], exact: int = EXACT) -> list[PlannedClass]:
     """Plan the ranks with `make`, one of each class.
 
-    Above 64 ranks that have the operators of the program for all ranks, and no others, all ranks count as alike: an even cut gives some of
-    them one element more, and the parts of a bucket are of other parameters, with as many elements in total.
+    Above `exact` ranks that have the operators of the program for all ranks, and no others, all ranks count as alike: an even cut gives
+    some of them one element more, and the parts of a bucket are of other parameters, with as many elements in total.
 
     >>> import fluidx as fx
     >>> from fluidx.executor.plan.dry_run import dry_plan
@@ -39,8 +39,9 @@ def plan_ranks(t: DistributeTranspiler, make: Callable[[Program], Plan]) -> list
     [(0, 1, 2, 3)]
     """
     n = t.world_size
-    if n > EXACT and t.ranks_have_all_operators:
-        some = {r: make(t.get_trainer_program(r)) for r in sorted({k * (n - 1) // (_SAMPLES - 1) for k in range(_SAMPLES)})}
+    if n > exact and t.ranks_have_all_operators:
+        samples = _SAMPLES if n > EXACT else 2
+        some = {r: make(t.get_trainer_program(r)) for r in sorted({k * (n - 1) // (samples - 1) for k in range(samples)})}
         largest = max(some.values(), key=lambda p: p.peak_bytes)
         return [PlannedClass(largest, tuple(range(n)), {})]
     common = {id(op) for block in t.main.blocks for op in block.oplist}

@@ -19,7 +19,7 @@ from .events import simulate_events
 from .folding import RankItems, fold
 from .machine_prices import AS_IT_IS, Factors, MachinePrices
 from .memory import rank_memory
-from .plan_ranks import PlannedClass, plan_ranks
+from .plan_ranks import EXACT, PlannedClass, plan_ranks
 from .rank_items import ItemMaker, own_messages
 from .simulation import Simulation
 
@@ -37,13 +37,14 @@ def simulate(
     iterations: int | None = None,
     fetch: Sequence[str] | None = None,
     verify: bool = True,
+    exact: int = EXACT,
 ) -> Simulation:
     """Predict one step of the rank programs of `t`.
 
     `cluster`: a Cluster with figures, the name of a cluster file, or a path: `fx.Cluster.load` tells more. `batch`: the rows of every feed
     in a step, of all ranks together; `feed` gives shapes instead. `slow`: {rank: factor on the time of its compute}. `iterations`: how
     often a loop runs that does not say it. `fetch`: the fetched variables; by default all that no operator reads. `verify`: prove the
-    programs first.
+    programs first. `exact`: above so many ranks with the same operators, ranks whose shards differ by an element count as alike.
 
     Nothing is computed or allocated. Raises ExecutionError, FeedError or TranspileError for what cannot be predicted, VerifyError for
     programs that are not proved.
@@ -63,7 +64,7 @@ def simulate(
     _check(t, machine, per_host, batch, feed, slow or {})
     if verify:
         t.verify()
-    planned = plan_ranks(t, partial(_planned, machine=machine, world_size=t.world_size, batch=batch, feed=feed, fetch=fetch))
+    planned = plan_ranks(t, partial(_planned, machine=machine, world_size=t.world_size, batch=batch, feed=feed, fetch=fetch), exact)
     return _simulated(t, machine, per_host, planned, slow or {}, iterations)
 
 
