@@ -27,7 +27,7 @@ from .cli_options import (
     readable,
     script_file,
 )  # fmt: skip
-from .cli_predict import clusters, simulate
+from .cli_predict import calibrate, clusters, simulate
 from .cli_programs import main_of, read, transpiled, write
 from .ir.errors import FluidxError
 
@@ -296,6 +296,7 @@ def doctor(measure: bool) -> None:
 
 
 main.add_command(onnx)
+main.add_command(calibrate)
 main.add_command(clusters)
 main.add_command(simulate)
 

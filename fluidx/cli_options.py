@@ -36,6 +36,20 @@ class RankCount(click.ParamType):
         return Mesh(**{name: int(size) for name, _, size in axes})
 
 
+class RankCounts(click.ParamType):
+    """Numbers of ranks, 2 or more: 2,4."""
+
+    name = "ranks"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        parts = value.split(",")
+        if not all(part.isdigit() and int(part) > 1 for part in parts):
+            self.fail(f"{value!r} is not a list of numbers of ranks (2,4), each 2 or more", param, ctx)
+        return tuple(map(int, parts))
+
+
 class Shapes(click.ParamType):
     """Shapes of feeds: image=60x64,label=60x1."""
 

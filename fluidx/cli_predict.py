@@ -1,4 +1,4 @@
-"""The commands that predict: `fluidx clusters` and `simulate`."""
+"""The commands that predict: `fluidx clusters`, `calibrate` and `simulate`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .cli_options import STRATEGIES, STRATEGY_HELP, RankCount, Shapes, StrategyChoice, check_output, program_file, readable
+from .cli_options import STRATEGIES, STRATEGY_HELP, RankCount, RankCounts, Shapes, StrategyChoice, check_output, program_file, readable
 from .cli_programs import read, transpiled
 
 
@@ -87,3 +87,28 @@ def simulate(
     if perfetto is not None:
         found.save(perfetto)
         click.echo(f"wrote {perfetto}")
+
+
+@click.command()
+@click.option("-n", "ranks", type=RankCounts(), default="2", show_default=True, help="Numbers of ranks, 2,4.")
+@click.option("--backend", type=click.Choice(["processes", "threads", "mpi"]), default="processes", show_default=True)
+@click.option("--from", "profiles", multiple=True, type=readable, help="A timeline of fluidx trace, kept beside what is measured.")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@click.option("--anyway", is_flag=True, help="Measure also while others use this machine.")
+def calibrate(ranks: Any, backend: str, profiles: tuple[Path, ...], output: Path, anyway: bool) -> None:
+    """Measure what steps, collectives and messages take on this machine, in about a minute, for fluidx simulate and plan.
+
+    With --from and a calibration in the output file, the profiles are merged into it and nothing is measured.
+    """
+    from .hardware import load, save
+    from .simulator.calibration.calibrate import calibrate as measure
+    from .simulator.calibration.calibrate import merge, summary
+
+    if profiles and output.exists():
+        found = merge(load(str(output)), profiles)
+        save(found, output)
+    else:
+        found = measure(ranks, backend, output, profiles, anyway)
+    for line in summary(found):
+        click.echo(line)
+    click.echo(f"wrote {output}")

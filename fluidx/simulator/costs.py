@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..executor.plan.records import Plan, Step
-from ..hardware.records import Device, Figure, Hardware
-from ..ir.errors import FluidxError, nearest
+from ..hardware.records import Hardware
+from ..ir.errors import FluidxError
+from .calibrated_steps import CalibratedSteps
+from .calibration.machine import CalibratedMachine
+from .calibration.records import Measured
+from .estimate import CostEstimate
+from .sheet import Sheet
 from .work import FREE, StepWork, communicates, step_key, work_of
-
-
-class CostEstimate(NamedTuple):
-    """Seconds, their relative spread (0.1 is 10 %), and where they come from: "measured", "interpolated", "profile" or "sheet".
-
-    >>> CostEstimate(2.0, 0.25, "measured").high
-    2.5
-    """
-
-    seconds: float
-    spread: float
-    source: str
-
-    @property
-    def low(self) -> float:
-        return self.seconds * (1 - self.spread)
-
-    @property
-    def high(self) -> float:
-        return self.seconds * (1 + self.spread)
-
 
 NOTHING = CostEstimate(0.0, 0.0, "measured")
 _MOST = 1 << 17  # estimates that are kept
 _known: dict[tuple, CostEstimate] = {}  # of all hardware in this process, by its number and the key of the step
 _numbers: list[tuple[Hardware, int]] = []
 _next = count(1)
+_read: dict[int, Measured] = {}  # by the number of the hardware
 
 
 class Costs:
@@ -57,15 +42,25 @@ class Costs:
     CostEstimate(seconds=0.001001, spread=0.0, source='sheet')
     """
 
-    def __init__(self, hardware: Hardware, ranks_at_once: int = 1):
+    def __init__(self, hardware: Hardware, ranks_at_once: int = 1, backend: str = "processes"):
         self.hardware, self.ranks_at_once = hardware, ranks_at_once
         self._number = _number_of(hardware)
-        self._sheet = Sheet(hardware)
+        self._source: Sheet | CalibratedSteps = Sheet(hardware)
+        self.empty_run = hardware.device.call.value  # seconds of a run of an empty program
+        if hardware.measured is not None:
+            measured = _measured(hardware)
+            self._source = CalibratedSteps(hardware, measured, ranks_at_once)
+            self.empty_run = measured.run(backend, ranks_at_once, hardware.name).seconds
 
-    @property
-    def empty_run(self) -> float:
-        """Seconds that a run of an empty program takes."""
-        return self.hardware.device.call.value
+    def around(self, plan: Plan) -> CostEstimate:
+        """What a run takes beside its steps: starting it, and copying feeds in and fetches out."""
+        types = [plan.values[n].type for n in (*plan.feeds, *plan.fetches) if n in plan.values]
+        copies = [self.of(StepWork("assign", "native", (t, t), 0, 2 * t.nbytes)) for t in types]
+        return _sum([CostEstimate(self.empty_run, 0.0, "measured"), *copies])
+
+    def program(self, plan: Plan) -> CostEstimate:
+        """What a run on one device takes."""
+        return _sum([self.around(plan), *(self.step(plan, s) for s in plan.steps)])
 
     def step(self, plan: Plan, step: Step) -> CostEstimate:
         """The cost of a step that computes. Raises FluidxError for a step that communicates, and for one that has no cost."""
@@ -90,7 +85,7 @@ class Costs:
 
     def of(self, work: StepWork) -> CostEstimate:
         """The cost of some work."""
-        return self._sheet.estimate(work)
+        return self._source.estimate(work)
 
     def _branches(self, plan: Plan, step: Step, inner: Any) -> CostEstimate:
         """A branch costs what its dearest block costs. The rounds of a loop are not known."""
@@ -101,6 +96,17 @@ class Costs:
             )
         found = [_sum([self.step(plan, s) for s in plan.bodies[idx]]) for idx in inner]
         return max(found)
+
+
+def _measured(hardware: Hardware) -> Measured:
+    """The tables of a calibration, read once. Raises FluidxError if it is of another machine."""
+    number = _number_of(hardware)
+    if number not in _read:
+        if len(_read) >= 16:
+            _read.clear()
+        _read[number] = Measured.from_json(hardware.measured, hardware.name)
+    _read[number].machine.check(CalibratedMachine.here(), hardware.name)
+    return _read[number]
 
 
 def _sum(some: list[CostEstimate]) -> CostEstimate:
@@ -119,40 +125,3 @@ def _number_of(hardware: Hardware) -> int:
     _numbers.insert(0, (hardware, next(_next)))
     del _numbers[16:]
     return _numbers[0][1]
-
-
-class Sheet:
-    """Costs from the figures of a data sheet: max(operations / reached speed, bytes / reached bandwidth) + a call."""
-
-    def __init__(self, hardware: Hardware):
-        self.hardware = hardware
-
-    def estimate(self, work: StepWork) -> CostEstimate:
-        device = self.hardware.device
-        spread = max(device.bandwidth.spread, device.bandwidth_share.spread)
-        nbytes = work.nbytes + work.copied + (work.widened if device.kind == "cpu" else 0)
-        if (work.on_host or work.moves) and device.kind != "cpu":
-            link = self.hardware.to_host
-            if link is None:
-                raise FluidxError(
-                    f"op {work.first} works on host memory, and hardware {self.hardware.name} has no figures of the way there; add "
-                    '"to_host" with latency and bandwidth to its file'
-                )
-            # host memory of one device: its ranks share it, and get no more than their links to the host
-            return CostEstimate(nbytes / link.bandwidth.value + link.latency.value, link.bandwidth.spread, "sheet")
-        memory = nbytes / (device.bandwidth.value * device.bandwidth_share.value)
-        peak = _peak(device, work.dtype if work.product else "float32", work)
-        arithmetic = work.flops / (peak.value * device.share.value)
-        if arithmetic > memory:
-            spread = max(peak.spread, device.share.spread)
-        return CostEstimate(max(arithmetic, memory) + device.call.value, spread, "sheet")
-
-
-def _peak(device: Device, dtype: str, work: StepWork) -> Figure:
-    found = device.flops.get(dtype)
-    if found is None:
-        raise FluidxError(
-            f"op {work.first} computes products of {dtype}, for which device {device.name} has no peak; "
-            f'{nearest(dtype, device.flops, "it has those of")}; add "{dtype}" to its "flops"'
-        )
-    return found

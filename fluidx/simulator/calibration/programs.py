@@ -61,6 +61,20 @@ _CONVOLUTIONS = (
 _ATTENTION = ((16, 64, 128, 4), (6, 96, 320, 5), (2, 256, 192, 6))
 
 
+def copies() -> CalibrationProgram:
+    """Copies from 1 KiB to 64 MiB."""
+    main, startup = Program("copies"), Program("copies startup")
+    for k in range(9):
+        numel = 1 << 8 + 2 * k
+        for p, op, attrs in ((startup, "fill_constant", {"shape": (numel,), "value": 1.0}), (main, "assign", {})):
+            for name in ("from", "to"):
+                p.global_block().create_var(f"{name}.{numel}", (numel,), "float32", persistable=True)
+            outs = (f"from.{numel}", f"to.{numel}") if p is startup else (f"to.{numel}",)
+            for out in outs:
+                p.global_block().append_op(op, {} if p is startup else {"X": f"from.{numel}"}, {"Out": out}, attrs)
+    return CalibrationProgram(main, startup, {}, [])
+
+
 def _trained(
     name: str, batch: int, shape: Sequence[int], net: Callable[[Any], Any], classes: int, update: str
 ) -> CalibrationProgram:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ...executor.executor import Executor
@@ -11,37 +12,69 @@ from ...executor.places import CPUPlace, Place
 from ...executor.ranks.parallel_executor import ParallelExecutor
 from ...executor.run import observers
 from ...executor.scope import Scope
-from ...ir.program import ProgramPair
+from ...ir.errors import ExecutionError
+from ...ir.program import Program, ProgramPair
 from ...profiler import timeline
 from ...profiler.profile import Profile
 from ..step_table import TimedStep
 from .programs import CalibrationProgram
-from .traces import Statistic, timed_steps
+from .records import CurvePoint
+from .traces import Statistic, relative_spread, timed_steps
 
 Clock = Callable[[], float]
 _LEAST, _MOST = 5, 40  # runs of a program
 
 
 def steps_of(
-    programs: Iterable[Callable[[], CalibrationProgram]], places: Sequence[Place] | None, seconds: float, statistic: Statistic,
+    programs: Iterable[Callable[[], CalibrationProgram | None]], places: Sequence[Place] | None, seconds: float, statistic: Statistic,
     clock: Clock = time.perf_counter,
 ) -> list[TimedStep]:  # fmt: skip
     """The times of the steps of programs. Each runs for about `seconds`: on one device without `places`, otherwise on all places at once.
-    Steps whose spread is above 10 % run once more for as long."""
+    A program with steps whose spread is above 10 % runs once more for as long. Programs that fail are left out."""
     profile = Profile()
     for make in programs:
-        program = make()
-        run, close = _runner(program, places)
-        try:
-            run()  # touches its memory for the first time
-            observed = Profile()
-            _observe(observed, run, seconds, clock)
-            if _uncertain(observed, statistic):
-                _observe(observed, run, seconds, clock)
-            profile.runs += observed.runs
-        finally:
-            close()
+        if (program := make()) is not None:
+            with suppress(ExecutionError, ValueError):  # a sample with longer axes
+                profile.runs += _observed(program, places, seconds, statistic, clock).runs
     return list(timed_steps(timeline.events(profile.runs), statistic).steps)
+
+
+def _observed(
+    program: CalibrationProgram, places: Sequence[Place] | None, seconds: float, statistic: Statistic, clock: Clock
+) -> Profile:
+    profile = Profile()
+    run, close = _runner(program, places)
+    try:
+        run()  # touches its memory for the first time
+        observe(profile, run, seconds, clock)
+        if seconds and _uncertain(profile, statistic):
+            observe(profile, run, seconds, clock)
+    finally:
+        close()
+    return profile
+
+
+def one_device_run(statistic: Statistic, clock: Clock, count: int = 100) -> CurvePoint:
+    """The time of a run on one device that fills one element."""
+    main = Program("empty")
+    main.global_block().create_var("x", (1,), "float32", persistable=True)
+    main.global_block().append_op("fill_constant", {}, {"Out": "x"}, {"shape": (1,), "value": 0.0})
+    run, close = _runner(CalibrationProgram(main, Program("empty startup"), {}, []), None)
+    try:
+        times = timed_runs(run, clock, count)
+    finally:
+        close()
+    return CurvePoint(0, statistic(times), relative_spread(times))
+
+
+def timed_runs(run: Callable[[], Any], clock: Clock, count: int) -> list[float]:
+    """The seconds of runs, without the first fifth of them."""
+    times = []
+    for _ in range(count):
+        start = clock()
+        run()
+        times.append(clock() - start)
+    return times[count // 5 :]
 
 
 def _uncertain(profile: Profile, statistic: Statistic) -> bool:
@@ -50,7 +83,8 @@ def _uncertain(profile: Profile, statistic: Statistic) -> bool:
     return sum(s.seconds for s in steps if s.spread > 0.1) > 0.1 * sum(s.seconds for s in steps)
 
 
-def _observe(profile: Profile, run: Callable[[], Any], seconds: float, clock: Clock) -> None:
+def observe(profile: Profile, run: Callable[[], Any], seconds: float, clock: Clock) -> None:
+    """Make runs for about so many seconds, seen by the profile."""
     observers.watchers.append(profile)
     try:
         end, count = clock() + seconds, 0
@@ -67,6 +101,8 @@ def _runner(program: CalibrationProgram, places: Sequence[Place] | None) -> tupl
         one, scope = Executor(CPUPlace()), Scope()
         one.run(program.startup, scope=scope)
         return lambda: one.run(program.main, feed=program.feed, fetch_list=program.fetch, scope=scope), one.close
+    for p in (program.main, program.startup):
+        p.groups = {"all": (tuple(range(len(places))),)}
     pairs = [ProgramPair(program.main, program.startup)] * len(places)
     ranks = ParallelExecutor(pairs, places=places, verify=False)
     ranks.run_startup()

@@ -7,15 +7,13 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...ir.errors import FluidxError
-from ...ir.types import TensorType
-from ...ir.valuetypes import read_type
 from ..step_table import TimedStep
 from ..work import StepWork
+from .records import tensor_type
 
 Statistic = Callable[[Sequence[float]], float]
 _value = re.compile(r"%\S+ ([a-z0-9]+\[[0-9,]*\])")
@@ -73,16 +71,16 @@ def read_trace(path: str | Path, statistic: Statistic = statistics.median) -> Tr
 
 
 def _timed(work: StepWork, places: Iterable[Sequence[float]], statistic: Statistic) -> TimedStep:
-    each = [(statistic(times), _spread(times)) for times in places]
+    each = [(statistic(times), relative_spread(times)) for times in places]
     total = sum(seconds for seconds, _ in each)
     spread = sum(seconds * apart for seconds, apart in each) / total if total else 0.0
     return TimedStep(work, total / len(each), spread)
 
 
-def _spread(times: Sequence[float]) -> float:
+def relative_spread(times: Sequence[float]) -> float:
     """Half of the distance between the quartiles, relative to the median.
 
-    >>> _spread([1.0, 2.0, 3.0, 4.0, 5.0])
+    >>> relative_spread([1.0, 2.0, 3.0, 4.0, 5.0])
     0.5
     """
     if len(times) < 2:
@@ -92,12 +90,5 @@ def _spread(times: Sequence[float]) -> float:
 
 
 def _work(ops: str, args: Mapping[str, Any]) -> StepWork:
-    types = tuple([_type(t) for side in ("reads", "makes") for t in _value.findall(args[side])])
+    types = tuple([tensor_type(t) for side in ("reads", "makes") for t in _value.findall(args[side])])
     return StepWork(ops, args["body"], types, args["flops"], args["bytes"])
-
-
-@lru_cache(maxsize=1 << 14)
-def _type(text: str) -> TensorType:
-    found = read_type(text)
-    assert isinstance(found, TensorType)
-    return found

@@ -1,0 +1,196 @@
+"""`calibrate`: measure this machine, alone and with all ranks at work, and write its figures to a file."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...executor.places import Place, cpu_places, process_places
+from ...hardware import files
+from ...hardware.records import Device, Figure, Hardware, LinkFigures
+from ...ir.errors import FluidxError, nearest
+from ...profiler.ceilings import Ceilings, ceilings, threads_of
+from . import links
+from .machine import CalibratedMachine, Others, check_idle, others
+from .mpi_rank import curves_of_mpi
+from .programs import CalibrationProgram, copies, networks
+from .records import CurvePoint, Curves, Measured, TracedProfile
+from .samples import sample_programs, sampled_ops
+from .steps import Clock, one_device_run, steps_of
+from .traces import Statistic, read_trace
+
+BACKENDS: dict[str, Callable[[int], Sequence[Place]]] = {
+    "processes": process_places,
+    "threads": cpu_places,
+    "mpi": process_places,  # for steps; what they send is measured under mpirun
+}
+_SOURCE = "fluidx calibrate"
+
+
+class CalibrationScope(NamedTuple):
+    """How much a calibration measures: seconds for each program, the programs, the ops whose samples run, and the sizes of messages."""
+
+    seconds: float = 0.5
+    programs: Sequence[Callable[[], CalibrationProgram]] = ()
+    ops: Sequence[str] = ()
+    sizes: Sequence[int] = links.SIZES
+    ceilings: Callable[[int], Ceilings] = ceilings
+
+    @staticmethod
+    def full() -> CalibrationScope:
+        return CalibrationScope(programs=[copies, *networks()], ops=sampled_ops())
+
+
+def calibrate(
+    ranks: Sequence[int] = (2, 4),
+    backend: str = "processes",
+    output: str | Path | None = None,
+    profiles: Sequence[str | Path] = (),
+    anyway: bool = False,
+    *,
+    statistic: Statistic = statistics.median,
+    scope: CalibrationScope | None = None,
+    clock: Clock = time.perf_counter,
+    busy: Callable[[], Others] = others,
+) -> Hardware:
+    """Measure this machine in about a minute: steps, copies, collectives and messages, with one rank and with so many `ranks` at once.
+
+    The figures go to the file `output`, which `fx.Cluster.load`, `fx.simulate` and `fx.plan` read. `backend` is "processes", "threads", or
+    "mpi", for which mpirun starts ranks. `profiles` are timelines of `fluidx trace`, whose steps are kept beside the measured ones. Steps
+    of ranks are taken while all of them compute, on no more ranks than there are cores.
+
+    Raises FluidxError if the machine is busy, unless `anyway`.
+    """
+    if backend not in BACKENDS:
+        raise FluidxError(f"calibrate: unknown backend {backend!r}; {nearest(backend, BACKENDS, 'there are')}")
+    if wrong := next((n for n in ranks if not isinstance(n, int) or isinstance(n, bool) or n < 2), None):
+        raise FluidxError(f"calibrate: ranks are numbers of 2 or more, as in ranks=(2, 4), got {wrong!r}")
+    traced = [TracedProfile(str(path), found.ranks, found.steps) for path in profiles for found in (read_trace(path, statistic),)]
+    machine, scope = CalibratedMachine.here(), scope or CalibrationScope.full()
+    if not anyway:
+        check_idle(busy(), machine.cores)
+    run = _Calibration(scope, statistic, clock)
+    run.one_device()
+    for n in ranks:
+        run.ranks(BACKENDS[backend](n), n, backend, min(n, machine.cores))
+    measured = Measured(machine, run.steps, run.runs, run.curves, tuple(traced))
+    found = _hardware(machine, scope.ceilings(threads_of(1)), measured, backend)
+    if output is not None:
+        files.save(found, output)
+    return found
+
+
+def merge(hardware: Hardware, profiles: Iterable[str | Path], statistic: Statistic = statistics.median) -> Hardware:
+    """The figures of a calibrated machine with the steps of profiles beside them; a profile replaces an older one of the same file."""
+    if hardware.measured is None:
+        raise FluidxError(f"{hardware.name} is not calibrated, a profile holds for one machine only; run `fluidx calibrate`")
+    measured = Measured.from_json(hardware.measured, hardware.name)
+    kept = {p.file: p for p in measured.profiles}
+    for path in profiles:
+        found = read_trace(path, statistic)
+        kept[str(path)] = TracedProfile(str(path), found.ranks, found.steps)
+    return replace(hardware, measured=replace(measured, profiles=tuple(kept.values())).as_json())
+
+
+class _Calibration:
+    """The tables, as they are filled."""
+
+    def __init__(self, scope: CalibrationScope, statistic: Statistic, clock: Clock):
+        self.scope, self.statistic, self.clock = scope, statistic, clock
+        self.steps: dict[int, Any] = {}
+        self.runs: dict[str, dict[int, CurvePoint]] = {}
+        self.curves: dict[str, dict[int, Curves]] = {}
+
+    def one_device(self) -> None:
+        networks = steps_of(self.scope.programs, None, self.scope.seconds, self.statistic, self.clock)
+        samples = steps_of(sample_programs(self.scope.ops), None, 0.0, self.statistic, self.clock)
+        known = {s.work.key for s in networks}  # among the other steps of a network a step runs as it does in a program
+        self.steps[1] = (*networks, *(s for s in samples if s.work.key not in known))
+        self.runs["one"] = {1: one_device_run(self.statistic, self.clock)}
+
+    def ranks(self, places: Sequence[Place], n: int, backend: str, at_once: int) -> None:
+        """What n ranks take: their steps where all compute at once, collectives, and a run."""
+        if at_once not in self.steps:
+            self.steps[at_once] = tuple(steps_of(self.scope.programs, places[:at_once], self.scope.seconds, self.statistic, self.clock))
+        if backend == "mpi":
+            found, run = curves_of_mpi(n, 2 * self.scope.seconds)
+        else:
+            found, run = links.curves(places, 2 * self.scope.seconds, self.statistic, self.clock, self.scope.sizes)
+        self.curves.setdefault(backend, {})[n] = found
+        self.runs.setdefault(backend, {})[n] = run
+
+
+def _hardware(machine: CalibratedMachine, best: Ceilings, measured: Measured, backend: str) -> Hardware:
+    """The figures of the machine as a device, and those of its ranks as links."""
+
+    def figure(value: float, spread: float = 0.0) -> Figure:
+        return Figure(value, _SOURCE, round(spread, 4))
+
+    memory = figure(float(_memory()))
+    device = Device(
+        machine.cpu, "cpu", memory, {"float32": figure(1e9 * best.gflops)}, figure(1.0), figure(1e9 * best.gbs), figure(1.0),
+        figure(1e-6 * best.call), figure(max(1.0, _slowdown(measured.steps))), figure(15e6), machine.cores,
+    )  # fmt: skip
+    return Hardware(
+        f"{machine.cpu}, {machine.cores} cores", f"calibrated {machine.date} with {backend}, load {machine.load}", max(machine.cores, 1), 1,
+        device, _links(measured.curves.get(backend, {}), figure, best), None, memory, None, measured.as_json(),
+    )  # fmt: skip
+
+
+def _slowdown(steps: Mapping[int, Any]) -> float:
+    """How much longer steps take while all ranks compute, in the median."""
+    alone = {s.work.key: s.seconds for s in steps[1]}
+    ratios = [s.seconds / alone[s.work.key] for n, some in steps.items() if n > 1 for s in some if alone.get(s.work.key)]
+    return statistics.median(ratios) if ratios else 1.0
+
+
+def _links(curves: Mapping[int, Curves], figure: Callable[..., Figure], best: Ceilings) -> LinkFigures:
+    """The figures of the links between ranks, from messages and from the rings that would take as long as all_reduce does."""
+    points = [p for ops in curves.values() for p in ops.get(links.MESSAGE, ())]
+    if not points:
+        return LinkFigures(figure(1e-6 * best.call), figure(1e9 * best.gbs))
+    least, most = min(points, key=lambda p: p.seconds), max(points, key=lambda p: p.nbytes)
+    rings = {n: ops["all_reduce"][-1] for n, ops in curves.items() if ops.get("all_reduce")}
+    small = min((ops["all_reduce"][0] for ops in curves.values() if ops.get("all_reduce")), key=lambda p: p.seconds, default=None)
+    return LinkFigures(
+        figure(least.seconds, least.spread),
+        figure(most.nbytes / most.seconds, most.spread),
+        by_group={n: figure(2 * (n - 1) / n * p.nbytes / p.seconds, p.spread) for n, p in sorted(rings.items())},
+        collective_latency=small and figure(small.seconds, small.spread),
+    )
+
+
+def _memory() -> int:
+    """The bytes of memory of this machine; 1 where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("MemTotal")).split()[1])
+    except (OSError, StopIteration, ValueError):
+        return 1
+
+
+def summary(hardware: Hardware) -> Iterator[str]:
+    """Lines that say what a calibration found."""
+    assert hardware.measured is not None
+    found = Measured.from_json(hardware.measured, hardware.name)
+    yield f"{hardware.name}: {found.machine.threads} threads, kernel level {found.machine.level}, load {found.machine.load}"
+    for n, steps in sorted(found.steps.items()):
+        unsure = sum(s.spread > 0.1 for s in steps)
+        yield f"  steps of {n} rank{'s' if n > 1 else ''} at once: {len(steps)}, of {unsure} the spread is above 10 %"
+    for kind, runs in found.runs.items():
+        for n, p in sorted(runs.items()):
+            yield f"  an empty run, {kind if kind == 'one' else f'{n} {kind}'}: {1e6 * p.seconds:.1f} us"
+    for kind, some in found.curves.items():
+        for n, ops in sorted(some.items()):
+            large = {op: points[-1] for op, points in ops.items() if points}
+            rates = ", ".join(f"{op} {p.nbytes / p.seconds / 1e9:.2f} GB/s" for op, p in large.items())
+            yield f"  {n} {kind}, {max((p.nbytes for p in large.values()), default=0) >> 20} MiB: {rates}"
+    for traced in found.profiles:
+        yield f"  profile {traced.file}: {len(traced.steps)} steps of {traced.ranks} rank{'s' if traced.ranks > 1 else ''}"
+
+
+__all__ = ["BACKENDS", "CalibrationScope", "calibrate", "merge", "summary"]

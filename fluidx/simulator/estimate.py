@@ -1,0 +1,25 @@
+"""CostEstimate: seconds, how sure they are, and where they come from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class CostEstimate(NamedTuple):
+    """Seconds, their relative spread (0.1 is 10 %), and where they come from: "measured", "interpolated", "profile" or "sheet".
+
+    >>> CostEstimate(2.0, 0.25, "measured").high
+    2.5
+    """
+
+    seconds: float
+    spread: float
+    source: str
+
+    @property
+    def low(self) -> float:
+        return self.seconds * (1 - self.spread)
+
+    @property
+    def high(self) -> float:
+        return self.seconds * (1 + self.spread)

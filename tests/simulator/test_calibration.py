@@ -1,0 +1,352 @@
+"""Calibrations: what is measured, with few programs and a clock of the test; the file; what is refused; and costs from it."""
+
+import json
+from itertools import count
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import fluidx as fx
+from fluidx.cli import main as cli
+from fluidx.executor.plan.dry_run import dry_plan
+from fluidx.hardware import files
+from fluidx.ir.errors import FluidxError
+from fluidx.ir.types import TensorType
+from fluidx.profiler.ceilings import Ceilings
+from fluidx.simulator.calibrated_steps import CalibratedSteps
+from fluidx.simulator.calibration.calibrate import CalibrationScope, calibrate, merge, summary
+from fluidx.simulator.calibration.machine import CalibratedMachine, Others, check_idle, others
+from fluidx.simulator.calibration.programs import CalibrationProgram, copies, networks
+from fluidx.simulator.calibration.records import CurvePoint, Measured, TracedProfile
+from fluidx.simulator.calibration.samples import sample_programs
+from fluidx.simulator.calibration.steps import steps_of
+from fluidx.simulator.calibration.traces import read_trace, timed_steps
+from fluidx.simulator.costs import Costs
+from fluidx.simulator.step_table import Rates, StepTable, TimedStep
+from fluidx.simulator.work import StepWork, work_of
+
+BEST = Ceilings(1, 100.0, 10.0, 1.0)  # 100 GFLOP/s, 10 GB/s, 1 us
+IDLE = Others(0.0, 0.0)
+RATES = Rates(1e11, 1e10, 0.0)
+
+
+def tick():
+    """A clock that goes on by 1 ms whenever it is read."""
+    ticks = count()
+    return lambda: 1e-3 * next(ticks)
+
+
+def small(backend="threads", ranks=(2,), programs=None, **kw):
+    scope = CalibrationScope(0.0, [little] if programs is None else programs, ("relu",), (256, 4096), lambda threads: BEST)
+    return calibrate(ranks, backend, scope=scope, clock=tick(), busy=lambda: IDLE, **kw)
+
+
+def little():
+    main, startup = fx.Program("little"), fx.Program()
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        loss = fx.layers.mean(fx.layers.fc(fx.data("x", [-1, 6], "float32"), 3))
+        fx.optimizer.SGD(0.1).minimize(loss)
+    return CalibrationProgram(main, startup, {"x": np.ones((4, 6), "float32")}, [loss])
+
+
+def elementwise(numel, op="relu", kernel="native"):
+    t = TensorType("float32", (numel,))
+    return StepWork(op, kernel, (t, t), numel, 8 * numel)
+
+
+def product(m, k, n, op="matmul", kernel="native"):
+    types = tuple(TensorType("float32", s) for s in ((m, k), (k, n), (m, n)))
+    return StepWork(op, kernel, types, 2 * m * k * n, 4 * (m * k + k * n + m * n))
+
+
+def timed(work, factor, spread=0.0):
+    """A step that takes `factor` times as long as at the rates."""
+    return TimedStep(work, factor * RATES.seconds(work), spread)
+
+
+def machine_of(steps, profiles=(), cores=2, **kw):
+    """A calibrated machine with these tables."""
+    here = CalibratedMachine.here()._replace(cores=cores, **kw)
+    runs = {"one": {1: CurvePoint(0, 5e-6, 0.0)}, "processes": {2: CurvePoint(0, 20e-6, 0.0)}}
+    measured = Measured(here, steps, runs, {}, tuple(profiles))
+    found = small(ranks=(), programs=[])
+    return files.from_json({**files.as_json(found), "measured": measured.as_json()}, "machine.json"), measured
+
+
+# -- tables by hand ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_of_the_table_takes_its_own_time():
+    table = StepTable([TimedStep(elementwise(1000), 7e-6, 0.04), timed(elementwise(2000), 9)], RATES)
+    found = table.find(elementwise(1000))
+    assert (found.seconds, found.spread, found.distance) == (7e-6, 0.04, 0.0)
+
+
+def test_between_two_sizes_time_is_that_of_the_line_through_both_in_logarithms():
+    # 1 and 4 times the bytes take 10 and 90 us: twice the bytes takes the geometric mean, 30 us
+    table = StepTable([TimedStep(elementwise(1000), 10e-6, 0.0), TimedStep(elementwise(4000), 90e-6, 0.0)], RATES)
+    assert table.find(elementwise(2000)).seconds == pytest.approx(30e-6)
+
+
+def test_beyond_the_sizes_the_nearest_factor_holds():
+    table = StepTable([timed(elementwise(1000), 3)], RATES)
+    work = elementwise(64000)
+    assert table.find(work).seconds == pytest.approx(3 * RATES.seconds(work)) and table.find(work).spread > 0.2
+
+
+def test_a_product_takes_after_those_of_its_shape_and_not_after_those_of_its_operations():
+    thin, square = product(4, 4096, 64), product(128, 64, 128)
+    assert thin.flops == square.flops
+    table = StepTable([timed(thin, 5), timed(square, 1)], RATES)
+    work = product(4, 2048, 64)
+    assert table.find(work).seconds > 4 * RATES.seconds(work)
+
+
+def test_a_chain_takes_after_its_product_if_no_such_chain_was_timed():
+    table = StepTable([timed(product(64, 64, 64, "mul"), 2), timed(elementwise(64), 50)], RATES)
+    chain = product(64, 64, 64, "mul + elementwise_add + tanh", "fused")
+    assert table.find(chain).seconds == pytest.approx(2 * RATES.seconds(chain))
+    assert table.find(chain, alike=True) is None
+
+
+def test_an_operator_like_no_other_has_no_time():
+    assert StepTable([timed(elementwise(10), 1)], RATES).find(elementwise(10, "my_op")) is None
+
+
+# -- costs from them -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_profiles_go_before_measured_steps_and_timed_steps_before_neighbours():
+    a, b, c = elementwise(1000), elementwise(1500), elementwise(4000)
+    profile = TracedProfile("t.json", 1, (timed(a, 2),))
+    hw, measured = machine_of({1: (timed(a, 5), timed(b, 7), timed(c, 8))}, [profile])
+    costs = CalibratedSteps(hw, measured, 1)
+    rates = costs.rates
+    assert (costs.estimate(a).seconds, costs.estimate(a).source) == (pytest.approx(2 * RATES.seconds(a)), "profile")
+    assert (costs.estimate(b).seconds, costs.estimate(b).source) == (pytest.approx(7 * RATES.seconds(b)), "measured")
+    near, far = elementwise(1100), elementwise(100_000)
+    assert costs.estimate(near).source == "profile" and costs.estimate(far).source == "interpolated"
+    assert costs.estimate(far).seconds > 4 * rates.seconds(far)  # after the measured ones
+
+
+def test_ranks_at_once_have_their_own_table_and_slow_down_what_is_only_in_that_of_one():
+    a, b = elementwise(1000), elementwise(1000, "tanh")
+    hw, measured = machine_of({1: (timed(a, 2), timed(b, 4)), 2: (timed(a, 3),)})
+    two = CalibratedSteps(hw, measured, 2)
+    assert two.estimate(a).seconds == pytest.approx(3 * RATES.seconds(a))
+    slow = CalibratedSteps(hw, measured, 2).estimate(b)
+    assert slow.seconds == pytest.approx(4 * RATES.seconds(b) * hw.device.slowdown.value) and slow.source == "interpolated"
+    hw, measured = machine_of({1: (timed(a, 2), timed(b, 4)), 2: (timed(a, 3), timed(elementwise(980, "tanh"), 8))})
+    assert CalibratedSteps(hw, measured, 2).estimate(b).seconds == pytest.approx(8 * RATES.seconds(b), rel=0.05)
+
+
+def test_a_profile_of_one_rank_is_slowed_down_for_two():
+    a = elementwise(1000)
+    profile = TracedProfile("t.json", 1, (timed(a, 10),))
+    hw, measured = machine_of({1: (timed(a, 2),), 2: (timed(a, 3),)}, [profile])
+    found = CalibratedSteps(hw, measured, 2).estimate(a)
+    assert (found.seconds, found.source) == (pytest.approx(15 * RATES.seconds(a)), "profile")
+
+
+def test_a_run_is_its_start_its_copies_and_its_steps():
+    main = fx.Program("one")
+    with fx.program_guard(main, fx.Program()):
+        y = fx.layers.relu(fx.data("x", [250], "float32"))
+    plan = dry_plan(main, fetch=[y.name])
+    work = work_of(plan.steps[0], plan.values)
+    copy = TimedStep(elementwise(250, "assign")._replace(flops=0), 3e-6, 0.0)
+    hw, _ = machine_of({1: (TimedStep(work, 11e-6, 0.0), copy)})
+    assert Costs(hw).program(plan).seconds == pytest.approx(5e-6 + 2 * 3e-6 + 11e-6)
+
+
+def test_an_operator_without_cost_says_what_to_do():
+    hw, measured = machine_of({1: (timed(elementwise(10), 1),)})
+    with pytest.raises(FluidxError, match="op my_op has no cost: neither .* nor a profile beside it has a step like my_op .*--from"):
+        CalibratedSteps(hw, measured, 1).estimate(elementwise(10, "my_op"))
+
+
+def test_a_number_of_ranks_that_was_not_measured_is_refused_and_more_ranks_than_cores_are_not():
+    steps = {1: (timed(elementwise(10), 1),), 2: (timed(elementwise(10), 1),)}
+    hw, measured = machine_of(steps, cores=8)
+    with pytest.raises(FluidxError, match="has steps of 1 and 2 ranks at once, not of 3; run `fluidx calibrate -n 3`"):
+        CalibratedSteps(hw, measured, 3)
+    hw, measured = machine_of(steps, cores=2)
+    assert CalibratedSteps(hw, measured, 4).estimate(elementwise(10)).seconds > 0
+    with pytest.raises(FluidxError, match="has no runs of 4 processes; run `fluidx calibrate -n 4 --backend processes`"):
+        measured.run("processes", 4, "machine.json")
+
+
+@pytest.mark.parametrize(
+    "change, what",
+    [
+        ({"cpu": "Z80"}, "its processor is Z80"),
+        ({"threads": 99}, "its number of kernel threads is 99"),
+        ({"level": "v9"}, "its kernel level is v9"),
+        ({"cores": 77}, "its number of cores is 77"),
+    ],
+)
+def test_a_calibration_of_another_machine_is_refused_by_name(change, what):
+    here = CalibratedMachine.here()
+    with pytest.raises(FluidxError, match=f"is a calibration of another machine: {what}.*fluidx calibrate"):
+        here._replace(**change).check(here, "machine.json")
+    here._replace(date="1984-01-24", load=3.0, fluidx="0").check(here, "machine.json")
+
+
+def test_costs_check_the_machine():
+    hw, _ = machine_of({1: (timed(elementwise(10), 1),)}, threads=99)
+    with pytest.raises(FluidxError, match="another machine: its number of kernel threads is 99"):
+        Costs(hw)
+
+
+# -- measuring -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_busy_machine_is_refused_unless_anyway():
+    with pytest.raises(FluidxError, match="busy: others use 1.0 of 2 cores.*--anyway"):
+        check_idle(Others(1.0, 0.0), 2)
+    with pytest.raises(FluidxError, match="busy: the hypervisor takes 10% of the time"):
+        check_idle(Others(0.0, 0.1), 2)
+    check_idle(Others(0.2, 0.01), 2)
+    scope = CalibrationScope(0.0, [], (), (256,), lambda threads: BEST)
+    with pytest.raises(FluidxError, match="this machine is busy"):
+        calibrate((), scope=scope, busy=lambda: Others(8.0, 0.0))
+    assert calibrate((), scope=scope, busy=lambda: Others(8.0, 0.0), anyway=True).measured
+
+
+def test_what_others_use_is_what_the_system_counts_while_this_process_sleeps(tmp_path, monkeypatch):
+    stat = tmp_path / "stat"
+    stat.write_text("cpu 100 0 0 100 0 0 0 0 0 0\n")
+    monkeypatch.setattr("fluidx.native.cores", lambda: 4)
+    # of 100 ticks 50 are idle and 10 stolen: others run on 0.4 of 4 cores
+    found = others(1.0, lambda s: stat.write_text("cpu 140 0 0 150 0 0 0 10 0 0\n"), stat)
+    assert found == Others(pytest.approx(1.6), pytest.approx(0.1))
+    assert others(1.0, lambda s: None, tmp_path / "none") == Others(0.0, 0.0)
+
+
+def test_steps_of_a_program_are_timed_under_the_keys_of_its_plan():
+    found = {s.work.key for s in steps_of([little], None, 0.0, min)}
+    made = little()
+    plan = dry_plan(made.main, batch=4, fetch=[v.name for v in made.fetch])
+    works = [work_of(s, plan.values) for s in plan.steps if s.kernel not in ("view", "joined", "nothing")]
+    assert found == {w.key for w in works}
+
+
+def test_the_programs_of_a_calibration_can_be_planned_and_have_all_kinds_of_steps():
+    kinds = set()
+    for make in [*networks(), copies]:
+        made = make()
+        plan = dry_plan(made.main, {k: v.shape for k, v in made.feed.items()})
+        kinds |= {work_of(s, plan.values).first for s in plan.steps}
+    assert {"mul", "matmul", "conv2d", "conv2d_grad", "scaled_dot_product_attention_grad", "adam", "momentum", "sgd", "assign"} <= kinds
+
+
+def test_samples_grow_along_a_free_axis_and_stay_where_sizes_are_in_attributes():
+    shapes = {}
+    for op in ("softmax", "conv2d_grad", "matmul"):
+        made = [make() for make in sample_programs([op])][:3]
+        shapes[op] = [None if p is None else [a.shape for a in p.feed.values()] for p in made]
+    first, second, third = shapes["softmax"]
+    assert second[0][0] == 64 * first[0][0] and third[0][0] == 2048 * first[0][0] and first[0][1:] == third[0][1:]
+    x, filters, g = shapes["conv2d_grad"][1]
+    assert x[0] == g[0] == 64 * shapes["conv2d_grad"][0][0][0] and filters == shapes["conv2d_grad"][0][1]
+    (a, b), (longer, same) = shapes["matmul"][:2]
+    assert longer == (64 * a[0], a[1]) and same == b
+
+
+@pytest.mark.parametrize("backend", ["threads", "processes"])
+def test_a_calibration_has_steps_runs_and_curves_and_its_file_reads_back(backend, tmp_path):
+    path = tmp_path / "machine.json"
+    made = small(backend, output=path)
+    found = files.load(str(path))
+    assert found == made
+    measured = Measured.from_json(found.measured, "machine.json")
+    assert measured.as_json() == found.measured == json.loads(path.read_text())["measured"]
+    assert set(measured.steps) == {1, 2} and {"mul", "relu"} <= {s.work.first for s in measured.steps[1]}
+    assert set(measured.runs) == {"one", backend}
+    curves = measured.curves[backend][2]
+    assert set(curves) == {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "message"}
+    assert all([p.nbytes for p in points] == [256, 4096] and all(p.seconds > 0 for p in points) for points in curves.values())
+    assert set(found.inside.by_group) == {2} and found.device.kind == "cpu"
+    assert any("2 ranks at once" in line for line in summary(found))
+    Costs(found, 2, backend)
+
+
+def test_bad_arguments_and_files_are_refused(tmp_path):
+    with pytest.raises(FluidxError, match="unknown backend 'process'; did you mean 'processes'"):
+        small("process")
+    with pytest.raises(FluidxError, match="ranks are numbers of 2 or more.* got 1"):
+        small(ranks=(1,))
+    with pytest.raises(FluidxError, match="timeline .* cannot be read"):
+        small(profiles=[tmp_path / "none.json"])
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(FluidxError, match="other.json is not a timeline of fluidx"):
+        read_trace(tmp_path / "other.json")
+    (tmp_path / "empty.json").write_text('{"traceEvents": []}')
+    with pytest.raises(FluidxError, match="has no steps that compute"):
+        read_trace(tmp_path / "empty.json")
+    with pytest.raises(FluidxError, match='the section "measured" of machine.json is not that of a calibration'):
+        Measured.from_json({"machine": {}}, "machine.json")
+
+
+# -- profiles ------------------------------------------------------------------------------------------------------------------------------
+
+
+def event(name, dur, tid=0, kind="operator", **args):
+    given = {"body": "native", "reads": "%x f32[4]", "makes": "%y f32[4]", "bytes": 32, "flops": 4, **args}
+    return {"ph": "X", "cat": kind, "name": name, "tid": tid, "dur": dur, "args": given}
+
+
+def test_places_of_equal_work_are_timed_apart_and_averaged():
+    runs = [[event("p, run 1", 9.0, kind="run"), event("relu", 1.0), event("relu", 5.0)],
+            [event("p, run 2", 9.0, kind="run"), event("relu", 2.0), event("relu", 9.0)],
+            [event("p, run 3", 9.0, kind="run"), event("relu", 3.0), event("relu", 7.0)]]  # fmt: skip
+    (step,) = timed_steps([e for run in runs for e in run]).steps
+    assert step.seconds == pytest.approx(4.5e-6)  # medians 2 and 7
+
+
+def test_waits_and_communication_are_no_steps_and_rows_are_ranks():
+    events = [event("p, run 1", 9.0, r, "run") for r in (0, 1)]
+    events += [event("relu", 1.0, 0), event("relu", 3.0, 1), event("all_reduce", 9.0, 1000, "communication,NCCL_ALLREDUCE")]
+    found = timed_steps(events)
+    assert found.ranks == 2 and [s.work.ops for s in found.steps] == ["relu"] and found.steps[0].seconds == pytest.approx(2e-6)
+
+
+def test_a_saved_profile_has_the_steps_of_the_plan(tmp_path):
+    made = little()
+    exe = fx.Executor()
+    exe.run(made.startup)
+    with fx.profiler.profiler() as profile:
+        exe.run(made.main, feed=made.feed, fetch_list=made.fetch)
+    profile.save(tmp_path / "trace.json")
+    hw = small(programs=[], ranks=())
+    found = merge(merge(hw, [tmp_path / "trace.json"]), [tmp_path / "trace.json"])
+    (traced,) = Measured.from_json(found.measured, "machine.json").profiles
+    assert traced.ranks == 1
+    plan = dry_plan(made.main, batch=4, fetch=[v.name for v in made.fetch])
+    sources = {Costs(found).step(plan, s).source for s in plan.steps if s.kernel not in ("view", "joined", "nothing")}
+    assert sources == {"profile"}
+
+
+def test_a_profile_needs_a_calibration():
+    with pytest.raises(FluidxError, match="dgx-a100 is not calibrated, a profile holds for one machine only"):
+        merge(files.load("dgx-a100"), ["trace.json"])
+
+
+# -- the command ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_merges_into_a_file_that_is_there(tmp_path, monkeypatch):
+    path, trace = tmp_path / "machine.json", tmp_path / "trace.json"
+    small(ranks=(), programs=[], output=path)
+    trace.write_text(json.dumps({"traceEvents": [event("p, run 1", 9.0, kind="run"), event("relu", 1.0)]}))
+    done = CliRunner().invoke(cli, ["calibrate", "--from", str(trace), "-o", str(path)])
+    assert done.exit_code == 0 and "trace.json: 1 steps of 1 rank" in done.output
+    assert len(Measured.from_json(files.load(str(path)).measured, "").profiles) == 1
+
+
+def test_the_command_refuses_a_busy_machine_and_counts_of_ranks(tmp_path, monkeypatch):
+    path = str(tmp_path / "machine.json")
+    monkeypatch.setattr("fluidx.simulator.calibration.calibrate.others", lambda: Others(2.0, 0.0))
+    done = CliRunner().invoke(cli, ["calibrate", "-n", "1,2", "-o", path])
+    assert done.exit_code == 2 and "'1,2' is not a list of numbers of ranks" in done.output
