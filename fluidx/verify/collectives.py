@@ -59,8 +59,7 @@ class CollectiveCalls:
             if isinstance(scope, AllRanks):
                 return False
             raise
-        sets = self.mesh.groups[group]
-        self.count += sum(self.mesh.holds(scope.roots, s[0]) for s in sets) if isinstance(scope, RootRanks) else len(sets)
+        self.count += len(self.mesh.sets_at(group, scope.roots if isinstance(scope, RootRanks) else ()))
         scope.write(outs[0], made)
         return True
 

@@ -108,6 +108,10 @@ class RankGroups:
                 return False
         return True
 
+    def sets_at(self, group: str, roots: Placement) -> Sets:
+        """The sets of a group whose first rank is at these roots."""
+        return [s for s in self.groups[group] if self.holds(roots, s[0])] if roots else self.groups[group]
+
     def is_subgroup(self, inner: str, outer: str) -> bool:
         """True if every set of `inner` is a proper subset of a set of `outer`."""
         key = inner, outer

@@ -119,7 +119,8 @@ class SimultaneousRun:
                 if definition is not None and definition.effect is Effect.COLLECTIVE:
                     if self.collective_calls.of_all(op, scope):
                         if op.type == TRANSFER:  # other ranks than those of its messages have no operator
-                            self.operators_at_roots += sum(len(s) - 2 for s in self.mesh.groups[op.attrs["group"]])
+                            at = self.mesh.sets_at(op.attrs["group"], scope.roots if isinstance(scope, RootRanks) else ())
+                            self.operators_at_roots += sum(len(s) - 2 for s in at)
                         return
                 else:
                     try:

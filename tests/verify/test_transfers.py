@@ -154,3 +154,28 @@ def test_replicas_of_a_pipeline_are_proved_without_their_programs(ranks):
     assert not t._ranks and t.get_trainer_program(ranks - 1).ops and t.verify() is report
     if ranks == 4:
         assert str(t.verify(every_rank=True)) == str(report)
+
+
+def test_transfers_at_other_roots_are_counted_there():
+    """Two groups of stages, of which the value is at the first of each pair over tp alone: one message, not two."""
+    groups = "group pp = [0, 2] [1, 3]\n  group tp = [0, 1] [2, 3]"
+    text = f"""
+program two {{
+  {groups}
+  data %x: f32[4] at(0) over pp at(0) over tp
+forward:
+  %y: f32[4] at(0) over pp at(0) over tp = relu(%x)
+dist:
+  %y.moved: f32[4] at(1) over pp at(0) over tp = transfer(%y) {{group="pp", root=0, to=1}}
+}}
+"""
+    special = Specializer(parse(text))
+    source = ProgramPair(parse("program two { data %x: f32[4]\nforward:\n  %y: f32[4] = relu(%x)\n}"), parse("program s { }"))
+    startup = parse(f"program s {{ {groups} }}")
+    common = verify_common(source, ProgramPair(special.program, startup), 4)
+    mains = [special.rank_program(r) for r in range(4)]
+    for r, mine in enumerate(mains):
+        check_rank_program(special.program, mine, r, special.recipe)
+    each = verify_ranks(source, mains, [Specializer(startup).rank_program(r) for r in range(4)])
+    assert special.is_common and special.exchanges == (1, 1) == (common.collectives, each.messages)
+    assert common.operators == each.operators == 3

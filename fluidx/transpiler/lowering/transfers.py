@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ...ir.errors import TranspileError
 from ...ir.operator import Operator
-from ...ir.parts import Coords, holds, local_type
+from ...ir.parts import Coords, coords_of, holds, local_type
 from ...ir.program import Block
 from ...ir.sizes import StandInShapes
 from ...ir.types import ANY, TensorType
@@ -30,7 +30,12 @@ class Transfers:
 
     def count(self) -> tuple[int, int]:
         """The number of transfers in the sets of their groups, which is also that of the messages."""
-        found = sum(len(self.block.program.groups[op.attrs["group"]]) for op in self.ops)
+        program, found = self.block.program, 0
+        for op in self.ops:
+            sets = program.groups[op.attrs["group"]]
+            place = self.block.desc(op.output_arg_names[0]).placement
+            roots = tuple(e for e in place if e.root is not None and e.group != op.attrs["group"])
+            found += sum(holds(roots, coords_of(program.groups, s[0], program.turns)) for s in sets) if roots else len(sets)
         return found, found
 
     def write(self, rank: int, coords: Coords, block: Block) -> None:
