@@ -23,8 +23,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .errors import ProgramError
-from .opdef import Effect, opdef
-from .operator import Operator
+from .opdef import OPS, Effect, opdef
+from .operator import Operator, op_types
 from .sub_blocks import bodies, check_body, runs_bodies
 
 if TYPE_CHECKING:
@@ -200,12 +200,14 @@ def live_ops(
     An operator that only writes values that are `given` is left out, unless it changes one of them in place.
     """
     wanted, live = set(needed), []
-    for op in reversed(program.blocks[0].oplist if ops is None else ops):
-        ins, outs = touches(program, op)
+    every = program.blocks[0].oplist if ops is None else ops
+    running = {t for t in op_types(every) if (d := OPS.get(t)) is None or d.bodies}
+    for op in reversed(every):
+        ins, outs = touches(program, op) if op.type in running else (op.input_arg_names, op.output_arg_names)
         if given and outs and all(n in given and n not in op.input_arg_names for n in outs):
             continue
         if not wanted.isdisjoint(outs) or (keep is not None and keep(op)):
-            wanted.difference_update(_surely(op))
+            wanted.difference_update(_surely(op) if op.type in running else outs)
             wanted.update(ins)
             live.append(op)
     live.reverse()

@@ -28,7 +28,10 @@ READERS: dict[str, Callable[[str, Mapping[str, Any] | None], Program]] = {}
 
 
 _SIZES = frozenset({int, Dim})
-_MOST = 4096  # the most results of type rules that a program caches
+# caches of all programs of the process
+_MOST = 1 << 14  # the most entries of each
+_TYPES: dict[tuple[str, tuple[int, ...], tuple[str | None, ...]], TensorType] = {}
+_INFERRED: dict[tuple[Any, ...], tuple[Any, Frozen, Sequence[Any]]] = {}
 
 
 class _ById(dict):
@@ -64,8 +67,6 @@ class Program:
         self._role = Role.FORWARD
         self._device = ""
         self._runners: dict[int, Operator] | None = None
-        self._types: dict[tuple[str, tuple[int, ...], tuple[str | None, ...]], TensorType] = {}
-        self._inferred = _ById()
         self.readers: list[Any] = []  # data loaders for runs without a feed; no part of the text
         self.notes: dict[Any, Any] = _ById()  # caches of the executor, each under a key of its own
 
@@ -228,19 +229,23 @@ class Program:
         return new
 
     def infer(self, definition: type[OpDef], args: Sequence[Any], attrs: Frozen) -> Any:
-        """The result types by an op's type rule, cached: the layers of a model mostly ask for the same types.
+        """The result types by an op's type rule, cached for all programs: the layers of a model mostly ask for the same types, and so do
+        the programs that strategies make of it.
 
         The key is made of identities: equal sizes or attributes may still differ, as (1,) and (True,) do.
         """
         if not args:
             return self.shared(definition.infer(**attrs))
         key = (definition, id(attrs), *map(id, args))
-        known = self._inferred.get(key)
+        known = _INFERRED.get(key)
         if known is None:
-            if len(self._inferred) >= _MOST:
-                self._inferred.clear()
             # the arguments are kept too, so that no other object gets their ids
-            known = self._inferred[key] = self.shared(definition.typed(*args, **attrs)), attrs, args
+            known = self.shared(definition.typed(*args, **attrs)), attrs, args
+            if next(arrays_in(attrs.values()), None) is not None:  # a cache of the process would keep the memory of a constant
+                return known[0]
+            if len(_INFERRED) >= _MOST:
+                _INFERRED.clear()
+            _INFERRED[key] = known
         return known[0]
 
     def shared(self, found: Any) -> Any:
@@ -250,7 +255,9 @@ class Program:
             kinds = {*map(type, found.shape)}
             if found.dtype.__class__ is not str or not _SIZES.issuperset(kinds):
                 return found
-            return self._types.setdefault((found.dtype, found.shape, size_names(found.shape) if Dim in kinds else ()), found)
+            if len(_TYPES) >= _MOST:
+                _TYPES.clear()
+            return _TYPES.setdefault((found.dtype, found.shape, size_names(found.shape) if Dim in kinds else ()), found)
         return found.__class__(map(self.shared, found)) if found.__class__ in (tuple, list) else found
 
     def create_block(self, parent_idx: int | None = None) -> Block:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ...ir.constants import arrays_in
 from ...ir.opdef import Effect, OpDef, opdef
 from ...ir.operator import Operator
 from ...ir.pattern import Pattern, Types
@@ -44,21 +45,62 @@ class Cost(NamedTuple):
         return Cost(self.read + other.read, self.written + other.written, self.flops + other.flops)
 
 
+_FREE = frozenset({"view", "joined", "control", "nothing"})
+_NOTHING = Cost()
+_MOST = 1 << 14
+_COSTS: dict[tuple, tuple[Cost, Any]] = {}
+
+
 def communicates(step: Step) -> bool:
     """Does the step communicate?"""
     return step.kernel == "exchange" or opdef(step.op.type).effect in (Effect.COLLECTIVE, Effect.P2P)
 
 
 def step_cost(step: Step, values: Mapping[str, Value]) -> Cost:
-    """The cost of a step, in a plan with these values. Steps of sub-blocks are separate steps."""
-    if step.kernel in ("view", "joined", "control", "nothing"):
-        return Cost()
+    """The cost of a step, in a plan with these values. Steps of sub-blocks are separate steps.
+
+    Steps with equal operators, on operands of equal types, are looked up in a table of the process.
+    """
+    if step.kernel in _FREE:
+        return _NOTHING
+    key = _key(step, values)
+    known = _COSTS.get(key)
+    if known is not None:
+        return known[0]
     if step.kernel == "fused":
-        return _chain_cost(step, values)
-    total = Cost()
+        cost = _chain_cost(step, values)
+    else:
+        cost = sum([_op_cost(op, step, values) for op in step.ops], _NOTHING)
+    attrs = [*[op.attrs for op in step.ops], *([] if step.here is None else [step.here.attrs])]
+    if all(next(arrays_in(some.values()), None) is None for some in attrs):  # the table would keep the memory of a constant
+        if len(_COSTS) >= _MOST:
+            _COSTS.clear()
+        # the key has the ids of attributes and types, so they are kept alive
+        _COSTS[key] = cost, (attrs, [values[n].type for op in step.ops for n in _names(op) if n in values])
+    return cost
+
+
+def _key(step: Step, values: Mapping[str, Value]) -> tuple:
+    """A key that is equal for steps of equal costs: their operators with slots and attributes, and the types of their values. A value that
+    comes again is given by its number."""
+    here, number = step.here, dict[str, int]()
+    key: list[Any] = [step.kernel] if here is None else [step.kernel, id(here.attrs), *here.ghosts.items()]
     for op in step.ops:
-        total += _op_cost(op, step, values)
-    return total
+        ins, outs, names = op.inputs, op.outputs, _names(op)
+        key += (opdef(op.type), id(op.attrs), *ins, *outs)
+        if len(ins) + len(outs) != len(names):
+            key += (*map(len, ins.values()), *map(len, outs.values()))
+        for n in names:
+            if n in number:
+                key.append(number[n])
+            else:
+                number[n] = -1 - len(number)
+                key.append(id(values[n].type) if n in values else 0)
+    return tuple(key)
+
+
+def _names(op: Operator) -> tuple[str, ...]:
+    return op.input_arg_names + op.output_arg_names
 
 
 def thread_bytes(step: Step, values: Mapping[str, Value]) -> int:

@@ -13,9 +13,9 @@ from ...ir.errors import FeedError, nearest
 from ...ir.flow import leaves
 from ...ir.opdef import opdef
 from ...ir.operator import Operator
-from ...ir.parts import holds, local_type
+from ...ir.parts import Coords, holds, local_type
 from ...ir.program import Program
-from ...ir.types import ANY, TensorType
+from ...ir.types import ANY, Placement, TensorType
 from ..context import RunContext
 from ..feeds import check_sizes
 from .planner import plan
@@ -96,13 +96,21 @@ def _asked(op: Operator) -> list[str]:
 def _state(program: Program, ctx: RunContext) -> dict[str, np.ndarray]:
     """Arrays with the shapes of this rank's state variables, without memory."""
     coords = ctx.coords()
-    held = {}
+    held: dict[str, np.ndarray] = {}
+    known: dict[tuple[int, int], np.ndarray | None] = {}  # by the ids of a type and a placement: many variables have both alike
     for n, d in program.global_block().descs.items():
         if d.persistable and not d.is_data:
-            placed = program.rank is not None and d.placement
-            if placed and not holds(d.placement, coords):
-                continue
-            t = local_type(d.type, d.placement, coords) if placed else d.type
-            if ANY not in t.shape:
-                held[n] = np.broadcast_to(np.zeros((), np_dtype(t.dtype)), t.shape)
+            alike = id(d.type), id(d.placement)
+            if alike not in known:
+                known[alike] = _array(d.type, d.placement if program.rank is not None else (), coords)
+            if (a := known[alike]) is not None:
+                held[n] = a
     return held
+
+
+def _array(t: TensorType, placement: Placement, coords: Coords) -> np.ndarray | None:
+    """An array with the shape of a rank's part, without memory; None if the rank has none, or its shape is open."""
+    if not holds(placement, coords):
+        return None
+    t = local_type(t, placement, coords)
+    return None if ANY in t.shape else np.broadcast_to(np.zeros((), np_dtype(t.dtype)), t.shape)

@@ -9,30 +9,34 @@ result as soon as the part is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain as joined
 from typing import Any
 
 import numpy as np
 
 from ... import native
-from ...ir import flow
 from ...ir.opdef import opdef
-from ...ir.operator import Operator
+from ...ir.operator import Operator, op_types
 from ...ir.types import TensorType
 from ...ops.expr.native import always_fits, bind_native
 from ...ops.expr.nodes import Expr, make_node, rebuild, sym
+from .liveness import op_reads, op_writes
 from .selection import Outline
 from .shadows import LayoutKeys, Shadows
 from .sizes import RankSizes
 
+_MOST_ANSWERS = 1 << 14
+_ANSWERS: dict[Hashable, tuple[bool, Any]] = {}  # are there kernel calls for a chain? Attributes are kept because the key has their ids
 _MOST = 16  # operators in one chain: more would not fit into the registers of the vector machine
 
 
 def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, layouts: Mapping[str, LayoutKeys]) -> list[tuple[Operator, ...]]:
     """All operators in order, with the operators of a chain in one tuple. `layouts`: the layout of each value in its own storage."""
     types, here = sizes.types, sizes.here
-    needed = _needed(outline, sizes.reads) if here else outline.fact(_needed)
+    needed = _needed(outline, sizes) if here else outline.fact(_needed)
     units: list[tuple[Operator, ...]] = []
     chain: list[Operator] = []
     made: set[str] = set()
@@ -47,12 +51,16 @@ def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, layouts: Mappin
         row = types[stored[0]].shape[1:] if opdef(chain[0].type).native_tail else ()
         key = (id(chain[0]), len(chain), *stored, row, *[layouts[n].rough for n in (*names, *stored)])
         known = outline.chains.get(key)
-        if known is None and (known := outline.chains.get(alike := (row, *_wired(chain, stored, layouts)))) is None:
-            known = covers(chain, stored, shadow)
-            if not _any_size(chain, stored, shadow):
-                return known
-            outline.chains[alike] = known
-        outline.chains[key] = known
+        if known is None:
+            alike = row, *_wired(chain, stored, layouts)
+            if (found := _ANSWERS.get(alike)) is None:
+                known = covers(chain, stored, shadow)
+                if not _any_size(chain, stored, shadow):
+                    return known
+                if len(_ANSWERS) >= _MOST_ANSWERS:
+                    _ANSWERS.clear()
+                found = _ANSWERS[alike] = known, [op.attrs for op in chain]
+            known = outline.chains[key] = found[0]
         return known
 
     def close() -> None:
@@ -196,24 +204,23 @@ def _grafted(e: Expr, values: Mapping[str, Expr]) -> Expr:
     return rebuild(e, lambda n, args: values[n.args[0]] if n.fn == "sym" else make_node(n.fn, *args) if args else None)
 
 
-def _needed(outline: Outline, reads: Callable[[Operator], Iterable[str]] | None = None) -> dict[str, int]:
-    """The number of readers of each value; a fetch counts as one. `reads(op)`: the values that an operator reads (default: all inputs)."""
-    found: dict[str, int] = dict.fromkeys(outline.fetch, 1)
-    for op in outline.ops:
-        for n in flow.reads(outline.program, op) if reads is None else reads(op):
-            found[n] = found.get(n, 0) + 1
+def _needed(outline: Outline, sizes: RankSizes | None = None) -> dict[str, int]:
+    """The number of readers of each value; a fetch counts as one. `sizes` say what operators read (default: all inputs)."""
+    found = Counter(joined.from_iterable(outline.fact(op_reads) if sizes is None else sizes.all_reads(outline)))
+    found.update(set(outline.fetch))
     return found
 
 
 def _fusable(outline: Outline) -> list[bool]:
     """For each operator: is it elementwise or does it take a tail, and is its result a temporary value that is written once in a run?"""
-    once = {n for n, at in flow.definitions(outline.program, outline.ops).items() if len(at) == 1}.difference(outline.given)
-    descs = outline.program.global_block().descs
-    once = {n for n in once if (d := descs.get(n)) is not None and not d.persistable}
-    definitions = [opdef(op.type) for op in outline.ops]
-    return [
-        (d.native_tail or d.element is not None) and op.output_arg_names[0] in once for d, op in zip(definitions, outline.ops, strict=True)
-    ]
+    fusable = {t for t in op_types(outline.ops) if opdef(t).native_tail or opdef(t).element is not None}
+    written = Counter(joined.from_iterable(outline.fact(op_writes)))
+    given, descs = {*outline.given}, outline.program.global_block().descs
+
+    def once(name: str) -> bool:
+        return written[name] == 1 and name not in given and (d := descs.get(name)) is not None and not d.persistable
+
+    return [op.type in fusable and once(op.output_arg_names[0]) for op in outline.ops]
 
 
 def _is_float(op: Operator, types: Mapping[str, TensorType]) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ...ir import flow
 from ...ir.opdef import opdef
 from ...ir.operator import Operator
+from .liveness import op_writes
 from .records import StridedView
 from .selection import Outline
 
@@ -23,8 +23,8 @@ def written_once(outline: Outline) -> Mapping[str, int]:
     """The state variables that exactly one operator writes, with the operator's number in the outline."""
     descs = outline.program.global_block().descs
     found: dict[str, list[int]] = {}
-    for k, op in enumerate(outline.ops):
-        for n in flow.writes(outline.program, op):
+    for k, names in enumerate(outline.fact(op_writes)):
+        for n in names:
             if n in descs and descs[n].persistable:
                 found.setdefault(n, []).append(k)
     return {n: at[0] for n, at in found.items() if len(at) == 1}

@@ -1,6 +1,7 @@
 """Kernel selection: each operator of a plan gets the first kernel body in its op's table that supports the layouts of the operands.
 
-Asking the bodies costs more time than the rest of planning. So their answers are cached with the program, for its plans of other sizes.
+Asking the bodies costs more time than the rest of planning. So their answers are cached for the process: other sizes of a program, other
+ranks, and other programs with the same operators get them without asking.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import native
+from ...ir.constants import arrays_in
 from ...ir.opdef import OpDef
 from ...ir.operator import Frozen, Operator
 from ...ir.parts import Part
-from ...ir.program import Program
 from ...ir.types import TensorType
 from ...ops.kernels import KernelBody, bodies
 from ..context import RunContext
@@ -23,7 +24,7 @@ from .fusion import covers
 from .shadows import LayoutKeys
 from .storage import PlanNode, Storage
 
-_MOST = 1 << 14  # answers that are cached for one program, plus 8 for each operator
+_MOST = 1 << 16  # entries of one cache of answers
 _NEXT = count(1)  # numbers are never reused, also after a cache is cleared
 
 
@@ -35,37 +36,40 @@ class _Kept(NamedTuple):
 
 
 class KernelAnswers:
-    """A cache of the kernel bodies' answers for a program's operators, on one device and for one choice of kernels.
+    """A cache of the kernel bodies' answers, on one device and for one choice of kernels.
 
-    Keys are numbers. As long as the program lives, each number stands for one op with attributes and slots, or for one layout. Objects that
-    are numbered by identity are kept alive, so that their ids are not reused; equal attributes need not be the same object.
+    Keys are numbers. Each stands for one op with attributes and slots, or for one layout. Objects that are numbered by identity are kept
+    alive, so that their ids are not reused; equal attributes need not be the same object. Attributes that hold arrays are not kept: the
+    cache of a process would keep their memory.
     """
 
     def __init__(self) -> None:
-        self._ops: dict[int, tuple[Operator, type[OpDef], int, bool]] = {}
-        self._heads: dict[tuple, tuple[int, Frozen]] = {}
+        self._heads: dict[tuple, tuple[int, bool, Frozen]] = {}
         self._types: dict[int, tuple[TensorType, LayoutKeys]] = {}
         self._ways: dict[tuple, int] = {}
         self.kept = _Kept({}, {})
 
     @staticmethod
-    def of(program: Program, device: str, natively: bool) -> KernelAnswers:
-        key = KernelAnswers, device, natively, native.chosen() if natively else ()
-        found, most = program.notes.get(key), _MOST + 8 * len(program.global_block().oplist)
-        if found is None or sum(map(len, (found._ops, found._types, found._ways, *found.kept))) > most:
-            found = program.notes[key] = KernelAnswers()
+    def of(device: str, natively: bool) -> KernelAnswers:
+        key = device, natively, native.chosen() if natively else ()
+        found = _ANSWERS.get(key)
+        if found is None or max(len(found._types), len(found._ways), len(found.kept.bodies), len(found.kept.scratch)) > _MOST:
+            found = _ANSWERS[key] = KernelAnswers()
         return found
 
     def head(self, op: Operator, definition: type[OpDef]) -> tuple[int, bool]:
         """The number of an op with these attributes and slots; and whether its kernels treat all sizes above 1 alike."""
-        known = self._ops.get(id(op))
-        if known is None or known[0] is not op or known[1] is not definition:
-            ins, outs = op.inputs, op.outputs
-            key = (definition, id(op.attrs), *ins, *outs, *map(len, ins.values()), *map(len, outs.values()))
-            number, _ = self._heads.setdefault(key, (next(_NEXT), op.attrs))
+        ins, outs = op.inputs, op.outputs
+        key = (definition, id(op.attrs), *ins, *outs)
+        if len(ins) != len(op.input_arg_names) or len(outs) != len(op.output_arg_names):
+            key = (*key, *map(len, ins.values()), *map(len, outs.values()))
+        known = self._heads.get(key)
+        if known is None:
             said = definition.native_any_size
-            known = self._ops[id(op)] = op, definition, number, said(op.attrs) if callable(said) else said
-        return known[2], known[3]
+            known = next(_NEXT), bool(said(op.attrs) if callable(said) else said), op.attrs
+            if next(arrays_in(op.attrs.values()), None) is None:
+                known = self._heads.setdefault(key, known)
+        return known[0], known[1]
 
     def plain(self, types: Mapping[str, TensorType]) -> dict[str, LayoutKeys]:
         """The layout keys of values of these types, each in its own storage."""
@@ -87,6 +91,9 @@ class KernelAnswers:
 
     def _way(self, key: tuple) -> int:
         return self._ways.get(key) or self._ways.setdefault(key, next(_NEXT))
+
+
+_ANSWERS: dict[tuple, KernelAnswers] = {}
 
 
 class PartChoice(NamedTuple):
@@ -148,7 +155,8 @@ class Chooser:
         copied = bool(node.scratch)  # copies that do not follow from the types alone, unlike those of `widen`
         if self.storage.halves:
             self.storage.widen(node, self.device)
-        body, scratch = self._choose(node) if copied or node.here is not None else self._known(node)
+        asks = copied or node.here is not None and (node.here.part is not None or node.here is not here)
+        body, scratch = self._choose(node) if asks else self._known(node)
         for t in scratch:
             self.storage.add_scratch(node, t)
         return body.name if len(node.ops) == 1 else "fused"
@@ -166,9 +174,11 @@ class Chooser:
     def _known(self, node: PlanNode) -> tuple[KernelBody, Sequence[TensorType]]:
         """The cached choice for operands of these layouts, and the body's scratch for these sizes."""
         op, definition = node.op, node.definition
-        known = self._answers.kept if not definition.native_takes_ctx and definition.view_ctx is None else self._of_context
-        names, (head, any_size) = op.input_arg_names + op.output_arg_names, self._answers.head(op, definition)
-        key = (head, *map((self._rough if any_size else self._exact).__getitem__, names))
+        of_rank = definition.native_takes_ctx or definition.view_ctx is not None or node.here is not None
+        known = self._of_context if of_rank else self._answers.kept
+        names, (number, any_size) = op.input_arg_names + op.output_arg_names, self._answers.head(op, definition)
+        head = number if node.here is None else (number, id(node.here))  # the plan keeps `here` alive
+        key = (head, *map((self._rough if any_size and node.here is None else self._exact).__getitem__, names))
         body = known.bodies.get(key)
         if body is None:
             body = known.bodies[key] = self._body(node)

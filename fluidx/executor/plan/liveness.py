@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +17,7 @@ from ..error_text import site, where
 
 if TYPE_CHECKING:
     from .selection import Outline
+    from .sizes import RankSizes
 
 FOREVER = 1 << 60
 
@@ -76,9 +77,22 @@ def times(i: int, count: int) -> list[float]:
     return [i - 1 + k / (count + 1) for k in range(1, count + 1)]
 
 
-def lifetimes(outline: Outline, counts: Sequence[int], reads: Callable[[Operator], Iterable[str]] | None = None) -> Liveness:
-    """The liveness of all values. `counts`: the number of operators in each unit. `reads(op)`: the values that an operator reads (default:
-    all inputs).
+def op_reads(outline: Outline) -> list[tuple[str, ...]]:
+    """The values that each operator and its sub-blocks read."""
+    if not outline.runs_blocks:
+        return [op.input_arg_names for op in outline.ops]
+    return [flow.reads(outline.program, op) for op in outline.ops]
+
+
+def op_writes(outline: Outline) -> list[tuple[str, ...]]:
+    """The values that each operator and its sub-blocks write."""
+    if not outline.runs_blocks:
+        return [op.output_arg_names for op in outline.ops]
+    return [flow.writes(outline.program, op) for op in outline.ops]
+
+
+def lifetimes(outline: Outline, counts: Sequence[int], sizes: RankSizes | None = None) -> Liveness:
+    """The liveness of all values. `counts`: the number of operators in each unit. `sizes` say what operators read (default: all inputs).
 
     Raises ProgramError if a batch of messages sends a value that it receives itself.
     """
@@ -87,22 +101,29 @@ def lifetimes(outline: Outline, counts: Sequence[int], reads: Callable[[Operator
     spans = started_together([unit[0] for unit in units])
     last: dict[str, float] = {}
     writers: dict[str, list[float]] = {}
+    all_reads = iter(outline.fact(op_reads) if sizes is None else sizes.all_reads(outline))
+    all_writes = iter(outline.fact(op_writes))
 
-    def note(op: Operator, at: float, until: float) -> None:
-        for n in flow.reads(program, op) if reads is None else reads(op):
+    def note(reads: Iterable[str], writes: Iterable[str], at: float, until: float) -> None:
+        for n in reads:
             last[n] = until
-        for n in flow.writes(program, op):
+        for n in writes:
             last[n] = until
-            writers.setdefault(n, []).append(at)
-        for body in bodies(op) if op.sub_blocks() else ():
-            last.update(dict.fromkeys(body.results(op), until))
+            if n in writers:
+                writers[n].append(at)
+            else:
+                writers[n] = [at]
 
     for i, unit in enumerate(units):
         until = spans[i][1] if i in spans else i  # values that a batch sends are read until the whole batch has ended
         for op in unit:
-            inside = [inner for _, inner in nested(program, op)] if op.sub_blocks() else []
-            for at, inner in zip(times(i, len(inside)), inside, strict=True):
-                note(inner, at, at)
-            note(op, i, until)
+            runs_blocks = outline.runs_blocks and op.sub_blocks()
+            inside = [inner for _, inner in nested(program, op)] if runs_blocks else []
+            for at, inner in zip(times(i, len(inside)), inside, strict=True) if inside else ():
+                note(flow.reads(program, inner) if sizes is None else sizes.reads(inner), flow.writes(program, inner), at, at)
+                last.update((n, at) for body in bodies(inner) for n in body.results(inner))
+            note(next(all_reads), next(all_writes), i, until)
+            if runs_blocks:
+                last.update((n, until) for body in bodies(op) for n in body.results(op))
     last.update(dict.fromkeys(outline.fetch, FOREVER))
     return Liveness(spans, last, writers)

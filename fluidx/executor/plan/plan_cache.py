@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ... import native
@@ -61,11 +61,11 @@ def plan_key(sizes: RankSizes, outline: Outline, ctx: RunContext, device: str, n
     hold, and its index in the groups whose parts are views. The offset of its part in the global value does not count."""
     types, local, comm = sizes.types, sizes.local, ctx.comm
     absent = frozenset(local.absent) if local is not None else frozenset()
-    only_on_others = [n for n, t in types.items() if (n in absent or 0 in t.shape) and sizes.only_on_others(n)]
+    only_on_others = [n for n, t in types.items() if (n in absent or 0 in t.shape) and sizes.only_on_others(n)] if local is not None else []
     return (
         *types,
         *map(id, types.values()),
-        *[(op, _instead(here)) for op, here in sizes.here.items()],
+        *_changed(sizes.here),
         *[(sizes.whole(n).dtype, str(sizes.whole(n))) for n in outline.fetch],
         absent,
         *only_on_others,
@@ -75,6 +75,15 @@ def plan_key(sizes: RankSizes, outline: Outline, ctx: RunContext, device: str, n
     )
 
 
+def _changed(here: Mapping[int, LocalOp]) -> Iterator[tuple[int, Hashable]]:
+    """The operators that run changed, by id, which the outline keeps alive."""
+    known: dict[int, Hashable] = {}  # many operators have one change
+    for op, local in here.items():
+        if id(local) not in known:
+            known[id(local)] = _instead(local)
+        yield op, known[id(local)]
+
+
 def _instead(here: LocalOp) -> Hashable:
     fills = tuple([(k, type(value), value) for k, value in here.fills])
     return attrs_key(here.attrs), here.part is None, tuple(here.ghosts.items()), here.skip, fills
@@ -82,6 +91,6 @@ def _instead(here: LocalOp) -> Hashable:
 
 def _groups(outline: Outline) -> tuple[str, ...]:
     """The groups in which a rank's index decides the layout of its part. Collectives do not count: all ranks choose the same kernel."""
-    inside = [inner for op in outline.ops if op.sub_blocks() for _, inner in nested(outline.program, op)]
+    inside = [inner for op in outline.ops for _, inner in nested(outline.program, op)] if outline.runs_blocks else []
     ops = [op for op in (*outline.ops, *inside) if "group" in op.attrs and opdef(op.type).effect is Effect.PURE]
     return tuple(dict.fromkeys(op.attrs["group"] for op in ops))

@@ -84,11 +84,11 @@ def _planned(
     """The plan of operators whose sizes are known, and the kernel choices that depend on the rank's part."""
     program, fetch = outline.program, outline.fetch
     shadows = Shadows(sizes.types.values())
-    answers = KernelAnswers.of(program, device, natively)
+    answers = KernelAnswers.of(device, natively)
     layouts = answers.plain(sizes.types)
     units = chains(sizes, shadows, outline, layouts) if natively and fuse else [(op,) for op in outline.ops]
     counts = tuple(map(len, units))
-    lives = lifetimes(outline, counts, sizes.reads) if sizes.here else outline.fact(lifetimes, counts)
+    lives = lifetimes(outline, counts, sizes) if sizes.here else outline.fact(lifetimes, counts)
     storage = Storage(sizes, shadows, ctx, outline, lives)
     spans = lives.spans
     absent = frozenset(sizes.local.absent) if sizes.local is not None else frozenset()
@@ -100,7 +100,7 @@ def _planned(
         storage.fetched(n)
     chooser = here = Chooser(storage, device, natively, answers, layouts)
     if device != "cpu" and storage.on_host:
-        kinds = KernelAnswers.of(program, "cpu", native.enabled())
+        kinds = KernelAnswers.of("cpu", native.enabled())
         here = Chooser(storage, "cpu", native.enabled(), kinds, kinds.plain(sizes.types))
     kernels = {id(node): (here if node.on_host else chooser).kernel(node) for some in (nodes, *storage.inner.values()) for node in some}
     order = list(_order(nodes, spans))
@@ -112,7 +112,7 @@ def _planned(
         first = some[0]
         kernel = "exchange" if k is not None and first.index in spans else kernels[id(first)]
         ops, scratch = first.ops, storage.placed(first)
-        for node in some[1:]:
+        for node in some[1:] if len(some) > 1 else ():
             ops, scratch = ops + node.ops, scratch + storage.placed(node)
         if k is None:
             return Step(ops, kernel, first.here, scratch, on_host=first.on_host)

@@ -55,25 +55,39 @@ class RankView:
     def __init__(self, program: Program, descs: Mapping[str, Var], places: Mapping[str, Placement], coords: Coords):
         self.program, self.descs, self.places, self.coords = program, descs, places, coords
         self.wholes: dict[str, TensorType] = {}
-        self.cut = {n for n, p in places.items() if any(e.is_cut and self._ranks(e.group) > 1 for e in p)}
-        self.own = {n for n, p in places.items() if is_local(p)}
-        self.absent = {n for n, p in places.items() if not holds(p, coords)}
+        distinct = {id(p): p for p in places.values()}.items()  # many variables have one placement
+        cut = {k for k, p in distinct if any(e.is_cut and self._ranks(e.group) > 1 for e in p)}
+        own = {k for k, p in distinct if is_local(p)}
+        absent = {k for k, p in distinct if not holds(p, coords)}
+        self.cut = {n for n, p in places.items() if id(p) in cut}
+        self.own = {n for n, p in places.items() if id(p) in own} if own else set()
+        self.absent = {n for n, p in places.items() if id(p) in absent} if absent else set()
+        self._parts: dict[tuple[int, int], tuple[TensorType, TensorType]] = {}  # global and local type, by the ids of type and placement
 
     @staticmethod
     def of(program: Program, ctx: RunContext) -> RankView | None:
         """None for a program without placements. Also None without groups: placements are then annotations for a transpile."""
-        places = {n: d.placement for b in program.blocks for n, d in b.descs.items() if d.placement}
+        places = {n: p for b in program.blocks for n, d in b.descs.items() if (p := d.placement)}
         if not places or not program.groups:
             return None
-        return RankView(program, {n: d for b in program.blocks for n, d in b.descs.items()}, places, ctx.coords())
+        descs = {n: d for b in program.blocks for n, d in b.descs.items()} if len(program.blocks) > 1 else program.global_block().descs
+        return RankView(program, descs, places, ctx.coords())
 
     def _ranks(self, group: str) -> int:
         return self.coords[group][1] if group in self.coords else 0
 
     def type_of(self, name: str, whole: TensorType) -> TensorType:
         """The local type of a value."""
+        placement = self.places.get(name)
+        if placement is None:
+            return whole
+        alike = id(whole), id(placement)
+        if (known := self._parts.get(alike)) is not None:
+            return known[1]
         try:
-            return local_type(whole, self.places.get(name, ()), self.coords)
+            part = self.program.shared(local_type(whole, placement, self.coords))
+            self._parts[alike] = whole, part
+            return part
         except KeyError as e:
             raise ProgramError(f"{self.program.label()}: %{name} is placed over {e}, a group that this rank is not in") from None
 
@@ -116,7 +130,7 @@ class RankView:
         """The operator as this rank runs it; None if it runs unchanged. `types` are the local types, also of the outputs."""
         if self.cut.isdisjoint(op.input_arg_names) and self.cut.isdisjoint(op.output_arg_names):
             return None
-        if definition.effect not in _PART_OPS or definition.move is not None or self.is_local_rule(op, definition) or op.sub_blocks():
+        if definition.effect not in _PART_OPS or definition.move is not None or self.is_local_rule(op, definition) or definition.bodies:
             return None
         ins = definition.flat_slots(op.inputs, definition.in_slots)
         outs = definition.flat_slots(op.outputs, definition.out_slots)

@@ -7,7 +7,8 @@ from operator import is_
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ... import native
-from ...ir.operator import Operator
+from ...ir.opdef import opdef
+from ...ir.operator import Operator, op_types
 from ...ir.program import Program
 from ...ir.types import TensorType
 from ...rewrite.base import Simplified, simplify
@@ -27,6 +28,7 @@ class Outline:
 
     def __init__(self, program: Program, ops: Sequence[Operator], given: tuple[str, ...], fetch: tuple[str, ...]):
         self.program, self.ops, self.given, self.fetch = program, ops, given, fetch
+        self.runs_blocks = any(opdef(type_).bodies for type_ in op_types(ops))
         self._source = program.version, tuple(program.global_block().oplist)
         self._facts: dict[tuple[Hashable, ...], object] = {}
         self.chains: dict[tuple[Hashable, ...], bool] = {}  # cached: are there kernel calls for a chain?

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...ir import flow
@@ -14,11 +14,14 @@ from ...ir.program import Block, Program
 from ...ir.sizes import with_open_axes
 from ...ir.sub_blocks import bodies
 from ...ir.types import ANY, TensorType, show_placement
+from ...ir.var import Var
 from ..context import RunContext
 from ..error_text import site
 from ..open_axes import OpenAxes
+from .liveness import op_reads
 from .rank_view import LocalOp, RankView
 from .selection import Outline
+from .signatures import RankSignatures
 
 
 class SizesChange(ProgramError):
@@ -42,6 +45,9 @@ class RankSizes:
         self.local = RankView.of(program, ctx)
         self.types: dict[str, TensorType] = {}
         self.here: dict[int, LocalOp] = {}
+        self._signatures = None if self.local is None else RankSignatures(program, self.local, self.types, self.here)
+        self._held_types: dict[Hashable, tuple[TensorType | None, TensorType]] = {}  # global and local types of state
+        self._reads: tuple[Outline, Sequence[Sequence[str]]] | None = None
         self.uninitialized: list[str] = []
         self.open_axes: OpenAxes
 
@@ -51,7 +57,7 @@ class RankSizes:
         for n, t in feed_types.items():
             self.define(n, t if self.local is None else self.local.fed(n, t))
         self.open_axes = outline.fact(OpenAxes)
-        self._infer_ops(outline.fact(_rules), self.block)
+        self._infer_ops(outline.ops, outline.fact(_rules) if self.local is None else None, self.block)
         for n in outline.fetch:
             if n not in self.types:
                 self.known(n, None)
@@ -80,12 +86,25 @@ class RankSizes:
         here = self.here.get(id(op))
         return flow.reads(self.program, op) if here is None or not here.ghosts else here.real_inputs(op, opdef(op.type))
 
+    def all_reads(self, outline: Outline) -> Sequence[Sequence[str]]:
+        """The same for each operator of an outline."""
+        every, here = outline.fact(op_reads), self.here
+        if not here:
+            return every
+        if self._reads is None or self._reads[0] is not outline:
+            own = [
+                names if (found := here.get(id(op))) is None or not found.ghosts else found.real_inputs(op, opdef(op.type))
+                for op, names in zip(outline.ops, every, strict=True)
+            ]
+            self._reads = outline, own
+        return self._reads[1]
+
     def define(self, name: str, whole: TensorType) -> None:
         """Set the type of a value from its global type."""
         whole = self.program.shared(whole)
         if self.local is not None and name in self.local.places:
             self.local.wholes[name] = whole
-            self.types[name] = self.program.shared(self.local.type_of(name, whole))
+            self.types[name] = self.local.type_of(name, whole)
         else:
             self.types[name] = whole
 
@@ -105,6 +124,8 @@ class RankSizes:
         if d is not None and d.persistable:
             whole, want = d.type, d.type
             found = self.held.get(name)
+            if found is not None and self.local is not None and self._is_held_alike(name, alike := _held_key(d, found)):
+                return self.types[name]
             have = None if found is None else _type(found, d.type)
             if self.local is not None and name in self.local.places:
                 whole = whole if have is None else self.local.state_type(name, whole, have)
@@ -115,43 +136,66 @@ class RankSizes:
                 part = "" if want == whole else f" on this rank, its part of {d.type}"
                 raise FeedError(f"variable {name!r} is declared {want}{part}, this scope holds {have}; run the startup program again")
             self.define(name, whole if have is None or want is not whole else have)
+            if found is not None and self.local is not None:
+                self._held_types[alike] = self.local.wholes.get(name), self.types[name]
             return self.types[name]
         if op is None:
             raise ProgramError(f"variable {name!r} has no value to fetch: no operator defines it")
         raise ProgramError(f"op {op.type} reads {name!r} before any operator defines it{site(op)}")
 
-    def _infer_ops(self, rules: Iterable[_Rule], block: Block, within: Operator | None = None) -> None:
-        """Infer the types of operators in `block`. `within`: the operator of block 0 that runs the block."""
-        types, infer, open_axes = self.types, self.program.infer, self.open_axes
-        for op, definition, reads, write in rules:
+    def _is_held_alike(self, name: str, alike: Hashable) -> bool:
+        """Set the type of a state variable if one of the same declaration has an array of the same shape and dtype."""
+        known = self._held_types.get(alike)
+        if known is None or self.local is None:
+            return False
+        whole, self.types[name] = known
+        if whole is not None:
+            self.local.wholes[name] = whole
+        return True
+
+    def _infer_ops(self, ops: Sequence[Operator], rules: Sequence[_Rule] | None, block: Block, within: Operator | None = None) -> None:
+        """Infer the types of operators in `block`. `rules`: those of the operators, if they are cached. `within`: the operator of block 0
+        that runs the block."""
+        types, signatures = self.types, self._signatures
+        for k, op in enumerate(ops):
+            definition = opdef(op.type)
             if definition.bodies:
                 self._infer_control(op, within or op)
                 continue
             for n in op.input_arg_names:
                 if n not in types:
                     self.known(n, op)
-            if len(op.input_arg_names) > 1 and any(1 in types[n].shape for n in op.input_arg_names if types[n].__class__ is TensorType):
-                open_axes.check(block, op, definition, self.whole, self._is_cut)
-            ins = [types[n] for n in reads] if reads is not None else definition.arrange(op.inputs, value=types.__getitem__)
-            try:
-                if self.local is not None and self.local.touches(op):
-                    self._infer_placed(self.local, op, definition, ins)
-                    continue
-                made = infer(definition, ins, op.attrs)
-            except ProgramError as e:
-                open_axes.check(block, op, definition, self.whole, self._is_cut)
-                raise with_sizes(e, op) from None
-            for n, t in ((write, made),) if write else by_name(op, definition, made):
-                old = types.get(n, t)
-                if old is not t and old != t:
-                    raise _changed(f"op {op.type} writes {t} into {n!r}, which holds {old}", op, within)
-                types[n] = t
+            if signatures is None:
+                self._infer_op(rules[k] if rules is not None else _Rule.of(op), block, within)
+            elif not signatures.answer(op, signature := signatures.of(op, definition)):
+                self._infer_op(_Rule.of(op), block, within)
+                signatures.keep(op, definition, signature)
+
+    def _infer_op(self, rule: _Rule, block: Block, within: Operator | None) -> None:
+        """Infer the types of the results of one operator without sub-blocks."""
+        types, (op, definition, reads, write) = self.types, rule
+        if len(op.input_arg_names) > 1 and any(1 in types[n].shape for n in op.input_arg_names if types[n].__class__ is TensorType):
+            self.open_axes.check(block, op, definition, self.whole, self._is_cut)
+        ins = [types[n] for n in reads] if reads is not None else definition.arrange(op.inputs, value=types.__getitem__)
+        try:
+            if self.local is not None and self.local.touches(op):
+                self._infer_placed(self.local, op, definition, ins)
+                return
+            made = self.program.infer(definition, ins, op.attrs)
+        except ProgramError as e:
+            self.open_axes.check(block, op, definition, self.whole, self._is_cut)
+            raise with_sizes(e, op) from None
+        for n, t in ((write, made),) if write else by_name(op, definition, made):
+            old = types.get(n, t)
+            if old is not t and old != t:
+                raise _changed(f"op {op.type} writes {t} into {n!r}, which holds {old}", op, within)
+            types[n] = t
 
     def _infer_control(self, op: Operator, within: Operator) -> None:
         """Infer the sub-blocks first. A result must have the same type in all of them."""
         for b in op.sub_blocks():
             block = self.program.blocks[b]
-            self._infer_ops(map(_Rule.of, block.oplist), block, within)
+            self._infer_ops(block.oplist, None, block, within)
         handed = {body.attr: body.results(op) for body in bodies(op) if body.results_attr}
         for k, n in enumerate(op.output_arg_names if handed else ()):
             made = {attr: self.known(names[k], op) for attr, names in handed.items()}
@@ -252,6 +296,10 @@ def by_name(op: Operator, definition: type[OpDef], results: Any) -> list[tuple[s
 
 def _rules(outline: Outline) -> list[_Rule]:
     return [_Rule.of(op) for op in outline.ops]
+
+
+def _held_key(d: Var, a: Any) -> Hashable:
+    return id(d.type), id(d.placement), a.dtype, a.shape
 
 
 def _type(a: Any, declared: TensorType) -> TensorType:

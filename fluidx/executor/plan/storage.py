@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -85,6 +85,14 @@ class PlanNode:
         return self.ops[0]
 
 
+class _View(NamedTuple):
+    """A view of a shadow array: its shadow, and its offset in bytes. `is_recorded`: the plan gives its offset and strides."""
+
+    shadow: np.ndarray
+    offset: int
+    is_recorded: bool
+
+
 class Storage:
     """Assigns storage to the results of units (operators or chains), one after the other: `place(i, unit)`, then `finish()`."""
 
@@ -99,6 +107,8 @@ class Storage:
         self.shadow = _Shadows(shadows, sizes.types)
         self.view_of: dict[str, str] = {}
         self.strided: dict[str, StridedView] = {}
+        self._nbytes: dict[int, int] = {}  # by the id of a type
+        self._views: dict[tuple, list[_View] | None] = {}  # by op, and by the ids of attributes, operand and types, which the plan has
         self.starts: dict[str, int] = {}  # byte offset of a value in its storage, if it is not 0
         self.inside: dict[int, set[int]] = {}  # operator id -> numbers of the operands that are written inside the operator's result
         self.nodes: list[PlanNode] = []
@@ -113,8 +123,12 @@ class Storage:
     def new_root(self, name: str, kind: str, start: float, stop: float) -> Root:
         """New storage for a value."""
         t = self.types[name]
-        start = self.spans[start][0] if start in self.spans else start
-        root = self.roots[name] = Root(t.nbytes, start, stop, kind, [name], on_host=name in self.on_host)
+        nbytes = self._nbytes.get(id(t))
+        if nbytes is None:
+            nbytes = self._nbytes[id(t)] = t.nbytes
+        if start in self.spans:
+            start = self.spans[start][0]
+        root = self.roots[name] = Root(nbytes, start, stop, kind, [name], -1, 0, name in self.on_host)
         return root
 
     def _root(self, name: str, i: float) -> Root:
@@ -136,7 +150,7 @@ class Storage:
 
     def place(self, i: int, unit: Unit) -> PlanNode:
         """Assign storage to the results in the sub-blocks of unit `i`, then to its own results."""
-        if unit[0].sub_blocks():
+        if self.outline.runs_blocks and unit[0].sub_blocks():
             count = sum(1 for _ in nested(self.program, unit[0]))
             self._place_bodies(unit[0], iter(times(i, count)))
         return self._place(i, unit)
@@ -161,7 +175,8 @@ class Storage:
             node.made = "joined"
             return node
         read = op.input_arg_names if here is None or not here.ghosts else here.real_inputs(op, definition)
-        ins, outs = {n: self.roots.get(n) or self._root(n, i) for n in read}, op.output_arg_names
+        roots, outs = self.roots, op.output_arg_names
+        ins = {n: roots[n] if n in roots else self._root(n, i) for n in read}
         views = definition.view is not None or definition.view_ctx is not None
         if views and all(map(self._is_new, outs)) and self._try_view(node):
             return node
@@ -183,7 +198,7 @@ class Storage:
             source = pairs.get(name)
             if source not in ins:  # only its shape is read: a chain that computes it may not store it
                 source = None
-            if not self._is_new(name):
+            if name in self.roots or name in self.state:
                 root = self._root(name, i)
                 # writing over an input is allowed only if the op declares exactly this pair
                 if not definition.bodies and any(r is root and not source == n == name for n, r in ins.items()):
@@ -339,24 +354,37 @@ class Storage:
         root, stop = self.roots[source], max([self.last.get(n, i) for n in outs])
         if self._later_writes(root, i, stop) or any(w > i for n in outs for w in self.writers.get(n, ())):
             return False  # one of the two names is written while the other is still in use
-        attrs = op.attrs if node.here is None else node.here.attrs
-        found = node.definition.views_of(self.shadow[source], self.ctx, attrs)
-        if found is None or [(a.shape, dtype_name(a.dtype)) for a in found] != [(self.types[n].shape, self.types[n].dtype) for n in outs]:
+        attrs, x = op.attrs if node.here is None else node.here.attrs, self.shadow[source]
+        key = (node.definition, id(attrs), id(x), *[id(self.types[n]) for n in outs])
+        if key not in self._views:
+            self._views[key] = self._made_views(node.definition, attrs, x, [self.types[n] for n in outs])
+        found = self._views[key]
+        if found is None:
             return False
         # a split into many views is a copy instead if a reader does not accept the strides
-        if node.definition.out_slots[0].many and not all(map(self.readers.accept, outs, found)):
+        if node.definition.out_slots[0].many and not all(map(self.readers.accept, outs, [view.shadow for view in found])):
             return False
         root.aliases += outs
         root.stop = max(root.stop, stop)
-        for n, a in zip(outs, found, strict=True):
-            self.starts[n] = self.starts.get(source, 0) + start_of(a) - start_of(self.shadow[source])
-            if (
-                node.definition.view_ctx is not None and a.flags.c_contiguous
-            ):  # recorded because the view depends on the rank, and a shared plan does not name the rank
-                self.strided[n] = StridedView(self.starts[n], a.strides)
-            self.roots[n], self.shadow[n], self.view_of[n] = root, self.shadows.like(a), source
+        start = self.starts.get(source, 0)
+        for n, view in zip(outs, found, strict=True):
+            self.starts[n] = start + view.offset
+            if view.is_recorded:
+                self.strided[n] = StridedView(self.starts[n], view.shadow.strides)
+            self.roots[n], self.shadow[n], self.view_of[n] = root, view.shadow, source
         node.made = "view"
         return True
+
+    def _made_views(
+        self, definition: type[OpDef], attrs: Mapping[str, Any], x: np.ndarray, types: Sequence[TensorType]
+    ) -> list[_View] | None:
+        """The views of `x` that are results of these types; None if the op cannot make them."""
+        found = definition.views_of(x, self.ctx, attrs)
+        if found is None or [(a.shape, dtype_name(a.dtype)) for a in found] != [(t.shape, t.dtype) for t in types]:
+            return None
+        # recorded if the view depends on the rank, because a shared plan does not name the rank
+        on_rank = definition.view_ctx is not None
+        return [_View(self.shadows.like(a), start_of(a) - start_of(x), on_rank and a.flags.c_contiguous) for a in found]
 
     def _later_writes(self, root: Root, i: float, stop: float) -> bool:
         """Is a value of this storage overwritten by name between operator `i` and `stop`? In-place reuse never happens while a view
@@ -376,7 +404,8 @@ class Storage:
         shared = [r for r in (*roots, *[a.root for a in self.all_scratch]) if r.kind == "arena"]
         totals = _laid_out([r for r in shared if not r.on_host]), _laid_out([r for r in shared if r.on_host])
         strided = self.strided.get
-        values = {n: Value(types[n], r.number, view_of[n] if n in view_of else "", strided(n)) for n, r in self.roots.items()}
+        new, at = tuple.__new__, view_of.get  # as Value(...), which takes twice as long
+        values = {n: new(Value, (types[n], r.number, at(n, ""), strided(n))) for n, r in self.roots.items()}
         buffers = tuple([Buffer(r.kind, r.aliases[0], r.nbytes, ceil(r.start), ceil(r.stop), r.offset, r.on_host) for r in roots])
         return values, buffers, totals
 
@@ -398,12 +427,17 @@ def _state(outline: Outline) -> frozenset[str]:
     return frozenset([n for n, d in outline.program.global_block().descs.items() if d.persistable])
 
 
-def _in_place(outline: Outline) -> dict[int, dict[str, str]]:
-    inside = [inner for op in outline.ops if op.sub_blocks() for _, inner in nested(outline.program, op)]
+_NO_PAIRS: Mapping[str, str] = {}
+
+
+def _in_place(outline: Outline) -> dict[int, Mapping[str, str]]:
+    inside = [inner for op in outline.ops for _, inner in nested(outline.program, op)] if outline.runs_blocks else []
     return {id(op): _pairs(op) for op in (*outline.ops, *inside)}
 
 
-def _pairs(op: Operator) -> dict[str, str]:
+def _pairs(op: Operator) -> Mapping[str, str]:
     """{result: operand} for the results of an operator that may overwrite an operand in place."""
+    if not (pairs := opdef(op.type).inplace):
+        return _NO_PAIRS
     ins, outs = op.inputs, op.outputs
-    return {outs[b][0]: ins[a][0] for a, b in opdef(op.type).inplace if ins.get(a) and outs.get(b)}
+    return {outs[b][0]: ins[a][0] for a, b in pairs if ins.get(a) and outs.get(b)}

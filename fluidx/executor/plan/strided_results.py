@@ -9,7 +9,7 @@ its old value run before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from ...ir.opdef import opdef
 from ...ir.operator import Operator, op_types
 from ..context import RunContext
 from .in_place_assembly import written_once
-from .liveness import nested
+from .liveness import nested, op_reads
 from .records import StridedView
 from .selection import Outline
 from .shadows import Shadows
@@ -53,7 +53,23 @@ class Readers:
     @cached_property
     def of(self) -> Mapping[str, Sequence[Operator]]:
         """The readers of each value."""
-        return _readers(self.outline, self.sizes.reads) if self.sizes.here else self.outline.fact(_readers)
+        return _readers(self.outline, self.sizes) if self.sizes.here else self.outline.fact(_readers)
+
+    @cached_property
+    def mover(self) -> Mapping[str, Operator]:
+        """The operator that moves a value, for values that a single operator moves."""
+        moving = frozenset(t for t in op_types(self.outline.ops) if opdef(t).operand_views is not None)
+        readers = _readers(self.outline, self.sizes, moving) if self.sizes.here else self.outline.fact(_readers, None, moving)
+        return {n: ops[0] for n, ops in readers.items() if len(ops) == 1}
+
+    @cached_property
+    def _assembled(self) -> Collection[str]:
+        """The values that may be written inside a value which several operators assemble."""
+        found: set[str] = set()
+        for name, op in reversed([*self.mover.items()]) if self.early else ():  # what moves a result comes after what moves its operand
+            if opdef(op.type).assembled_by_many or not found.isdisjoint(op.output_arg_names):
+                found.add(name)
+        return found
 
     def accept(self, name: str, a: np.ndarray, join: Operator | None = None) -> bool:
         """Do all readers of the value, and of its views, accept this layout instead of a contiguous one? `join` is not asked."""
@@ -78,6 +94,8 @@ class Readers:
 
     def destinations(self, op: Operator) -> dict[str, Destination]:
         """The results of an operator that should be written at a destination instead of contiguously."""
+        if self.mover.keys().isdisjoint(op.output_arg_names):
+            return {}
         paths = {slot.name: self._path(n) for slot in opdef(op.type).out_slots for n in op.outputs.get(slot.name, ()) if self.fresh(n)}
         found: dict[str, Destination] = {}
         for slot, path in paths.items():
@@ -93,7 +111,9 @@ class Readers:
     def early_destinations(self, i: float, unit: Sequence[Operator], names: Iterable[str]) -> dict[str, Destination]:
         """The results of a unit that are written inside a value which a later operator joins from results of several operators."""
         found: dict[str, Destination] = {}
-        for name in names if self.early else ():
+        for name in names:
+            if name not in self._assembled:
+                continue
             path = self._path(name) if self.fresh(name) else []
             if not path or not _joins(join := path[-1]) or not opdef(join.type).assembled_by_many:
                 continue
@@ -123,13 +143,13 @@ class Readers:
         """The chain of operators that only move a value. An operator that joins it with others is the last."""
         path: list[Operator] = []
         while not path or not _joins(path[-1]):
-            movers = [op for op in self.of.get(name, ()) if opdef(op.type).operand_views is not None]
-            if len(movers) != 1 or id(movers[0]) in self.sizes.here or len(movers[0].output_arg_names) != 1:
+            op = self.mover.get(name)
+            if op is None or id(op) in self.sizes.here or len(op.output_arg_names) != 1:
                 break
-            name = movers[0].output_arg_names[0]
-            if id(movers[0]) not in self.begun and not self.fresh(name) and not self._kept(movers[0]):
+            name = op.output_arg_names[0]
+            if id(op) not in self.begun and not self.fresh(name) and not self._kept(op):
                 break
-            path += movers
+            path.append(op)
         return path
 
     def _kept(self, op: Operator) -> bool:
@@ -182,19 +202,25 @@ class Readers:
         return Destination(self.shadows.like(a), StridedView(start_of(a) - start_of(whole), a.strides), join)
 
 
-def _readers(outline: Outline, reads: Callable[[Operator], Iterable[str]] | None = None) -> dict[str, list[Operator]]:
-    """The readers of each value in its own block. `reads(op)`: the values that an operator reads (default: all inputs)."""
+def _readers(outline: Outline, sizes: RankSizes | None = None, types: Container[str] | None = None) -> dict[str, list[Operator]]:
+    """The readers of each value in its own block; of operators of these `types` only, if types are given. `sizes` say what operators read
+    (default: all inputs)."""
     found: dict[str, list[Operator]] = {}
 
-    def note(op: Operator, own: Container[str] | None = None) -> None:
-        for n in dict.fromkeys(flow.reads(outline.program, op) if reads is None else reads(op)):
+    def note(op: Operator, reads: Sequence[str], own: Container[str] | None = None) -> None:
+        for n in dict.fromkeys(reads) if len(reads) > 1 else reads:
             if own is None or n in own:
-                found.setdefault(n, []).append(op)
+                if n in found:
+                    found[n].append(op)
+                else:
+                    found[n] = [op]
 
-    for op in outline.ops:
-        note(op)
-        for block, inner in nested(outline.program, op) if op.sub_blocks() else ():
-            note(inner, block.descs)
+    for op, reads in zip(outline.ops, outline.fact(op_reads) if sizes is None else sizes.all_reads(outline), strict=True):
+        if types is None or op.type in types:
+            note(op, reads)
+        for block, inner in nested(outline.program, op) if outline.runs_blocks else ():
+            if types is None or inner.type in types:
+                note(inner, [*(flow.reads(outline.program, inner) if sizes is None else sizes.reads(inner))], block.descs)
     return found
 
 
