@@ -44,7 +44,7 @@ class Route:
     nearest: int
     ending: str
     place: Placement
-    also: Held  # the value is also available in this placement
+    also: Held | None = None  # the value is also available in this placement; made for the first that asks
     alone: Held | None = None  # the value is available only in this placement; made for the first that asks
 
 

@@ -6,9 +6,9 @@ layer.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...ir.entries import axis_of
 from ...ir.errors import TranspileError, nearest
@@ -21,7 +21,9 @@ from ...ir.program import Program
 from ...ir.types import REPLICATE, At, Entry, Placement, TensorType
 from ..cluster import SERVERS, axes_with_ranks
 from .choose_row import Chosen, PatternClass, PatternClasses, annotated, at_root, choose, cut_across, may_write
-from .stand_in_entries import AtHand, filled_in, with_stand_ins
+from .stand_in_entries import AtHand, GeneralPlacements, filled_in, with_stand_ins
+
+FIXED, TO_FILL = -1, -2
 
 
 @dataclass(eq=False, slots=True)
@@ -45,6 +47,13 @@ class Decision(NamedTuple):
     still: bool
     source: bool
 
+    def sources(self, have: AtHand) -> list[tuple[int, Any]]:
+        """Where each placement of an operand and of a result comes from, for other roots and flat ranges: the operand that has it too, and
+        its number there; or FIXED or TO_FILL and the placement."""
+        at = {q: (k, i) for k, qs in enumerate(have) for i, q in enumerate(qs) if q}
+        places = [*self.wanted, *self.results]
+        return [at.get(q) or (TO_FILL if any(e.stands_for is not None for e in q) else FIXED, q) for q in places]
+
 
 class PlacementWalk(FormWalk):
     """A walk whose forms are placements. `axes` are the groups that values are cut over, outer before inner, with their sizes. Operators
@@ -60,8 +69,11 @@ class PlacementWalk(FormWalk):
         self.groups = list(axes_with_ranks(axes).items())
         self.kinds = PatternClasses()
         self.kind_of: dict[tuple, PatternClass] = {}  # by the numbers of attributes and types
-        self.decided: dict[tuple[PatternClass, AtHand, tuple[int, ...]], Decision] = {}  # keys have stand-ins for roots and flat ranges
-        self.helds: dict[tuple[int, tuple[Placement, ...], bool], Held] = {}
+        self.general = GeneralPlacements()
+        # one decision serves all roots and flat ranges; beside it: its sources
+        self.decided: dict[tuple[PatternClass, tuple[int, ...]], tuple[Decision, list[tuple[int, Any]]]] = {}
+        self.helds: dict[tuple[int, ...], Held] = {}  # by the ids of the placements, which they keep
+        self.one: dict[Placement, Placement] = {}  # one object for equal placements of decisions
         self.types: dict[str, TensorType] = {}
         self.at = {None: Held(())}
 
@@ -81,10 +93,11 @@ class PlacementWalk(FormWalk):
     # -- one object for each type and placements, so that its identity is a key -------------------------------------------------
 
     def _held(self, name: str | None, places: tuple[Placement, ...]) -> Held:
-        key = self.type_of[name], places, name in self.stays
+        mark = name in self.stays
+        key = self.type_of[name], mark, *map(id, places)
         held = self.helds.get(key)
         if held is None:
-            held = self.helds[key] = Held(places, name in self.stays)
+            held = self.helds[key] = Held(places, mark)
         return held
 
     # -- rows ---------------------------------------------------------------------------------------------------------------------
@@ -106,24 +119,36 @@ class PlacementWalk(FormWalk):
         return kind
 
     def choose(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> Choice:
-        self._check_defined(op, ins)
-        kind = self._kind(op, definition, ins, outs)
-        have = tuple([self.at[n].forms for n in ins])
-        stays = tuple([k for k, n in enumerate(ins) if self.at[n].mark])
-        said, pin = self._said(op, definition, ins), self.pins.get(op.device)
-        entries: list[Entry] = []
+        at = self.at
+        if not all(map(at.__contains__, ins)):
+            self._check_defined(op, ins)
+        kind, helds = self._kind(op, definition, ins, outs), [at[n] for n in ins]
+        said = self._said(op, definition, ins) if definition.annotation is not None else {}
+        pin = self.pins.get(op.device) if self.pins else None
         if said or pin is not None or kind.pattern.flat_ranges:
-            one = self._decided(definition, kind, have, stays, said, pin)
+            one = self._decided(definition, kind, tuple([held.forms for held in helds]), _marked(helds), said, pin)
+            wanted, results = one.wanted, one.results
         else:
-            general, entries = with_stand_ins(have)
-            key = kind, general, stays
-            found = self.decided.get(key)
-            one = found or self.decided.setdefault(key, self._decided(definition, kind, general, stays, {}, None))
-        wanted, results = one.wanted, one.results
-        if entries:
-            wanted, results = ([filled_in(q, entries) for q in places] for places in (wanted, results))
+            one, wanted, results = self._for_all_roots(definition, kind, helds)
         made = [(self._held(n, (q,)), q) for n, q in zip(outs, results, strict=True)]
         return Choice(one.take, wanted, made, f"{op.type}: {one.why}", one.still, one.source or one.parts, None, one.source, one.parts)
+
+    def _for_all_roots(
+        self, definition: type[OpDef], kind: PatternClass, helds: Sequence[Held]
+    ) -> tuple[Decision, list[Placement], list[Placement]]:
+        """The decision for operands held so, whichever roots and flat ranges their placements have, and then the placements of operands
+        and of results."""
+        key, entries = self.general.key(helds)
+        found = self.decided.get((kind, key))
+        if found is None:
+            general, _ = with_stand_ins([held.forms for held in helds])
+            one = self._decided(definition, kind, general, _marked(helds), {}, None)
+            found = self.decided[kind, key] = one, one.sources(general)
+        one, sources = found
+        if not entries:
+            return one, one.wanted, one.results
+        places = [helds[k].forms[i] if k >= 0 else i if k == FIXED else self._one(filled_in(i, entries)) for k, i in sources]
+        return one, places[: len(one.wanted)], places[len(one.wanted) :]
 
     def _decided(
         self, definition: type[OpDef], kind: PatternClass, have: AtHand, stays: tuple[int, ...], said: Mapping[str, Entry | None],
@@ -146,8 +171,8 @@ class PlacementWalk(FormWalk):
             over = [found if found[0].flat else (whole, list(whole.ins), list(whole.outs)) for found in over]
         elif SERVERS in self.axes and over[0][0] is not whole and any(row is not whole for row, _, _ in over[1:]):
             over = self._on_one_side(kind, over, have)
-        wanted = [tuple(e for _, entries, _ in over if (e := entries[k]) is not None) for k in range(len(have))]
-        results = [tuple(e for _, _, entries in over if (e := entries[k]) is not None) for k in range(len(p.outs))]
+        wanted = [self._one([entries[k] for _, entries, _ in over]) for k in range(len(have))]
+        results = [self._one([entries[k] for _, _, entries in over]) for k in range(len(p.outs))]
         take: list[int | None] = []
         for k, qs in enumerate(have):
             here = next((i for i, q in enumerate(qs) if q == wanted[k]), None)
@@ -158,6 +183,11 @@ class PlacementWalk(FormWalk):
         parts = definition.expand is not None and any(cut_across(p, have, g) for g, _ in self.groups)
         still, source = all(t is None or t == 0 for t in take), all(t is None for t in take)
         return Decision(take, wanted, results, ", ".join(dict.fromkeys(row.why for row, _, _ in over)), parts, still, source)
+
+    def _one(self, entries: Iterable[Entry | None]) -> Placement:
+        """The placement of these entries, one object for equal ones."""
+        place = tuple([e for e in entries if e is not None])
+        return self.one.setdefault(place, place)
 
     def _on_one_side(self, kind: PatternClass, over: Sequence[Chosen], have: Sequence[tuple[Placement, ...]]) -> list[Chosen]:
         """If some operands are on servers and others on trainers, bring all to the trainers if these cut one of them, else to one
@@ -191,6 +221,10 @@ class PlacementWalk(FormWalk):
                 what = f"{e} cuts an axis of {t} that has size 1"
                 raise TranspileError(f"op {op.type}: {what}; leave it replicated over {group}{where(op)}")
         return said
+
+
+def _marked(helds: Sequence[Held]) -> tuple[int, ...]:
+    return tuple([k for k, held in enumerate(helds) if held.mark])
 
 
 def _serves(held: Placement, wanted: Placement) -> bool:

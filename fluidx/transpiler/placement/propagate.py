@@ -130,7 +130,7 @@ class Propagation(PlacementWalk):
             return self.local(name, route.nearest)
         target = self._move(name, held, route, op, why)
         if name not in self.finished:  # a final gradient keeps the placement of its update
-            self.hold(name, route.also, *(self.names.get(name) or (name,)), target)
+            self.hold(name, self._also(name, held, route), *(self.names.get(name) or (name,)), target)
         return target
 
     def _move(self, name: str, held: Held, route: Route, op: Operator, reason: str) -> str:
@@ -150,19 +150,33 @@ class Propagation(PlacementWalk):
         key = held, id(place)
         route = self.routes.get(key)
         if route is None:
-            here = place in held.forms
-            nearest = held.forms.index(place) if here else 0
-            if len(held.forms) > 1 and not here:
-                size = nominal_bytes(self.types[name])
-                costs = [sum(move_cost(entry_of(q, g), entry_of(place, g), size) for g, _ in self.groups) for q in held.forms]
-                nearest = costs.index(min(costs))
-            ending = suffix(held.forms[nearest], place)
-            also = held if here else self._held(name, (*held.forms, place))
-            route = self.routes[key] = Route(here, nearest, ending, place, also)
+            number, entries, _ = self.general.of(place)
+            alike = held, -1 - number  # no form of `held` has a root or flat ranges: the route is the same for all of them
+            known = self.routes.get(alike) if entries else None
+            if known is not None:
+                route = self.routes[key] = Route(known.here, known.nearest, known.ending, place)
+                return route
+            route = self.routes[key] = self._found_route(name, held, place)
+            if entries and not any(self.general.of(q)[1] for q in held.forms):
+                self.routes[alike] = route
         return route
 
+    def _found_route(self, name: str, held: Held, place: Placement) -> Route:
+        here = place in held.forms
+        nearest = held.forms.index(place) if here else 0
+        if len(held.forms) > 1 and not here:
+            size = nominal_bytes(self.types[name])
+            costs = [sum(move_cost(entry_of(q, g), entry_of(place, g), size) for g, _ in self.groups) for q in held.forms]
+            nearest = costs.index(min(costs))
+        return Route(here, nearest, suffix(held.forms[nearest], place), place)
+
+    def _also(self, name: str, held: Held, route: Route) -> Held:
+        if route.also is None:
+            route.also = held if route.here else self._held(name, (*held.forms, route.place))
+        return route.also
+
     def also(self, name: str, held: Held, form: Placement) -> Held:
-        return self._route(name, held, form).also
+        return self._also(name, held, self._route(name, held, form))
 
     def new(self, name: str, form: Placement, ending: str) -> str:
         """Declare a copy of a value, or its new value, in another placement."""
@@ -189,7 +203,7 @@ class Propagation(PlacementWalk):
         self._go(name, source, self.at[name].forms[0], near)
 
     def _go_home(self, name: str, new: str, made: Held, op: Operator) -> None:
-        self.hold(name, self._route(name, made, self.home[name]).also, new, name)
+        self.hold(name, self.also(name, made, self.home[name]), new, name)
         self._go(name, new, made.forms[0], op)
 
     def _go(self, name: str, new: str, place: Placement, op: Operator) -> None:
