@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from ..hardware.records import Hardware
 from ..ir.errors import FluidxError
 from .calibration.records import Measured
@@ -19,7 +21,7 @@ class CalibratedSteps:
 
     def __init__(self, hardware: Hardware, measured: Measured, ranks: int):
         device = hardware.device
-        self.hardware, self.name = hardware, hardware.name
+        self.name = hardware.name
         self.rates = Rates(device.flops["float32"].value, device.bandwidth.value, device.call.value)
         n = min(ranks, measured.machine.cores)
         if n not in measured.steps:
@@ -27,9 +29,12 @@ class CalibratedSteps:
             raise FluidxError(f"{self.name} has steps of {known} ranks at once, not of {n}; run `fluidx calibrate -n {n}`")
         self.alone = self._table(measured.steps[1])
         self.busy = self.paired = None
+        self.slowdown = 1.0  # of a step that is like no other, while all ranks compute
         if n > 1:
-            self.busy = self._table(measured.steps[n])
-            self.paired = self._table(s for s in measured.steps[1] if s.work.key in self.busy.exact)
+            self.busy = busy = self._table(measured.steps[n])
+            both = [s for s in measured.steps[1] if s.work.key in busy.exact]
+            self.paired = self._table(both)
+            self.slowdown = max(1.0, median([busy.exact[s.work.key].seconds / s.seconds for s in both] or [1.0]))
         self.profile = self._table(s for p in measured.profiles if p.ranks == ranks for s in p.steps)
         self.profile_alone = self._table(s for p in measured.profiles if p.ranks == 1 != ranks for s in p.steps)
 
@@ -72,7 +77,7 @@ class CalibratedSteps:
         if self.busy is not None and self.paired is not None:
             with_others, without = self.busy.find(work), self.paired.find(work)
             if with_others is None or without is None:
-                factor, spread = self.hardware.device.slowdown.value, spread + 0.1
+                factor, spread = self.slowdown, spread + 0.1
             else:
                 factor = max(1.0, with_others.seconds / without.seconds)
         return CostEstimate(found.seconds * factor, spread, source)

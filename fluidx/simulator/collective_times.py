@@ -16,7 +16,8 @@ from typing import NamedTuple
 from ..hardware.records import Figure, Hardware
 from ..ir.errors import FluidxError, nearest
 from ..ops.comm.volume import share
-from .costs import NOTHING, CostEstimate
+from .costs import NOTHING, CostEstimate, tables
+from .measured_collectives import MEASURED_OP, MeasuredCollectives
 
 SLICE = 4 << 20  # bytes that are inside a host before the first of them are between hosts: the buffers of NCCL, 4 MiB
 METHODS = ("all_reduce", "reduce", "spread", "exchange", "adaptive")
@@ -53,6 +54,7 @@ class CollectiveTimes:
         self.hardware = hardware
         self.devices_per_host = devices_per_host or hardware.devices_per_host
         self._known: dict[tuple, float] = {}
+        self._curves = None if hardware.measured is None else MeasuredCollectives(tables(hardware), hardware.name)
         self._shapes: dict[int, tuple[Sequence[int], GroupShape]] = {}  # by the identity of groups that cannot change
 
     def seconds(self, method: str, ranks: Sequence[int], nbytes: float, sharing: int = 1) -> float:
@@ -74,6 +76,8 @@ class CollectiveTimes:
         """The same with its spread and source."""
         if len(ranks) <= 1:
             return NOTHING
+        if (measured := self._measured(method, GroupShape.of(ranks, self.devices_per_host), nbytes)) is not None:
+            return measured
         return CostEstimate(self.seconds(method, ranks, nbytes, sharing), self.spread(ranks), "sheet")
 
     def spread(self, ranks: Sequence[int]) -> float:
@@ -102,11 +106,19 @@ class CollectiveTimes:
         hosts = ({r // self.devices_per_host for r in group} for group in groups)
         return max(Counter(h for on in hosts if len(on) > 1 for h in on).values(), default=1)
 
+    def _measured(self, method: str, shape: GroupShape, nbytes: float) -> CostEstimate | None:
+        """The time on the curve of a calibration, which has those inside a host."""
+        if self._curves is None or shape.hosts > 1 or method not in MEASURED_OP:
+            return None
+        return self._curves.estimate(method, shape.ranks, nbytes)
+
     def _seconds(self, method: str, shape: GroupShape, nbytes: float, sharing: int) -> float:
         if method not in METHODS:
             raise FluidxError(f"no time is known for collectives of method {method!r}; {nearest(method, METHODS, 'there are')}")
         if shape.ranks <= 1:
             return 0.0
+        if (measured := self._measured(method, shape, nbytes)) is not None:
+            return measured.seconds
         if shape.hosts > 1 and self.hardware.between is None:
             raise FluidxError(
                 f"a group of {shape.ranks} ranks is on {shape.hosts} hosts, and {self.hardware.name} has no network; "

@@ -25,7 +25,7 @@ _read: dict[int, Measured] = {}  # by the number of the hardware
 
 class Costs:
     """The costs of steps on a hardware, while `ranks_at_once` ranks compute on one host. Estimates are kept for the whole process, by
-    kernel, operators, attributes and local types.
+    kernel, operators, attributes and local types. `backend` is the kind of ranks, where a calibration has several.
 
     >>> import fluidx as fx
     >>> from fluidx.executor.plan.dry_run import dry_plan
@@ -42,13 +42,13 @@ class Costs:
     CostEstimate(seconds=0.001001, spread=0.0, source='sheet')
     """
 
-    def __init__(self, hardware: Hardware, ranks_at_once: int = 1, backend: str = "processes"):
+    def __init__(self, hardware: Hardware, ranks_at_once: int = 1, backend: str | None = None):
         self.hardware, self.ranks_at_once = hardware, ranks_at_once
         self._number = _number_of(hardware)
         self._source: Sheet | CalibratedSteps = Sheet(hardware)
         self.empty_run = hardware.device.call.value  # seconds of a run of an empty program
         if hardware.measured is not None:
-            measured = _measured(hardware)
+            measured = tables(hardware)
             self._source = CalibratedSteps(hardware, measured, ranks_at_once)
             self.empty_run = measured.run(backend, ranks_at_once, hardware.name).seconds
 
@@ -98,7 +98,7 @@ class Costs:
         return max(found)
 
 
-def _measured(hardware: Hardware) -> Measured:
+def tables(hardware: Hardware) -> Measured:
     """The tables of a calibration, read once. Raises FluidxError if it is of another machine."""
     number = _number_of(hardware)
     if number not in _read:

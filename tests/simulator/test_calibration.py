@@ -1,6 +1,7 @@
 """Calibrations: what is measured, with few programs and a clock of the test; the file; what is refused; and costs from it."""
 
 import json
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -22,7 +23,8 @@ from fluidx.simulator.calibration.records import CurvePoint, Measured, TracedPro
 from fluidx.simulator.calibration.samples import sample_programs
 from fluidx.simulator.calibration.steps import steps_of
 from fluidx.simulator.calibration.traces import read_trace, timed_steps
-from fluidx.simulator.costs import Costs
+from fluidx.simulator.collective_times import CollectiveTimes
+from fluidx.simulator.costs import CostEstimate, Costs
 from fluidx.simulator.step_table import Rates, StepTable, TimedStep
 from fluidx.simulator.work import StepWork, work_of
 
@@ -136,7 +138,7 @@ def test_ranks_at_once_have_their_own_table_and_slow_down_what_is_only_in_that_o
     two = CalibratedSteps(hw, measured, 2)
     assert two.estimate(a).seconds == pytest.approx(3 * RATES.seconds(a))
     slow = CalibratedSteps(hw, measured, 2).estimate(b)
-    assert slow.seconds == pytest.approx(4 * RATES.seconds(b) * hw.device.slowdown.value) and slow.source == "interpolated"
+    assert slow.seconds == pytest.approx(4 * RATES.seconds(b) * 1.5) and slow.source == "interpolated"
     hw, measured = machine_of({1: (timed(a, 2), timed(b, 4)), 2: (timed(a, 3), timed(elementwise(980, "tanh"), 8))})
     assert CalibratedSteps(hw, measured, 2).estimate(b).seconds == pytest.approx(8 * RATES.seconds(b), rel=0.05)
 
@@ -197,6 +199,33 @@ def test_costs_check_the_machine():
     hw, _ = machine_of({1: (timed(elementwise(10), 1),)}, threads=99)
     with pytest.raises(FluidxError, match="another machine: its number of kernel threads is 99"):
         Costs(hw)
+
+
+def test_collectives_of_a_calibrated_machine_come_from_its_curves():
+    small_ = small(ranks=(2,), programs=[])
+    measured = Measured.from_json(small_.measured, "m")
+    points = tuple(CurvePoint(n, 1e-3 * n, 0.1) for n in (100, 10_000))
+    curves = {"threads": {2: {"all_reduce": points, "reduce_scatter": tuple(p._replace(seconds=p.seconds / 2) for p in points)}}}
+    hw = files.from_json({**files.as_json(small_), "measured": replace(measured, curves=curves).as_json()}, "m.json")
+    times = CollectiveTimes(hw)
+    assert times.estimate("all_reduce", (0, 1), 1000) == CostEstimate(pytest.approx(1.0), 0.1, "measured")
+    assert times.seconds("reduce", (0, 1), 50) == pytest.approx(0.05) and times.seconds("all_reduce", (0, 1), 20_000) == pytest.approx(20)
+    with pytest.raises(FluidxError, match=r"has no times of all_gather among 2 threads.*fluidx calibrate -n 2 --backend threads"):
+        times.seconds("spread", (0, 1), 8)
+    with pytest.raises(FluidxError, match=r"no times of all_reduce among 3 threads \(numbers .*: 2\); run `fluidx calibrate -n 2,3"):
+        CollectiveTimes(hw, 4).seconds("all_reduce", (0, 1, 2), 8)
+
+
+def test_a_step_of_two_ranks_is_simulated_from_the_file_of_a_calibration(tmp_path):
+    path = tmp_path / "machine.json"
+    small(output=path)
+    main, startup = fx.Program("two"), fx.Program()
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        loss = fx.layers.mean(fx.layers.fc(fx.data("x", [-1, 6], "float32"), 3))
+        fx.optimizer.SGD(0.1).minimize(loss)
+    t = fx.DistributeTranspiler("data_parallel").transpile(program=main, startup_program=startup, trainers=2)
+    found = fx.simulate(t, cluster=str(path), batch=8)
+    assert found.calibrated and found.seconds > 0
 
 
 # -- measuring -----------------------------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ BACKENDS: dict[str, Callable[[int], Sequence[Place]]] = {
     "mpi": process_places,  # for steps; what they send is measured under mpirun
 }
 _SOURCE = "fluidx calibrate"
+_CONTEXT = 15e6  # bytes of an interpreter with fluidx and NumPy, as the system shows it
 
 
 class CalibrationScope(NamedTuple):
@@ -133,19 +134,12 @@ def _hardware(machine: CalibratedMachine, best: Ceilings, measured: Measured, ba
     memory = figure(float(_memory()))
     device = Device(
         machine.cpu, "cpu", memory, {"float32": figure(1e9 * best.gflops)}, figure(1.0), figure(1e9 * best.gbs), figure(1.0),
-        figure(1e-6 * best.call), figure(max(1.0, _slowdown(measured.steps))), figure(15e6), machine.cores,
+        figure(1e-6 * best.call), Figure(1.0, f"{_SOURCE}: in the steps of ranks at once"), figure(_CONTEXT), machine.cores,
     )  # fmt: skip
     return Hardware(
         f"{machine.cpu}, {machine.cores} cores", f"calibrated {machine.date} with {backend}, load {machine.load}", max(machine.cores, 1), 1,
         device, _links(measured.curves.get(backend, {}), figure, best), None, memory, None, measured.as_json(),
     )  # fmt: skip
-
-
-def _slowdown(steps: Mapping[int, Any]) -> float:
-    """How much longer steps take while all ranks compute, in the median."""
-    alone = {s.work.key: s.seconds for s in steps[1]}
-    ratios = [s.seconds / alone[s.work.key] for n, some in steps.items() if n > 1 for s in some if alone.get(s.work.key)]
-    return statistics.median(ratios) if ratios else 1.0
 
 
 def _links(curves: Mapping[int, Curves], figure: Callable[..., Figure], best: Ceilings) -> LinkFigures:

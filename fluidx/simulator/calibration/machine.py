@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,6 +57,7 @@ class CalibratedMachine(NamedTuple):
                 )
 
 
+@cache
 def _cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

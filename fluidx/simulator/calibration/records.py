@@ -44,9 +44,14 @@ class Measured:
     curves: Mapping[str, Mapping[int, Curves]]
     profiles: tuple[TracedProfile, ...] = field(default=())
 
-    def run(self, kind: str, ranks: int, name: str) -> CurvePoint:
+    @property
+    def kind(self) -> str:
+        """The kind of ranks that was measured; if there are several, the first one."""
+        return next((kind for kind in self.runs if kind != "one"), "processes")
+
+    def run(self, kind: str | None, ranks: int, name: str) -> CurvePoint:
         """A run of an empty program by ranks of a kind. Raises FluidxError, with what to do, if it was not measured."""
-        kind = "one" if ranks == 1 else kind
+        kind = "one" if ranks == 1 else kind or self.kind
         if (found := self.runs.get(kind, {}).get(ranks)) is None:
             raise FluidxError(f"{name} has no runs of {ranks} {kind}; run `fluidx calibrate -n {ranks} --backend {kind}`")
         return found
