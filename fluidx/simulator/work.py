@@ -55,12 +55,16 @@ class StepWork(NamedTuple):
 
     @property
     def sizes(self) -> tuple[float, ...]:
-        """Logarithms of its operations, its bytes and, for products, of the axes of its first two operands."""
-        sizes = [self.flops, self.nbytes]
-        if self.product:
-            for t in self.types[:2]:
+        """Logarithms of its operations and bytes, and, unless it is elementwise, of the axes of its first two types; of a convolution
+        also of the places that its filters have for each place of the image."""
+        sizes: list[float] = [self.flops, self.nbytes]
+        shaped = self.types[:2]
+        if self.product or any(t.shape != shaped[0].shape for t in shaped):
+            for t in shaped:
                 sizes += (t.numel, *t.shape) if len(t.shape) == 4 else (t.numel, t.shape[-1] if t.shape else 1)
-        return tuple([log(max(n, 1)) for n in sizes])
+            if self.kind == "conv" and len(shaped) == 2 and len(shaped[0].shape) == 4:
+                sizes.append(self.flops * shaped[0].shape[1] / max(1, shaped[0].numel * shaped[1].numel))
+        return tuple([log(max(n, 1e-3)) for n in sizes])
 
     @property
     def dtype(self) -> str:
