@@ -1,0 +1,114 @@
+"""The simulated schedule against the executor: kernels only take their modelled time, on virtual clocks, and ranks meet as they do."""
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx.executor.plan.dry_run import dry_plan
+from fluidx.hardware.records import Device, Figure, Hardware, LinkFigures
+from fluidx.simulator.machine_prices import MachinePrices
+from fluidx.simulator.rank_items import ItemMaker
+from fluidx.simulator.schedule import Meeting
+from fluidx.testing.modelled_time import EAGER, virtual_clocks
+from fluidx.transpiler.strategies import CATALOGUE
+
+NEEDS = {"pipeline": {"micro_batches": 4}, "micro_batches": {"count": 2}}
+
+
+def figure(value):
+    return Figure(value, "made up")
+
+
+def machine(base=2.0):
+    """Messages that take no time, and steps and collectives of seconds that differ with their operations and bytes."""
+    device = Device("slow", "cpu", figure(1e12), {"float32": figure(1e3)}, figure(1.0), figure(1e3), figure(1.0), figure(0.25),
+                    figure(1.0), figure(0.0))  # fmt: skip
+    links = LinkFigures(figure(1e-12), figure(1e18), 1, {1: figure(1e3)}, figure(base))
+    return Hardware("slow", "made up", 64, None, device, links, links, figure(1e12))
+
+
+def perceptron(width=24):
+    """Layers of different sizes, so that steps take different times."""
+    main, startup = fx.Program("uneven"), fx.Program("uneven_startup")
+    with fx.program_guard(main, startup), fx.unique_name.guard():
+        h = fx.data("x", [-1, width], "float32")
+        for k in (2, 5, 1, 3):
+            h = fx.layers.fc(h, k * width // 2, act="relu")
+        fx.optimizer.Adam(0.1).minimize(fx.layers.mean(h))
+    return main, startup
+
+
+def stages(count, width=24):
+    main, startup = fx.Program("stages"), fx.Program("stages_startup")
+    with fx.program_guard(main, startup), fx.unique_name.guard():
+        h = fx.data("x", [-1, width], "float32")
+        for stage in range(count):
+            with fx.device_guard(f"gpu:{stage}"):
+                h = fx.layers.fc(h, width * (1 + stage % 2), act="relu")
+                loss = fx.layers.mean(h)
+        fx.optimizer.SGD(0.1).minimize(loss)
+    return main, startup
+
+
+def transpiled(strategy, ranks, width=24, **options):
+    if strategy == "rails":
+        ranks = fx.Cluster(hosts=2, devices_per_host=ranks // 2)
+    main, startup = perceptron(width)
+    if strategy == "pipeline":
+        main, startup = stages(2, width)
+        ranks = fx.Mesh(pp=2, dp=ranks // 2)
+    made = fx.strategies.get(strategy, **NEEDS.get(strategy, {}), **options)
+    return fx.DistributeTranspiler(made).transpile(program=main, startup_program=startup, trainers=ranks)
+
+
+def seconds_of(t, hardware, slow):
+    """The modelled seconds of a step of a plan. A collective takes them when all have come."""
+    prices = MachinePrices(hardware, t.world_size, -(-t.world_size // t.cluster.hosts))
+
+    def seconds(plan, step):
+        parts = list(ItemMaker(plan, prices).parts(step, 0))
+        compute = sum(p for p in parts if isinstance(p, float)) * slow.get(plan.program.rank, 1.0)
+        return compute + sum(p.seconds for p in parts if isinstance(p, Meeting))
+
+    return seconds
+
+
+def simulated_and_run(t, rows, slow):
+    """The seconds of a step: simulated, and on the virtual clocks of a run."""
+    hardware = machine()
+    with fx.ParallelExecutor(t, places=fx.cpu_places(t.world_size), timeout=60, verify=False) as exe:
+        exe.run_startup()
+        with virtual_clocks(seconds_of(t, hardware, slow)) as clocks:
+            for rank in range(t.world_size):  # launching a run costs a call
+                clocks.compute(rank, False, hardware.device.call.value * slow.get(rank, 1.0))
+            exe.run(feed={"x": np.zeros((rows, t.main.global_block().var("x").shape[1]), "float32")}, fetch_list=[])
+    found = fx.simulate(t, cluster=hardware, batch=rows, fetch=[], slow=slow, verify=False)
+    return found.seconds, clocks.seconds
+
+
+@pytest.fixture(autouse=True)
+def overlap(monkeypatch):
+    monkeypatch.setenv("FLUIDX_OVERLAP", "1")
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+@pytest.mark.parametrize("strategy", CATALOGUE)
+def test_the_simulated_schedule_is_that_of_the_executor(strategy, ranks):
+    predicted, run = simulated_and_run(transpiled(strategy, ranks), 32, {})
+    assert predicted == pytest.approx(run, rel=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["ring_optimizer", "reduction_servers", "pipeline"])
+def test_with_messages_that_wait_for_their_receiver(strategy):
+    t = transpiled(strategy, 4, width=192)
+    plan = dry_plan(t.get_trainer_program(0), batch=1024)
+    sent = [op for op in plan.program.global_block().oplist if op.type == "send"]
+    assert any(plan.values[op.input_arg_names[0]].type.nbytes > EAGER for op in sent)
+    predicted, run = simulated_and_run(t, 1024, {1: 1.5})
+    assert predicted == pytest.approx(run, rel=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["data_parallel", "ring_optimizer", "fsdp", "reduction_servers"])
+def test_with_a_slow_rank_too(strategy):
+    predicted, run = simulated_and_run(transpiled(strategy, 4), 32, {1: 2.5, 3: 1.25})
+    assert predicted == pytest.approx(run, rel=1e-6)
