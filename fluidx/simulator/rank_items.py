@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from ..executor.error_text import where
 from ..executor.plan.cost import communicates
@@ -60,10 +60,12 @@ def volume(op: Operator, plan: Plan, n: int) -> Volume:
 
 
 class ItemMaker:
-    """Makes the items of a plan. `iterations` is the number of iterations of a loop that does not say it."""
+    """Makes the items of a plan. `iterations` is the number of iterations of a loop that does not say it. `work_of` says to which work a
+    step belongs; items of computing steps belong to one work, and `works` has that of each item."""
 
-    def __init__(self, plan: Plan, prices: Prices, iterations: int | None = None):
-        self.plan, self.prices, self.iterations = plan, prices, iterations
+    def __init__(self, plan: Plan, prices: Prices, iterations: int | None = None, work_of: Callable[[Step, int], Any] | None = None):
+        self.plan, self.prices, self.iterations, self.work_of = plan, prices, iterations, work_of
+        self.works: list[Any] = []
         self.program = plan.program
         self.rank = plan.program.rank or 0
         self.spread: list[tuple[float, float]] = []  # (seconds, relative spread) of every cost
@@ -75,6 +77,7 @@ class ItemMaker:
         run = self._noted(self.prices.run)
         work: list[tuple[int, float]] = [(-1, run)] if run else []
         beside = False
+        belongs: Any = None
 
         def put(item: Item | None = None) -> None:
             nonlocal work
@@ -83,11 +86,13 @@ class ItemMaker:
                 work = []
             if item is not None:
                 found.append(item)
+            self.works += [belongs] * (len(found) - len(self.works))
 
         for k, step in enumerate(self.plan.steps):
-            if step.overlapped is not beside:
+            to = belongs if self.work_of is None else self.work_of(step, k)
+            if step.overlapped is not beside or to != belongs:
                 put()
-            beside = step.overlapped
+            beside, belongs = step.overlapped, to
             if step.waits_for is not None:
                 put(Wait((k,), item=number[step.waits_for]))
             for part in self.parts(step, k):
@@ -100,7 +105,7 @@ class ItemMaker:
                 number[k] = len(found) - 1
         put()
         if self.plan.waits_at_end is not None:
-            found.append(Wait((len(self.plan.steps),), item=number[self.plan.waits_at_end]))
+            put(Wait((len(self.plan.steps),), item=number[self.plan.waits_at_end]))
         return found
 
     def parts(self, step: Step, k: int) -> Iterator[float | Item]:

@@ -19,6 +19,7 @@ from .events import simulate_events
 from .folding import RankItems, fold
 from .machine_prices import AS_IT_IS, Factors, MachinePrices
 from .memory import rank_memory
+from .micro_batches import MicroBatches, WorkOfSteps, repeat
 from .plan_ranks import EXACT, PlannedClass, plan_ranks
 from .rank_items import ItemMaker, own_messages
 from .simulation import Simulation
@@ -35,6 +36,7 @@ def simulate(
     feed: Mapping[str, Sequence[int]] | None = None,
     slow: Mapping[int, float] | None = None,
     iterations: int | None = None,
+    micro_batches: int | None = None,
     fetch: Sequence[str] | None = None,
     verify: bool = True,
     exact: int = EXACT,
@@ -43,8 +45,10 @@ def simulate(
 
     `cluster`: a Cluster with figures, the name of a cluster file, or a path: `fx.Cluster.load` tells more. `batch`: the rows of every feed
     in a step, of all ranks together; `feed` gives shapes instead. `slow`: {rank: factor on the time of its compute}. `iterations`: how
-    often a loop runs that does not say it. `fetch`: the fetched variables; by default all that no operator reads. `verify`: prove the
-    programs first. `exact`: above so many ranks with the same operators, ranks whose shards differ by an element count as alike.
+    often a loop runs that does not say it. `micro_batches`: as many instead of the 3 or more of a strategy `pipeline` or `micro_batches`,
+    whose second one stands for those between the first and the last. `fetch`: the fetched variables; by default all that no operator reads.
+    `verify`: prove the programs first. `exact`: above so many ranks with the same operators, ranks whose shards differ by an element count
+    as alike.
 
     Nothing is computed or allocated. Raises ExecutionError, FeedError or TranspileError for what cannot be predicted, VerifyError for
     programs that are not proved.
@@ -64,13 +68,16 @@ def simulate(
     _check(t, machine, per_host, batch, feed, slow or {})
     if verify:
         t.verify()
+    many = None if micro_batches is None else MicroBatches.of(t, micro_batches)
+    if many is not None:
+        batch, feed = many.of_the_program(batch, feed)
     planned = plan_ranks(t, partial(_planned, machine=machine, world_size=t.world_size, batch=batch, feed=feed, fetch=fetch), exact)
-    return _simulated(t, machine, per_host, planned, slow or {}, iterations)
+    return _simulated(t, machine, per_host, planned, slow or {}, iterations, many)
 
 
 def _simulated(
     t: DistributeTranspiler, machine: Hardware, per_host: int, planned: Sequence[PlannedClass], slow: Mapping[int, float],
-    iterations: int | None, network: float = 1.0, compute: float = 1.0, latency: float = 1.0,
+    iterations: int | None, many: MicroBatches | None = None, network: float = 1.0, compute: float = 1.0, latency: float = 1.0,
 ) -> Simulation:  # fmt: skip
     factors = Factors(network, compute, latency)
     prices = MachinePrices(machine, t.world_size, per_host, AS_IT_IS if factors == AS_IT_IS else factors)
@@ -78,13 +85,18 @@ def _simulated(
     plan_of: dict[int, Plan] = {}
     spent: list[tuple[float, float]] = []
     for plan, members, programs in planned:
-        maker = ItemMaker(plan, prices, iterations)
-        items = maker.items()
+        work_of = None if many is None else WorkOfSteps(plan, many)
+        maker = ItemMaker(plan, prices, iterations, work_of)
+        given = items = maker.items()
         spent += maker.spread
+        repeated = None if work_of is None else repeat(given, maker.works, work_of)
+        if repeated is not None:
+            items = repeated.items
         for rank in members:
             program = programs.get(rank, plan.program)
             groups = {g: program.group_ranks(g, rank) for g in program.groups if _has(program, g, rank)}
-            ranks[rank] = RankItems(items, groups, own_messages(items, program))
+            messages = own_messages(given, program)
+            ranks[rank] = RankItems(items, groups, messages if repeated is None else repeated.messages(messages))
             plan_of[rank] = plan
     folded = fold(ranks, slow, prices.host_of, prices.network)
     run = simulate_events(folded, prices.network, prices.slowdown)
@@ -93,7 +105,7 @@ def _simulated(
     return Simulation(
         t.strategy.call, machine, t.world_size, folded, run, plans, [rank_memory(p, machine) for p in plans],
         sum(s * spread for s, spread in spent) / whole if whole else 0.0, _lower_bound(prices), prices.network.capacity,
-        partial(_simulated, t, machine, per_host, planned, slow, iterations),
+        partial(_simulated, t, machine, per_host, planned, slow, iterations, many),
     )  # fmt: skip
 
 

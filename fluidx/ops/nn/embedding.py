@@ -107,6 +107,10 @@ class LookupTableGrad(OpDef):
         return f"~v d, * {'.' if ins[1].ndim == ins[2].ndim else ''}, * d -> v d | v@ *:+ L(2)"
 
     @staticmethod
+    def flops(ins, outs, attrs):
+        return ins[2].numel  # each element of the gradient is added once
+
+    @staticmethod
     def infer(w, ids, g, *, padding_idx):
         return w
 

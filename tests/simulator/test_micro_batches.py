@@ -1,0 +1,74 @@
+"""Many micro-batches from a program of three: equal to the program of all of them."""
+
+import pytest
+
+import fluidx as fx
+from fluidx.ir.errors import ExecutionError
+
+L = fx.layers
+
+
+def programs(stages=1, width=1024, layers=2):
+    main, startup = fx.Program("stages"), fx.Program("stages_startup")
+    with fx.program_guard(main, startup), fx.unique_name.guard():
+        h = fx.data("x", [-1, width], "float32")
+        for stage in range(stages):
+            with fx.device_guard(f"stage:{stage}" if stages > 1 else None):
+                for _ in range(layers):
+                    h = L.fc(h, width, act="relu")
+                if stage == stages - 1:
+                    loss = L.mean(h)
+        fx.optimizer.Adam(0.1).minimize(loss)
+    return main, startup
+
+
+def transpiled(strategy, mesh, stages=1):
+    main, startup = programs(stages)
+    return fx.DistributeTranspiler(strategy).transpile(program=main, startup_program=startup, trainers=mesh)
+
+
+def both(make, mesh, stages, given, count, rows=4096):
+    """The step of the program of all micro-batches, and that of the program of `given`, simulated as many."""
+    whole = fx.simulate(transpiled(make(count), mesh, stages), cluster="dgx-a100", batch=rows * count)
+    folded = fx.simulate(transpiled(make(given), mesh, stages), cluster="dgx-a100", batch=rows * count, micro_batches=count)
+    return whole, folded
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("stages, count", [(2, 3), (2, 4), (2, 8), (3, 4), (4, 7)])
+def test_a_pipeline_of_many_micro_batches_takes_as_long_as_the_program_of_all(schedule, stages, count):
+    mesh = fx.Mesh(pp=stages, dp=2)
+    whole, folded = both(lambda n: fx.strategies.pipeline(n, schedule=schedule), mesh, stages, 3, count)
+    assert folded.seconds == pytest.approx(whole.seconds, rel=5e-3)  # what is done once may be in the idle time of a stage, or not
+    assert sum(folded.run.link_bytes.values()) == sum(whole.run.link_bytes.values())
+
+
+@pytest.mark.parametrize("of", ["data_parallel", "zero1", "fsdp"])
+@pytest.mark.parametrize("count", [4, 9])
+def test_accumulation_takes_as_long_as_the_program_of_all_micro_batches(of, count):
+    whole, folded = both(lambda n: fx.strategies.micro_batches(n, of=fx.strategies.get(of)), 4, 1, 3, count)
+    assert folded.seconds == pytest.approx(whole.seconds, rel=1e-3)
+
+
+def test_the_bubble_shrinks_with_the_number_of_micro_batches():
+    t = transpiled(fx.strategies.pipeline(3), fx.Mesh(pp=4), 4)
+
+    def a_micro_batch(m):
+        return fx.simulate(t, cluster="dgx-a100", batch=4096 * m, micro_batches=m).seconds / m
+
+    few, some, many = map(a_micro_batch, (4, 16, 64))
+    assert few > some > many  # (m + 3) / m micro-batches each
+
+
+@pytest.mark.parametrize(
+    "strategy, count, message",
+    [
+        (fx.strategies.data_parallel(), 4, "has no micro-batches; take strategies.micro_batches or pipeline"),
+        (fx.strategies.micro_batches(2), 4, "of 2 micro-batches stands for more if it has at least 3"),
+        (fx.strategies.micro_batches(4), 3, "of 4 micro-batches stands for more if it has at least 3"),
+        (fx.strategies.micro_batches(3), 7, "a batch of 64 rows does not divide by it; give a multiple"),
+    ],
+)
+def test_programs_that_cannot_stand_for_so_many_are_refused(strategy, count, message):
+    with pytest.raises(ExecutionError, match=message):
+        fx.simulate(transpiled(strategy, 2), cluster="dgx-a100", batch=64, micro_batches=count)
