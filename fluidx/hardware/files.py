@@ -115,10 +115,11 @@ def _device(part: _JsonPart) -> Device:
         flops={dtype: flops.figure(dtype) for dtype in flops.data},
         slowdown=part.figure("slowdown", least=1.0),
         cores=part.whole("cores", 0, 0),
+        dispatch=part.optional("dispatch", part.figure) if "dispatch" in part.data else None,
         **shares,
         **{key: part.figure(key) for key in ("memory", "bandwidth", "call", "context")},
     )
-    part.end((*_DEVICE, "cores"))
+    part.end((*_DEVICE, "cores", "dispatch"))
     return found
 
 

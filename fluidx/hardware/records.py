@@ -36,6 +36,7 @@ class Device:
     slowdown: Figure  # factor on the time of compute while communication runs at the same time, at least 1
     context: Figure  # bytes that a process takes beside its plan: context, buffers of the communicator, interpreter
     cores: int = 0  # of the host, for a CPU
+    dispatch: Figure | None = None  # seconds in which the host issues a step, ahead of the device; None: no time beside `call`
 
 
 class SwitchFigures(NamedTuple):

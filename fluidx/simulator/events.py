@@ -1,6 +1,7 @@
 """The event simulation: the schedules of all ranks on two streams each, with meetings, and messages over shared links.
 
-Each rank has a compute stream and a communication stream, each in order. An item beside compute starts when the compute stream has come to
+Each rank has a compute stream and a communication stream, each in order. The host issues the items of both, one after the other and ahead
+of the device; no computing item ends before it is issued. An item beside compute starts when the compute stream has come to
 it and all earlier items of the communication stream have ended. A meeting begins when its last member has come. A message up to the eager
 limit of its path lets its sender go on at once; a larger one starts when both ends have come, and both wait until it has arrived.
 """
@@ -68,7 +69,7 @@ def simulate_events(folded: FoldedRanks, network: Network, slowdown: float = 1.0
 class _RankState:
     """The state of a rank."""
 
-    __slots__ = ("pc", "queue", "busy", "blocked", "active", "compute", "version")
+    __slots__ = ("pc", "queue", "busy", "blocked", "active", "compute", "version", "host")
 
     def __init__(self) -> None:
         self.pc = 0  # the item that the compute stream is at
@@ -78,6 +79,7 @@ class _RankState:
         self.active = 0  # transfers and meetings under way on the communication stream
         self.compute: list[float] | None = None  # of the compute item that runs: last time, work done, rate
         self.version = 0
+        self.host = 0.0  # when the host has issued all items up to `pc`
 
 
 class _Transfer:
@@ -144,6 +146,7 @@ class _Simulation:
         while state.pc < len(items):
             i, item = state.pc, items[state.pc]
             self.came[k][i] = now
+            state.host += item.dispatch
             if isinstance(item, Wait):
                 if (span := self.spans[k][item.item]) is None:
                     state.blocked = True
@@ -175,7 +178,8 @@ class _Simulation:
         assert isinstance(item, Compute) and state.compute is not None
         state.version += 1
         last, done, rate = state.compute
-        self.at(last + max(0.0, item.total - done) / rate, lambda now, v=state.version: self.end_compute(k, i, v, now))  # type: ignore[misc]
+        end = max(last + max(0.0, item.total - done) / rate, state.host)
+        self.at(end, lambda now, v=state.version: self.end_compute(k, i, v, now))  # type: ignore[misc]
 
     def progress(self, k: int, now: float) -> None:
         """Book the progress of the running compute item up to now."""
@@ -183,7 +187,8 @@ class _Simulation:
         if state.compute is None:
             return
         last, done, rate = state.compute
-        then = done + (now - last) * rate
+        item = self.schedules[k].items[state.pc]
+        then = min(done + (now - last) * rate, item.total) if isinstance(item, Compute) and item.dispatch else done + (now - last) * rate
         if now > last:
             self.pieces[k][state.pc].append(EvenProgress(last, now, done, then))
         state.compute = [now, then, self.rate(k)]

@@ -58,6 +58,12 @@ class MachinePrices:
         return known[1]
 
     @property
+    def dispatch(self) -> float:
+        """The seconds in which the host issues a step, ahead of the device."""
+        found = self.hardware.device.dispatch
+        return 0.0 if found is None else found.value / self.factors.compute
+
+    @property
     def run(self) -> CostEstimate:
         source = "measured" if self.hardware.measured else "sheet"
         return CostEstimate(self.costs.empty_run * self.turns / self.factors.compute, 0.0, source)

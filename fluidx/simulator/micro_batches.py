@@ -32,7 +32,7 @@ class Crossing(NamedTuple):
     sender: int
 
 
-class Origin(NamedTuple):
+class MessageOrigin(NamedTuple):
     """Where the messages of an exchange come from: (item, number of the message in it) of its sends and of its receives."""
 
     sends: tuple[tuple[int, int], ...]
@@ -43,7 +43,7 @@ class RepeatedItems(NamedTuple):
     """The items for more micro-batches, and the origins of their exchanges among the items of the program."""
 
     items: list[Item]
-    origins: dict[int, Origin]
+    origins: dict[int, MessageOrigin]
     sources: dict[int, int]  # item -> item of the program, for those that are not exchanges between stages
 
     def messages(self, given: Mapping[int, tuple[Messages, Messages]]) -> dict[int, tuple[Messages, Messages]]:
@@ -99,7 +99,7 @@ class MicroBatches(NamedTuple):
         return turn if turn == 0 else self.given - 1 if turn == count - 1 else min(turn, 1)
 
 
-class Part(NamedTuple):
+class WorkPart(NamedTuple):
     """The work that an item belongs to; None before the first. `once`: it has no micro-batch, and is done in one of them only."""
 
     work: Action | None
@@ -118,7 +118,7 @@ class WorkOfSteps:
         self.last: Action | None = None
         self.crossings: dict[int, tuple[list[Crossing], list[Crossing]]] = {}  # by step: those of sends and of receives
 
-    def __call__(self, step: Step, k: int) -> Part:
+    def __call__(self, step: Step, k: int) -> WorkPart:
         """The work of step k."""
         works = [self._work(op) for op in step.ops]
         if step.op.type in ("send", "recv"):
@@ -132,11 +132,11 @@ class WorkOfSteps:
                 sides[not op.inputs].append(Crossing(Action(backward, work.turn), self.stage if op.inputs else peer))
             else:
                 self.crossings[k] = sides
-                return Part(None)
+                return WorkPart(None)
         found = max([w for w in works if w is not None], default=None, key=lambda w: w.turn)
         if found is not None:
             self.last = found if self.of.schedule else Action(False, found.turn)
-        return Part(self.last, found is None)
+        return WorkPart(self.last, found is None)
 
     def _work(self, op: Operator) -> Action | None:
         ins, outs = flow.touches(self.program, op)
@@ -165,45 +165,42 @@ class _Parts(NamedTuple):
     once: set[int]
     sends: Mapping[Crossing, list[tuple[int, int]]]
     receives: Mapping[Crossing, list[tuple[int, int]]]
-    beside: bool
 
 
-def repeat(items: Sequence[Item], works: Sequence[Part | None], found: WorkOfSteps) -> RepeatedItems:
+def repeat(items: Sequence[Item], works: Sequence[WorkPart | None], found: WorkOfSteps) -> RepeatedItems:
     """The items for more micro-batches. `works` has the work of each item. Raises ExecutionError for a program whose order is not that of
     its schedule."""
     of = found.of
-    known = [part or Part(None) for part in works]
-    parts = _parts(items, [Part(None, isinstance(i, Wait)) if p.work is None else p for i, p in zip(items, known, strict=True)], found)
+    known = [part or WorkPart(None) for part in works]
+    parts = _parts(items, [WorkPart(None, isinstance(i, Wait)) if p.work is None else p for i, p in zip(items, known, strict=True)], found)
     same = _Composer(items, parts, found, of.given).run()
     if _order(items, parts.once) != _order(same.items, {k for k, i in same.sources.items() if i in parts.once}):
         raise _refused(of, "the program does not compute its micro-batches in the order of the schedule")
     return _Composer(items, parts, found, of.simulated).run()
 
 
-def _parts(items: Sequence[Item], works: Sequence[Part], found: WorkOfSteps) -> _Parts:
+def _parts(items: Sequence[Item], works: Sequence[WorkPart], found: WorkOfSteps) -> _Parts:
     once = {i for i, part in enumerate(works) if part.once}
     works = _behind_messages(items, works, found)
     by: dict[Action | None, list[int]] = {}
     sends: dict[Crossing, list[tuple[int, int]]] = {}
     receives: dict[Crossing, list[tuple[int, int]]] = {}
-    beside = False
     for i, (item, (work, _)) in enumerate(zip(items, works, strict=True)):
         if _crosses(item, found):
             assert isinstance(item, Exchange)
-            beside = item.beside
             for side, into in zip(found.crossings[item.steps[0]], (sends, receives), strict=True):
                 for port, crossing in enumerate(side):
                     into.setdefault(crossing, []).append((i, port))
         else:
             by.setdefault(work, []).append(i)
-    return _Parts(by, once, sends, receives, beside)
+    return _Parts(by, once, sends, receives)
 
 
 def _crosses(item: Item, found: WorkOfSteps) -> bool:
     return isinstance(item, Exchange) and item.steps[0] in found.crossings
 
 
-def _behind_messages(items: Sequence[Item], works: Sequence[Part], found: WorkOfSteps) -> list[Part]:
+def _behind_messages(items: Sequence[Item], works: Sequence[WorkPart], found: WorkOfSteps) -> list[WorkPart]:
     """The works, where what is done once and follows a message belongs to the next work, or to the end."""
     moved, following = list(works), _END
     for i in reversed(range(len(items))):
@@ -211,7 +208,7 @@ def _behind_messages(items: Sequence[Item], works: Sequence[Part], found: WorkOf
             for k in range(i + 1, len(items)):
                 if not moved[k].once:
                     break
-                moved[k] = Part(following, True)
+                moved[k] = WorkPart(following, True)
         elif not works[i].once:
             following = works[i].work
     return moved
@@ -224,7 +221,7 @@ class _Composer:
         self.items, self.parts, self.of, self.stage, self.count = items, parts, found.of, found.stage, count
         self.stages = max(1, len(found.ranks))
         self.out: list[Item] = []
-        self.origins: dict[int, Origin] = {}
+        self.origins: dict[int, MessageOrigin] = {}
         self.sources: dict[int, int] = {}
         self.number: dict[tuple[int, int], int] = {}  # (item of the program, micro-batch) -> item
         self.message_of: dict[int, list[Crossing]] = {}
@@ -271,16 +268,11 @@ class _Composer:
             receives += self.parts.receives.get(self._like(crossing), [])
             self.arrives[crossing] = len(self.out)
         sent, got = tuple(sends), tuple(receives)
-        steps = self.items[(sent or got)[0][0]].steps
-        self.origins[len(self.out)] = Origin(sent, got)
-        self.out.append(
-            Exchange(
-                steps,
-                tuple([self.items[i].sends[port] for i, port in sent]),  # type: ignore[attr-defined]
-                tuple([self.items[i].receives[port] for i, port in got]),  # type: ignore[attr-defined]
-                beside=self.parts.beside,
-            )
-        )
+        like = self.items[(sent or got)[0][0]]
+        self.origins[len(self.out)] = MessageOrigin(sent, got)
+        sent_bytes = tuple([self.items[i].sends[port] for i, port in sent])  # type: ignore[attr-defined]
+        got_bytes = tuple([self.items[i].receives[port] for i, port in got])  # type: ignore[attr-defined]
+        self.out.append(replace(like, sends=sent_bytes, receives=got_bytes))  # type: ignore[call-arg]
 
     def _work(self, work: Action) -> None:
         turn = self.of.stood_for_by(work.turn, self.count)
@@ -296,7 +288,7 @@ class _Composer:
                 item = replace(item, item=self._waited(item.item, turn))
             elif isinstance(item, Exchange):
                 n = len(item.sends), len(item.receives)
-                self.origins[len(self.out)] = Origin(*(tuple([(i, port) for port in range(some)]) for some in n))
+                self.origins[len(self.out)] = MessageOrigin(*(tuple([(i, port) for port in range(some)]) for some in n))
             self.number[i, turn] = len(self.out)
             self.sources[len(self.out)] = i
             self.out.append(item)

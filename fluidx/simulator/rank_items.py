@@ -28,6 +28,10 @@ class Prices(Protocol):
         value."""
 
     @property
+    def dispatch(self) -> float:
+        """The seconds in which the host issues a step, ahead of the device."""
+
+    @property
     def run(self) -> CostEstimate:
         """The seconds of a run beside its steps: what launching it and agreeing on it takes."""
 
@@ -82,7 +86,8 @@ class ItemMaker:
         def put(item: Item | None = None) -> None:
             nonlocal work
             if work:
-                found.append(Compute(tuple(k for k, _ in work), tuple(s for _, s in work), beside=beside))
+                issued = self.prices.dispatch * sum(s > 0 for _, s in work)
+                found.append(Compute(tuple(k for k, _ in work), tuple(s for _, s in work), beside=beside, dispatch=issued))
                 work = []
             if item is not None:
                 found.append(item)
@@ -138,14 +143,14 @@ class ItemMaker:
     def _communication(self, step: Step, k: int) -> Iterator[Item]:
         if opdef(step.op.type).effect is Effect.P2P:
             sends, receives = messages(step.ops, self.plan)
-            yield Exchange((k,), sends, receives, beside=step.overlapped)
+            yield Exchange((k,), sends, receives, beside=step.overlapped, dispatch=self.prices.dispatch)
             return
         for op in step.ops:
             members = tuple(self.program.group_ranks(op.attrs["group"], self.rank))
             groups = self.program.groups[op.attrs["group"]]
             method, nbytes = volume(op, self.plan, len(members))
             seconds = self._noted(self.prices.collective(method, members, nbytes, groups))
-            yield Meeting((k,), op.attrs["group"], members, seconds, nbytes, beside=step.overlapped)
+            yield Meeting((k,), op.attrs["group"], members, seconds, nbytes, beside=step.overlapped, dispatch=self.prices.dispatch)
 
     def _noted(self, found: CostEstimate) -> float:
         self.spread.append((found.seconds, found.spread))

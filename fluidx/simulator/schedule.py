@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class Item:
-    """A part of a schedule. `steps` are the numbers of its plan steps. `beside`: it runs on the communication stream."""
+    """A part of a schedule. `steps` are the numbers of its plan steps. `beside`: it runs on the communication stream. `dispatch`: seconds
+    in which the host issues it, in the order of the items and ahead of the device."""
 
     steps: tuple[int, ...]
     beside: bool = field(default=False, kw_only=True)
+    dispatch: float = field(default=0.0, kw_only=True)
 
 
 @dataclass(eq=False)
