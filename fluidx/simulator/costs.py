@@ -21,6 +21,7 @@ _known: dict[tuple, CostEstimate] = {}  # of all hardware in this process, by it
 _numbers: list[tuple[Hardware, int]] = []
 _next = count(1)
 _read: dict[int, Measured] = {}  # by the number of the hardware
+_steps: dict[tuple[int, int], CalibratedSteps] = {}  # and by the ranks at once
 
 
 class Costs:
@@ -49,7 +50,12 @@ class Costs:
         self.empty_run = hardware.device.call.value  # seconds of a run of an empty program
         if hardware.measured is not None:
             measured = tables(hardware)
-            self._source = CalibratedSteps(hardware, measured, ranks_at_once)
+            key = self._number, ranks_at_once
+            if key not in _steps:
+                if len(_steps) >= 16:
+                    _steps.clear()
+                _steps[key] = CalibratedSteps(hardware, measured, ranks_at_once)
+            self._source = _steps[key]
             self.empty_run = measured.run(backend, ranks_at_once, hardware.name).seconds
 
     def around(self, plan: Plan) -> CostEstimate:

@@ -79,7 +79,7 @@ class StepTable:
         near = self._near(work, alike)
         if not near:
             return None
-        weights = [1 / (d * d + 1e-3) for d, _ in near]
+        weights = [1 / (d**4 + 1e-6) for d, _ in near]
         logs = [log(step.seconds / self.rates.seconds(step.work)) for _, step in near]
         total = sum(weights)
         mean = sum(w * x for w, x in zip(weights, logs, strict=True)) / total

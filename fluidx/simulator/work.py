@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from math import log
 from typing import NamedTuple
 
@@ -106,28 +107,34 @@ def work_of(step: Step, values: Mapping[str, Value]) -> StepWork:
 
 def step_key(step: Step, values: Mapping[str, Value]) -> tuple:
     """A key that steps of equal work have in common: kernel, types of the operators, attributes, and types of operands and results."""
-    op, here = step.op, step.here
-    if step.kernel == "fused":
-        names: tuple[str, ...] = (*step.reads, *step.writes)
-        head: object = tuple([o.type for o in step.ops])
-    else:
+    ops, here = step.ops, step.here
+    op = ops[0]
+    head: object
+    if len(ops) == 1:
         names, head = (*op.input_arg_names, *op.output_arg_names), op.type
-    types = tuple([(t.dtype, t.shape) for n in names if (v := values.get(n)) is not None for t in (v.type,)])
+    else:
+        names, head = tuple([n for o in ops for n in (*o.input_arg_names, *o.output_arg_names)]), tuple([o.type for o in ops])
+    types = tuple([((t := v.type).dtype, t.shape) for n in names if (v := values.get(n)) is not None])
     aside = tuple([(s.type.dtype, s.type.shape) for s in step.scratch if s.of]) if step.scratch else ()
     return step.kernel, head, _number(op.attrs if here is None else here.attrs), types, aside, step.on_host
 
 
 _seen: dict[int, tuple[Mapping, int]] = {}  # by the id of attributes, which are kept alive
 _texts: dict[str, int] = {}
+_next = count()
 
 
 def _number(attrs: Mapping) -> int:
-    """A number that equal attributes have in common."""
+    """A number that equal attributes have in common. Numbers are never used again, also after the tables were cleared."""
     known = _seen.get(id(attrs))
     if known is None:
         if len(_seen) >= _MOST:
             _seen.clear()
-        known = _seen[id(attrs)] = attrs, _texts.setdefault(attrs_key(attrs), len(_texts))
+            _texts.clear()
+        text = attrs_key(attrs)
+        if text not in _texts:
+            _texts[text] = next(_next)
+        known = _seen[id(attrs)] = attrs, _texts[text]
     return known[1]
 
 
