@@ -37,16 +37,19 @@ class RankCount(click.ParamType):
 
 
 class RankCounts(click.ParamType):
-    """Numbers of ranks, 2 or more: 2,4."""
+    """Numbers of ranks, `least` or more: 2,4."""
 
     name = "ranks"
+
+    def __init__(self, least: int = 2):
+        self.least = least
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if not isinstance(value, str):
             return value
         parts = value.split(",")
-        if not all(part.isdigit() and int(part) > 1 for part in parts):
-            self.fail(f"{value!r} is not a list of numbers of ranks (2,4), each 2 or more", param, ctx)
+        if not all(part.isdigit() and int(part) >= self.least for part in parts):
+            self.fail(f"{value!r} is not a list of numbers of ranks (2,4), each {self.least} or more", param, ctx)
         return tuple(map(int, parts))
 
 

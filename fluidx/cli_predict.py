@@ -1,7 +1,10 @@
-"""The commands that predict: `fluidx clusters`, `calibrate` and `simulate`."""
+"""The commands that predict and measure: `fluidx clusters`, `calibrate`, `simulate` and `bench`."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import click
 
 from .cli_options import STRATEGIES, STRATEGY_HELP, RankCount, RankCounts, Shapes, StrategyChoice, check_output, program_file, readable
 from .cli_programs import read, transpiled
+from .config import show_progress
 
 
 @click.command()
@@ -112,3 +116,68 @@ def calibrate(ranks: Any, backend: str, profiles: tuple[Path, ...], output: Path
     for line in summary(found):
         click.echo(line)
     click.echo(f"wrote {output}")
+
+
+@click.command()
+@click.argument("what")
+@click.option("--strategy", type=StrategyChoice(STRATEGIES), default="data_parallel", help=f"Default: data_parallel. {STRATEGY_HELP}.")
+@click.option("-n", "--ranks", type=RankCounts(1), default="1,2,4", show_default=True, help="Numbers of ranks, one after the other.")
+@click.option("--backend", type=click.Choice(["threads", "processes"]), default="threads", show_default=True, help="How ranks run.")
+@click.option("--batch", type=click.IntRange(1), help="Examples of each rank in a step.  [default: 8 for resnet50 and gpt]")
+@click.option("--feed", type=Shapes(), help="Shapes of feeds on a rank, if other axes are open too: ids=8x128.")
+@click.option("--steps", type=click.IntRange(1), default=10, show_default=True, help="Steps that are measured.")
+@click.option("--warm-up", type=click.IntRange(0), default=3, show_default=True, help="Steps before them.")
+@click.option("--cluster", help="Predict too: the file that fluidx calibrate wrote for this machine, or a machine of fluidx clusters.")
+def bench(
+    what: str, strategy: str, ranks: Any, backend: str, batch: int | None, feed: Any, steps: int, warm_up: int, cluster: str | None
+) -> None:
+    """Measure examples a second on random data, for some numbers of ranks.
+
+    WHAT is resnet50, gpt, an ONNX model, or a program file with main and startup. Each rank has the same number of examples on any number
+    of ranks. Efficiency is that of a rank, relative to the first number of ranks.
+    """
+    from .bench.throughput import HEAD, PREDICTED, RankResult, SyntheticBenchmark, notes, row
+
+    os.environ.setdefault("FLUIDX_SEED", "0")
+    pair, rows = _benchmarked(what)
+    counts = sorted(set(ranks))
+    made = SyntheticBenchmark(
+        pair, partial(transpiled, pair, what, strategy), counts, batch or rows, feed or {}, backend, steps, warm_up, cluster
+    )  # fmt: skip
+    first: RankResult | None = None
+    with _bar(len(counts) * (steps + warm_up)) as advance:
+        for result in made.run(advance):
+            if first is None:
+                first = result
+                click.echo(f"{pair.main.name}: {strategy}, ranks as {backend}, {steps} steps each\n\n{HEAD}{PREDICTED if cluster else ''}")
+            click.echo(row(result, first))
+    for line in notes(made):
+        click.echo(line)
+
+
+def _benchmarked(what: str) -> tuple[Any, int | None]:
+    """The programs of a benchmark, and the examples of a rank if none are said."""
+    from .bench.models import MODELS, from_onnx, unknown
+    from .ir.source_location import by_command
+
+    with by_command():
+        if what in MODELS:
+            return MODELS[what].build(), MODELS[what].rows
+        if not Path(what).is_file():
+            raise unknown(what)
+        if what.endswith(".onnx"):
+            return from_onnx(what), None
+    (program,) = read(what)
+    return program, None
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not show_progress()) as bars:
+        task = bars.add_task("", total=total)
+        yield lambda ranks, step: bars.update(task, advance=1, description=f"{ranks} rank{'s' * (ranks > 1)}, step {step}")
