@@ -85,7 +85,7 @@ class StepTable:
         mean = sum(w * x for w, x in zip(weights, logs, strict=True)) / total
         scatter = sqrt(sum(w * (x - mean) ** 2 for w, x in zip(weights, logs, strict=True)) / total)
         distance, nearest = near[0]
-        return Found(exp(mean) * self.rates.seconds(work), nearest.spread + scatter + _FAR * distance, distance)
+        return Found(exp(mean) * self.rates.seconds(work), min(1.0, nearest.spread + scatter + _FAR * distance), distance)
 
     def _near(self, work: StepWork, alike: bool) -> list[tuple[float, TimedStep]]:
         """The nearest steps and their distances, nearest first."""

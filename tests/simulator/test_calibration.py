@@ -17,7 +17,7 @@ from fluidx.ir.types import TensorType
 from fluidx.profiler.ceilings import Ceilings
 from fluidx.simulator.calibrated_steps import CalibratedSteps
 from fluidx.simulator.calibration.calibrate import CalibrationScope, calibrate, merge, summary
-from fluidx.simulator.calibration.machine import CalibratedMachine, Others, check_idle, others
+from fluidx.simulator.calibration.machine import CalibratedMachine, Others, check_idle, check_steady, others
 from fluidx.simulator.calibration.programs import CalibrationProgram, copies, networks
 from fluidx.simulator.calibration.records import CurvePoint, Measured, TracedProfile
 from fluidx.simulator.calibration.samples import sample_programs
@@ -40,7 +40,7 @@ def tick():
 
 
 def small(backend="threads", ranks=(2,), programs=None, **kw):
-    scope = CalibrationScope(0.0, [little] if programs is None else programs, ("relu",), (256, 4096), lambda threads: BEST)
+    scope = CalibrationScope(0.0, [little] if programs is None else programs, ("relu",), (256, 4096), lambda threads: BEST, unsteady=1.0)
     return calibrate(ranks, backend, scope=scope, clock=tick(), busy=lambda: IDLE, **kw)
 
 
@@ -241,6 +241,13 @@ def test_a_busy_machine_is_refused_unless_anyway():
     with pytest.raises(FluidxError, match="this machine is busy"):
         calibrate((), scope=scope, busy=lambda: Others(8.0, 0.0))
     assert calibrate((), scope=scope, busy=lambda: Others(8.0, 0.0), anyway=True).measured
+
+
+def test_times_that_vary_are_refused():
+    steps = [timed(elementwise(4000), 1, 0.3), timed(elementwise(1000), 1, 0.05)]  # four fifths of the time
+    check_steady(steps, 0.9)
+    with pytest.raises(FluidxError, match="times vary on this machine: steps with a spread above 10 % take 80% of the time.*--anyway"):
+        check_steady(steps, 0.5)
 
 
 def test_what_others_use_is_what_the_system_counts_while_this_process_sleeps(tmp_path, monkeypatch):

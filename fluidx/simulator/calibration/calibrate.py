@@ -15,7 +15,7 @@ from ...hardware.records import Device, Figure, Hardware, LinkFigures
 from ...ir.errors import FluidxError, nearest
 from ...profiler.ceilings import Ceilings, ceilings, threads_of
 from . import links
-from .machine import CalibratedMachine, Others, check_idle, others
+from .machine import CalibratedMachine, Others, check_idle, check_steady, others
 from .mpi_rank import curves_of_mpi
 from .programs import CalibrationProgram, copies, networks
 from .records import CurvePoint, Curves, Measured, TracedProfile
@@ -33,13 +33,15 @@ _CONTEXT = 15e6  # bytes of an interpreter with fluidx and NumPy, as the system 
 
 
 class CalibrationScope(NamedTuple):
-    """How much a calibration measures: seconds for each program, the programs, the ops whose samples run, and the sizes of messages."""
+    """How much a calibration measures: seconds for each program, the programs, the ops whose samples run, and the sizes of messages; and
+    the share of the time of steps that may have a spread above 10 %."""
 
     seconds: float = 0.5
     programs: Sequence[Callable[[], CalibrationProgram]] = ()
     ops: Sequence[str] = ()
     sizes: Sequence[int] = links.SIZES
     ceilings: Callable[[int], Ceilings] = ceilings
+    unsteady: float = 0.5
 
     @staticmethod
     def full() -> CalibrationScope:
@@ -64,7 +66,7 @@ def calibrate(
     "mpi", for which mpirun starts ranks. `profiles` are timelines of `fluidx trace`, whose steps are kept beside the measured ones. Steps
     of ranks are taken while all of them compute, on no more ranks than there are cores.
 
-    Raises FluidxError if the machine is busy, unless `anyway`.
+    Raises FluidxError if the machine is busy, or if times vary much, unless `anyway`.
     """
     if backend not in BACKENDS:
         raise FluidxError(f"calibrate: unknown backend {backend!r}; {nearest(backend, BACKENDS, 'there are')}")
@@ -76,6 +78,8 @@ def calibrate(
         check_idle(busy(), machine.cores)
     run = _Calibration(scope, statistic, clock)
     run.one_device()
+    if not anyway:
+        check_steady(run.steps[1], scope.unsteady)
     for n in ranks:
         run.ranks(BACKENDS[backend](n), n, backend, min(n, machine.cores))
     measured = Measured(machine, run.steps, run.runs, run.curves, tuple(traced))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ import numpy as np
 from ... import native
 from ..._version import __version__
 from ...ir.errors import FluidxError
+from ..step_table import TimedStep
 
 _BUSY = 0.15  # of a core that others may use, for each core
 _STEAL = 0.02  # of the time that the hypervisor may take
@@ -107,4 +108,14 @@ def check_idle(found: Others, cores: int) -> None:
         raise FluidxError(
             f"this machine is busy: {why}; times measured now are worth nothing. Wait until it is idle, or give --anyway (anyway=True), "
             "and take the result for a sketch"
+        )
+
+
+def check_steady(steps: Sequence[TimedStep], most: float) -> None:
+    """Raise FluidxError if steps with a spread above 10 % take more than this share of the time."""
+    unsure, total = (sum(s.seconds for s in steps if s.spread > least) for least in (0.1, -1.0))
+    if unsure > most * total:
+        raise FluidxError(
+            f"times vary on this machine: steps with a spread above 10 % take {unsure / total:.0%} of the time; end what else "
+            "runs here, or give --anyway (anyway=True), and take the result for a sketch"
         )

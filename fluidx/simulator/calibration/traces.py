@@ -78,7 +78,7 @@ def _timed(work: StepWork, places: Iterable[Sequence[float]], statistic: Statist
 
 
 def relative_spread(times: Sequence[float]) -> float:
-    """Half of the distance between the quartiles, relative to the median.
+    """Half of the distance between the quartiles, relative to the median; 1 at most.
 
     >>> relative_spread([1.0, 2.0, 3.0, 4.0, 5.0])
     0.5
@@ -86,7 +86,7 @@ def relative_spread(times: Sequence[float]) -> float:
     if len(times) < 2:
         return 0.0
     low, middle, high = statistics.quantiles(times, n=4)
-    return (high - low) / (2 * middle) if middle else 0.0
+    return min(1.0, (high - low) / (2 * middle)) if middle else 0.0
 
 
 def _work(ops: str, args: Mapping[str, Any]) -> StepWork:
