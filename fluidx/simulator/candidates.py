@@ -64,7 +64,7 @@ def candidates(
         several = isinstance(trainers, Cluster) and trainers.hosts > 1
         staged = trainers.axes.get(STAGES, 1) > 1
         for name, space in spaces.items():
-            if space.needs == "hosts" and not several or (space.needs == "stages") is not staged:
+            if space.needs == "hosts" and not several or (space.needs == "stages") is not staged or trainers.world_size > space.most_ranks:
                 continue
             made = _within(name, space, spaces, staged) if space.within else _alone(name, space, several, wires, saving)
             found += [Candidate(one, trainers, (space.order, *order, at)) for order, one in made]

@@ -154,7 +154,9 @@ def _buckets(
         found = [list(b) for b in choice.buckets({n: t.var for n, t in one.trained.items()})]
     within = {n for b in found for n in b}
     rest = {n: t.grad.type.nbytes for n, t in one.trained.items() if n not in within}
-    if bucket is None or not bucket.mb or any(updated[n] is not None for n in rest):
+    if any((e := updated[n]) is not None and e.axis is None for n in rest):  # roots: one message has the values of all, at best
+        found += [list(rest)]
+    elif bucket is None or not bucket.mb or any(updated[n] is not None for n in rest):
         found += [[n] for n in rest]
     else:
         found += fill(rest, bucket.mb, bucket.first_mb)

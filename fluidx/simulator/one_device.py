@@ -62,8 +62,8 @@ class OneDevice:
         return float(sum(self.seconds[k] for k in self.trained[name].updates))
 
 
-def one_device(program: Program, rows: int, seconds_of: Callable[[Plan, Step], float]) -> OneDevice:
-    """Plan a program for one device with `rows` rows. `seconds_of` gives the time of a step.
+def one_device(program: Program, rows: int, seconds_of: Callable[[Plan, Step], float], device: str = "cpu") -> OneDevice:
+    """Plan a program for one device, "cpu" or "cuda", with `rows` rows. `seconds_of` gives the time of a step.
 
     >>> import fluidx as fx
     >>> main, startup = fx.Program("line"), fx.Program("line_startup")
@@ -74,7 +74,7 @@ def one_device(program: Program, rows: int, seconds_of: Callable[[Plan, Step], f
     >>> {name: [v.name for v in t.state] for name, t in one.trained.items()}
     {'fc_0.b_0': ['fc_0.b_0_moment1_0', 'fc_0.b_0_moment2_0'], 'fc_0.w_0': ['fc_0.w_0_moment1_0', 'fc_0.w_0_moment2_0']}
     """
-    plan = dry_plan(program, batch=rows)
+    plan = dry_plan(program, batch=rows, device=device)
     seconds = np.array([seconds_of(plan, step) for step in plan.steps])
     roles = tuple(step.op.role for step in plan.steps)
     trained = _trained(program, plan)

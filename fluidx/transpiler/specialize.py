@@ -49,6 +49,11 @@ class Specializer:
         return all(isinstance(s, OnEveryRank) for segments in self.segments for s in segments)
 
     @property
+    def differs_in_rounds_only(self) -> bool:
+        """Has every rank the operators of the program for all ranks, but for the messages of collectives that are carried out by rounds?"""
+        return all(isinstance(s, (OnEveryRank, MessageRounds)) for segments in self.segments for s in segments)
+
+    @property
     def exchanges(self) -> tuple[int, int]:
         """The number of collectives of block 0 that the ranks carry out by messages, and the number of these messages."""
         found = [s.count() for s in self.segments[0] if isinstance(s, (MessageRounds, Transfers))]

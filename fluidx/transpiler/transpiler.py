@@ -260,6 +260,19 @@ class DistributeTranspiler:
         _ = self.pair
         return self._special[0].writes_nothing
 
+    def without_rounds(self) -> Program | None:
+        """The main program of rank 0 in which no collective is carried out by messages, to plan one rank for all; None if ranks differ in
+        more than these messages."""
+        _ = self.pair
+        if not self._special[0].differs_in_rounds_only:
+            return None
+        made = self.main.copy()
+        made.rank = 0
+        for block in made.blocks:
+            block.oplist = [op.replace(attrs={**op.attrs, "algorithm": ""}) if op.attrs.get("algorithm") else op for op in block.oplist]
+        made.frozen = True
+        return made
+
     @property
     def main(self) -> Program:
         """The main program for all ranks."""
