@@ -79,7 +79,7 @@ PAGES = {
     }, "[Strategies](../strategies.md), [Strategies in detail](../strategies_reference.md)"),
     "transpiler": Page("Transpiler", "From a program for one device to one program for each rank.", {
         "Transpiler": _all("fx.transpiler"),
-        "Prediction": ("fx", ("simulate",)),
+        "Prediction": ("fx", ("simulate", "plan")),
         "Tuning": ("fx", ("tune",)),
         "Inference": ("fx", ("InferenceTranspiler",)),
     }, "[Tutorial](../tutorial.md)"),

@@ -1,4 +1,4 @@
-"""The `fluidx` command: demo, run, trace, show, diff, verify, onnx, clusters, calibrate, simulate, bench, ops, doctor, env."""
+"""The `fluidx` command: demo, run, trace, show, diff, verify, onnx, clusters, calibrate, simulate, plan, bench, ops, doctor, env."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .cli_options import (
     readable,
     script_file,
 )  # fmt: skip
-from .cli_predict import bench, calibrate, clusters, simulate
+from .cli_predict import bench, calibrate, clusters, plan, simulate
 from .cli_programs import main_of, read, transpiled, write
 from .ir.errors import FluidxError
 
@@ -298,6 +298,7 @@ def doctor(measure: bool) -> None:
 main.add_command(onnx)
 main.add_command(calibrate)
 main.add_command(clusters)
+main.add_command(plan)
 main.add_command(simulate)
 main.add_command(bench)
 

@@ -1,4 +1,4 @@
-"""The commands that predict and measure: `fluidx clusters`, `calibrate`, `simulate` and `bench`."""
+"""The commands that predict and measure: `fluidx clusters`, `calibrate`, `simulate`, `plan` and `bench`."""
 
 from __future__ import annotations
 
@@ -181,3 +181,59 @@ def _bar(total: int) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not show_progress()) as bars:
         task = bars.add_task("", total=total)
         yield lambda ranks, step: bars.update(task, advance=1, description=f"{ranks} rank{'s' * (ranks > 1)}, step {step}")
+
+
+@click.command()
+@program_file
+@click.option("--cluster", required=True, help="A machine that fluidx clusters lists, or the file that fluidx calibrate wrote.")
+@click.option("--hosts", type=click.IntRange(1), help="Hosts of the cluster. Default: as many as its file says, or the ranks need.")
+@click.option("-n", "--ranks", type=RankCount(), help="A number of ranks, or a mesh: dp=8,tp=4. Default: all devices of the cluster.")
+@click.option("--batch", type=click.IntRange(1), help="The rows of a step, of all ranks together.")
+@click.option("--memory", help="Of a device: 40GB or 40GiB. Default: what the cluster's file says.")
+@click.option("--strategies", help="The strategies to try, by name: zero1,fsdp. Default: all.")
+@click.option("--wire", help="Also gradients that travel in this dtype: bfloat16. They are rounded.")
+@click.option("--try", "best", type=click.IntRange(1), help="Run the best of them on the devices of this machine, and take the fastest.")
+@click.option("--refused", is_flag=True, help="List the candidates that were refused, with reasons.")
+def plan(
+    file: str, cluster: str, hosts: int | None, ranks: Any, batch: int | None, memory: str | None, strategies: str | None,
+    wire: str | None, best: int | None, refused: bool,
+) -> None:  # fmt: skip
+    """Choose the fastest strategy for the program in FILE that fits into memory. Nothing runs, unless with --try."""
+    from .simulator.planner import plan as planned
+    from .transpiler import Cluster, Mesh
+
+    (program,) = read(file)
+    if not hasattr(program, "startup"):
+        raise click.ClickException(f"{file} has no startup section; write both with fx.io.save_text(fx.ProgramPair(main, startup), FILE)")
+    where: Any = Cluster.load(cluster, hosts)
+    if isinstance(ranks, Mesh):
+        where, ranks = ranks.on(where), None
+    elif hosts is None and ranks is not None:
+        where = cluster  # as many hosts as the ranks need
+    found = planned(
+        program.main, program.startup, where, batch, memory, ranks=ranks,
+        strategies=strategies.split(",") if strategies else None, wire=wire or (),
+    )  # fmt: skip
+    click.echo(str(found))
+    if refused:
+        for one in found.refused:
+            click.echo(f"refused: {one.candidate}: {one.refused}")
+    if best is not None:
+        _try(found, best)
+
+
+def _try(planned: Any, best: int) -> None:
+    """Run the best strategies of a plan on this machine, with random data."""
+    from .bench.feeds import synthetic_feed
+    from .executor import cpu_places
+    from .tuning import tune
+
+    n, cores = planned.trainers.world_size, os.cpu_count() or 1
+    if n > cores:
+        raise click.ClickException(f"--try: the plan is for {n} ranks, and this machine has {cores} cores; plan for -n {cores}")
+    feed = synthetic_feed(planned.program, planned.batch)
+    found = tune(planned, best, planned.program, planned.startup, feed, cpu_places(n))
+    for one in found.tried:
+        took = f"{1e3 * one.median:.3g} ms" if one.seconds else one.why.partition("\n")[0]
+        click.echo(f"tried: {one.options['strategy'].call}: {took}")
+    click.echo(f"fastest: {found.strategy.call}")

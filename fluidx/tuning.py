@@ -17,6 +17,7 @@ from .executor.places import Place
 from .executor.ranks.parallel_executor import ParallelExecutor
 from .ir.errors import FluidxError, TranspileError
 from .ir.program import Program
+from .simulator.planned import Planned
 from .transpiler import strategies
 from .transpiler.strategies import Strategy
 from .transpiler.transpiler import DistributeTranspiler
@@ -45,8 +46,8 @@ class Tuned(NamedTuple):
 
 
 def tune(
-    strategy: str | Callable[..., Strategy],
-    candidates: Mapping[str, Iterable[Any]] | Iterable[Options],
+    strategy: str | Callable[..., Strategy] | Planned | Sequence[Strategy],
+    candidates: Mapping[str, Iterable[Any]] | Iterable[Options] | int | None,
     program: Program,
     startup: Program,
     feed: Any,
@@ -62,7 +63,8 @@ def tune(
     """Run several steps of `program` with every choice of options, and return the choice with the shortest median step.
 
     `strategy` is the name of a strategy, or a function from options to a strategy. `candidates` are lists of values by option, of which all
-    combinations are tried, or a list of choices. `feed` is the feed of a step, or a function from the step's number to it. `trainers` is
+    combinations are tried, or a list of choices. `strategy` may also be what `fx.plan` found: then the best `candidates` of it are tried, 3
+    for None; or a list of strategies, with None. `feed` is the feed of a step, or a function from the step's number to it. `trainers` is
     the argument of `transpile`; by default all places that are not for servers. A choice with fewer ranks than places uses the first
     places. The first `warm_up` steps of each choice do not count.
 
@@ -86,7 +88,8 @@ def tune(
         raise TranspileError(f"tune needs steps >= 1 and warm_up >= 0, got steps={steps!r}, warm_up={warm_up!r}")
     if places is not None and not isinstance(places, (list, tuple)):
         raise TranspileError(f"tune needs a list of places, such as fx.cpu_places(2), got {places!r}")
-    make, choices = _maker(strategy), list(_choices(candidates))
+    given_ones = _listed(strategy, candidates)
+    make, choices = (_maker(strategy), list(_choices(candidates))) if given_ones is None else (_named, given_ones)
     if not choices:
         raise TranspileError("tune has no candidates; give lists of values by option, such as {'chunk_mb': [1, 4]}")
     given = feed if callable(feed) else lambda k: feed
@@ -98,7 +101,8 @@ def tune(
         _write(file, [*names, "median ms", "least ms", "steps", "refused because"])
         for options in choices:
             try:
-                t = _transpiled(make(**options), program, startup, world_size() if places is None else len(places), trainers)
+                ranks = trainers if given_ones is None else options.get("trainers", trainers)
+                t = _transpiled(make(**options), program, startup, world_size() if places is None else len(places), ranks)
                 there = None if places is None else places[: t.world_size]
                 tried.append(Tried(options, _times(t, there, given, fetch_list, steps, warm_up, clock)))
                 ran.append((tried[-1], t.strategy))
@@ -111,6 +115,25 @@ def tune(
         raise TranspileError(f"tune: none of {len(tried)} combinations worked:{listed}") from failed[0]
     best, made = min(ran, key=lambda one: one[0].median)
     return Tuned(best.options, made, tuple(tried))
+
+
+def _listed(strategy: Any, candidates: Any) -> list[Options] | None:
+    """The choices if strategies are given: of a plan, or in a list. None if options of a strategy are tried."""
+    if isinstance(strategy, Planned):
+        best = 3 if candidates is None else candidates
+        if not isinstance(best, int) or isinstance(best, bool) or best < 1:
+            raise TranspileError(f"tune takes the number of strategies of a plan to try, at least 1, got {candidates!r}")
+        return [{"strategy": c.strategy, "trainers": c.trainers} for c in strategy.candidates[:best]]
+    if not isinstance(strategy, (list, tuple)):
+        return None
+    wrong = next((one for one in strategy if not isinstance(one, Strategy)), None)
+    if wrong is not None or candidates is not None:
+        raise TranspileError(f"tune takes a list of strategies with candidates=None, got {wrong or candidates!r}")
+    return [{"strategy": one} for one in strategy]
+
+
+def _named(strategy: Strategy, trainers: Any = None) -> Strategy:
+    return strategy
 
 
 def _maker(strategy: Any) -> Callable[..., Any]:

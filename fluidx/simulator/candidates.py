@@ -86,6 +86,8 @@ def _alone(
     """A strategy with its options, algorithms and wires; and its usual options with what saves memory."""
     ways = OVER_HOSTS if several else ON_ONE
     for number, (own, way) in enumerate(product(space.choices(), ways if space.carried else ways[:1])):
+        if way and len(own) > 1:  # another way beside the usual options, and beside each one that is changed
+            continue
         for k, wire in enumerate(("", *wires)):
             yield (len(own) + len(way) + k, number), strategies.get(name, **own, **way, **({"wire": wire} if wire else {}))
     if space.saves or space.order == 0:

@@ -331,6 +331,8 @@ class _Exchanges:
 
     def bound(self, turns: int, split: float, update: float) -> float:
         """Nothing is sent before it is finished: from each bucket on, all that follows must be sent, and the last one be updated."""
+        if not self.reduces:
+            return 0.0
         one, at = self.model.one, self.model.at
         times = one.computing * split
         before = (turns - 1) * float(times[-1]) + self.first
@@ -339,9 +341,8 @@ class _Exchanges:
             follow += seconds + back
             ready = float(times[max(one.trained[n].made for n in bucket)] if at.early else times[-1])
             most = max(most, before + ready + follow)
-        last = at.buckets[-1] if at.buckets else ()
         everything = sum(one.update_seconds(n) * self.model.updated[n] for n in one.trained) or 1.0
-        return most + update * sum(one.update_seconds(n) * self.model.updated[n] for n in last) / everything
+        return most + update * sum(one.update_seconds(n) * self.model.updated[n] for n in at.buckets[-1]) / everything
 
 
 def _gather_order(one: OneDevice, at: Homes) -> list[list[tuple[int, int, Sequence[str]]]]:

@@ -69,10 +69,10 @@ class Machine:
     def _seconds(self, method: str, sets: Sequence[Sequence[int]], nbytes: float) -> float:
         return self._prices.collective(method, sets[0], round(nbytes), sets).seconds
 
-    def simulate(self, t: DistributeTranspiler, alike: bool = True) -> Prediction:
-        """Predict a step of a transpiled program, with one plan for ranks of the same operators, or with all. The chosen one alone is
-        proved, at the end."""
-        found = simulate(t, self.hardware, self.batch, verify=False, alike=alike)
+    def simulate(self, t: DistributeTranspiler) -> Prediction:
+        """Predict a step of a transpiled program, with one plan for all ranks where that is possible. The chosen one alone is proved, at
+        the end."""
+        found = simulate(t, self.hardware, self.batch, verify=False, exact=0)
         slowest = max(found.ranks, key=lambda r: r.compute + r.exposed)
         most = max(found.memory_of, key=lambda m: m.system)
         return Prediction(
@@ -86,7 +86,8 @@ def chosen_ranks(given: Any, ranks: int | None) -> tuple[Cluster | Mesh, Hardwar
     if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1):
         raise TranspileError(f"plan: ranks is a number of ranks, at least 1, got {ranks!r}")
     cluster = given if isinstance(given, (Cluster, Mesh)) else _loaded(given, ranks)
-    hardware = cluster.hardware
+    machines = cluster.cluster if isinstance(cluster, Mesh) else cluster
+    hardware = None if machines is None else machines.hardware
     if hardware is None:
         raise TranspileError(
             f"plan needs the figures of a machine, and {cluster!r} has none: give cluster='dgx-a100' (fluidx clusters lists them), "
@@ -96,15 +97,15 @@ def chosen_ranks(given: Any, ranks: int | None) -> tuple[Cluster | Mesh, Hardwar
         cluster = _with(cluster, ranks)
     has = None if hardware.hosts is None else hardware.hosts * hardware.devices_per_host
     if has is not None and cluster.world_size > has:
-        raise TranspileError(f"plan: {cluster.world_size} ranks, and {hardware.name} has {has} devices; give ranks={has}, or a larger cluster")
+        raise TranspileError(f"plan: {cluster.world_size} ranks, and {hardware.name} has {has} devices; give ranks={has}, or more hosts")
     return cluster, hardware
 
 
 def _loaded(given: Any, ranks: int | None) -> Cluster:
     if given is None:
         raise TranspileError(
-            "plan needs a cluster: cluster='dgx-a100' (fluidx clusters lists them), fx.Cluster.load(...), or the file that fluidx calibrate "
-            "wrote for this machine"
+            "plan needs a cluster: cluster='dgx-a100' (fluidx clusters lists them), fx.Cluster.load(...), or the file that fluidx "
+            "calibrate wrote for this machine"
         )
     one = Cluster.load(given)
     return one if ranks is None or ranks <= one.world_size else Cluster.load(given, hosts=-(-ranks // one.devices_per_host))
@@ -118,7 +119,8 @@ def _with(cluster: Cluster | Mesh, ranks: int) -> Cluster:
     if ranks <= each:
         return replace(cluster, hosts=1, devices_per_host=ranks)
     if ranks > cluster.world_size:
-        raise TranspileError(f"plan: {ranks} ranks, and {cluster!r} has {cluster.world_size} devices; give fewer ranks, or more hosts")
+        raise TranspileError(f"plan: {ranks} ranks, and {cluster!r} has {cluster.world_size} devices; give fewer, or more hosts")
     if ranks % each:
-        raise TranspileError(f"plan: {ranks} ranks do not fill hosts of {each} devices; give {ranks - ranks % each} or {ranks + each - ranks % each}")
+        fewer = ranks - ranks % each
+        raise TranspileError(f"plan: {ranks} ranks do not fill hosts of {each} devices; give {fewer} or {fewer + each}")
     return replace(cluster, hosts=ranks // each)

@@ -26,7 +26,8 @@ def plan_ranks(t: DistributeTranspiler, make: Callable[[Program], Plan], exact: 
     """Plan the ranks with `make`, one of each class.
 
     Above `exact` ranks that have the operators of the program for all ranks, and no others, all ranks count as alike: an even cut gives
-    some of them one element more, and the parts of a bucket are of other parameters, with as many elements in total.
+    some of them one element more, and the parts of a bucket are of other parameters, with as many elements in total. With `exact=0`, one
+    rank is planned if ranks differ beside that in the messages of collectives alone, and these count as collectives of the communicator.
 
     >>> import fluidx as fx
     >>> from fluidx.executor.plan.dry_run import dry_plan
@@ -39,6 +40,8 @@ def plan_ranks(t: DistributeTranspiler, make: Callable[[Program], Plan], exact: 
     [(0, 1, 2, 3)]
     """
     n = t.world_size
+    if not exact and (common_program := t.without_rounds()) is not None:
+        return [PlannedClass(make(common_program), tuple(range(n)), {})]
     if n > exact and t.ranks_have_all_operators:
         samples = _SAMPLES if n > EXACT else 2
         some = {r: make(t.get_trainer_program(r)) for r in sorted({k * (n - 1) // (samples - 1) for k in range(samples)})}

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ..ir.attributes import attrs_key
-from ..ir.errors import FluidxError, TranspileError, VerifyError, nearest
 from ..ir.dtypes import HALVES
+from ..ir.errors import FluidxError, TranspileError, VerifyError, nearest
 from ..ir.pass_base import Pass
 from ..ir.program import Program
 from ..transpiler.cluster import Cluster, Mesh
@@ -32,7 +32,7 @@ class MachineFigures(Protocol):
 
     def step(self, plan: Any, step: Any) -> float: ...
     def collective(self, trainers: Cluster | Mesh) -> Collective: ...
-    def simulate(self, t: DistributeTranspiler, alike: bool = True) -> Prediction: ...
+    def simulate(self, t: DistributeTranspiler) -> Prediction: ...
     @property
     def to_host(self) -> float: ...
     @property
@@ -94,19 +94,11 @@ class _PlanSearch:
         self.program, self.startup, self.prices = program, startup, prices
         self.programs: dict[tuple[Pass, ...], Program] = {}
         self.alone: dict[tuple, OneDevice] = {}
-        self.known: dict[tuple, Prediction] = {}  # by the program that was simulated
+        self.known: dict[int, Candidate] = {}  # by the program that was simulated
 
     def run(self, found: Sequence[Candidate], machine: str) -> Planned:
         considered = [self._sized(c) for c in found]
-        left = sorted((c for c in considered if not c.refused), key=lambda c: (c.bound, c.candidate.order))
-        simplest = min(left, key=lambda c: c.candidate.order, default=None)
-        if simplest is not None and simplest.candidate.strategy.name == "data_parallel":  # the baseline is always simulated
-            left.remove(simplest)
-            left.insert(0, simplest)
-        done: list[Considered] = []
-        for one in left:
-            best = self._best(done)
-            done.append(one if best is not None and not _can_win(one, best) else self._simulated(one))
+        done = self._searched([c for c in considered if not c.refused])
         refused = [c for c in considered if c.refused]
         while True:
             ranked = self._ranked(done)
@@ -122,6 +114,31 @@ class _PlanSearch:
         return Planned(
             self.program, self.startup, self.prices.batch, machine, self.prices.limit, tuple(everything), report, baseline
         )  # fmt: skip
+
+    def _searched(self, left: list[Considered]) -> list[Considered]:
+        """The candidates, those that can be chosen simulated: first those that can be faster than the best by more than a tie, by their
+        bounds, then simpler ones that can be as fast, until one is."""
+        left.sort(key=lambda c: (c.bound, c.candidate.order))
+        simplest = min(left, key=lambda c: c.candidate.order, default=None)
+        if simplest is not None and simplest.strategy.name == "data_parallel":  # the baseline is always simulated
+            left.remove(simplest)
+            left.insert(0, simplest)
+        done: list[Considered] = []
+        later: list[Considered] = []
+        for one in left:
+            best = self._best(done)
+            if best is not None and one.bound >= (1 - TIE) * _seconds(best):
+                later.append(one)
+            else:
+                done.append(self._simulated(one))
+        later.sort(key=lambda c: c.candidate.order)
+        for k, one in enumerate(later):
+            chosen, best = self._ranked(done)[0], self._best(done)
+            assert best is not None
+            if one.candidate.order < chosen.candidate.order and one.bound < (1 + TIE) * _seconds(best):
+                later[k] = self._simulated(one)
+                done.append(later[k])
+        return [*done, *(c for c in later if c.predicted is None and not c.refused)]
 
     # -- closed forms -------------------------------------------------------------------------------------------------------------
 
@@ -162,17 +179,16 @@ class _PlanSearch:
             warnings.simplefilter("ignore")  # options that do nothing here: the simpler candidate does as much
             return DistributeTranspiler(c.strategy).transpile(program=self.program, startup_program=self.startup, trainers=c.trainers)
 
-    def _simulated(self, one: Considered, alike: bool = True) -> Considered:
-        """A candidate with its prediction; refused if it cannot be transpiled, or does not fit. Options that change nothing here give the
-        program of another candidate, which is simulated once."""
+    def _simulated(self, one: Considered) -> Considered:
+        """A candidate with its prediction; refused if it cannot be transpiled, does not fit, or gives the program of another one."""
         try:
             t = self._transpiled(one.candidate)
-            key = (alike, _key(t))
-            if key not in self.known:
-                self.known[key] = self.prices.simulate(t, alike)
+            same = self.known.setdefault(_key(t), one.candidate)
+            if same is not one.candidate:
+                return one.without_time(f"it is the same program as {same}")
+            predicted = self.prices.simulate(t)
         except FluidxError as e:
             return one.without_time(_first_line(e))
-        predicted = self.known[key]
         over = predicted.memory - self.prices.limit.usable
         found = replace(one, predicted=predicted)
         return found.without_time(self._too_much(predicted.memory, over)) if over > 0 else found
@@ -220,25 +236,14 @@ class _PlanSearch:
         )
 
     def _advice(self, near: Considered, values: int) -> str:
-        form, found = near.form, []
-        assert form is not None
-        shards = form.memory < 0.9 * max((s.memory for s in self._forms_of_whole()), default=0)
-        if form.state > values and not form.host_memory:
-            found.append("more ranks, of which each stores less" if shards else "fsdp, which shards parameters and optimizer state")
-            found.append("cpu_offload=True, which has optimizer state on the host")
+        assert near.form is not None
+        if near.form.state > values:
+            found = ["more ranks, which divide parameters and optimizer state"]
+            if not near.form.host_memory:
+                found.insert(1, "cpu_offload=True, which has optimizer state in host memory")
         else:
-            found.append("a smaller batch")
-            found.append("recomputation in the backward pass (optimizer.RecomputeOptimizer)")
-            found.append("micro_batches, if the batch has more rows than ranks")
+            found = ["a smaller batch", "recomputation in backward (fx.optimizer.RecomputeOptimizer)", "more ranks with the same batch"]
         return f"what would help: {'; '.join(found)}"
-
-    def _forms_of_whole(self) -> list[Any]:
-        """The closed forms of strategies that store all parameters on every rank."""
-        return [
-            closed_form(c.strategy, one, c.trainers, self.prices.collective(c.trainers))
-            for one in list(self.alone.values())[:1]
-            for c in candidates(self.program, Cluster(1, 1), ["data_parallel"])[:1]
-        ]
 
 
 def tie(best: Prediction, other: Prediction) -> bool:
@@ -254,11 +259,9 @@ def tie(best: Prediction, other: Prediction) -> bool:
     return other.seconds - best.seconds <= max(TIE * best.seconds, spread * differs)
 
 
-def _can_win(one: Considered, best: Considered) -> bool:
-    """Can a candidate be chosen over the best one so far? If it is less simple, it must be faster by more than a tie."""
-    assert best.predicted is not None
-    least = 1.0 if one.candidate.order < best.candidate.order else 1.0 - TIE
-    return one.bound < least * best.predicted.seconds
+def _seconds(one: Considered) -> float:
+    assert one.predicted is not None
+    return one.predicted.seconds
 
 
 def _memory(c: Considered) -> int:

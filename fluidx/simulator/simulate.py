@@ -48,7 +48,7 @@ def simulate(
     often a loop runs that does not say it. `micro_batches`: as many instead of the 3 or more of a strategy `pipeline` or `micro_batches`,
     whose second one stands for those between the first and the last. `fetch`: the fetched variables; by default all that no operator reads.
     `verify`: prove the programs first. `exact`: above so many ranks with the same operators, ranks whose shards differ by an element count
-    as alike.
+    as alike; 0: and no collective is carried out by messages, which is fast and a little less exact.
 
     Nothing is computed or allocated. Raises ExecutionError, FeedError or TranspileError for what cannot be predicted, VerifyError for
     programs that are not proved.

@@ -18,9 +18,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class SearchSpace:
     """The options that a planner varies, each with its values, the usual one first. Of two strategies that take equally long, the planner
     takes the one with the lower `order`. `needs` is "" or what the ranks must have: "hosts", several of them, or "stages" of a pipeline.
-    `within`: the strategy cuts the batch of another one, its option `of`. `saves`: it needs less memory on more ranks, so that it is worth
-    a combination with what saves memory elsewhere. `carried`: its collectives take the options `algorithm` and `hierarchical`. `most_ranks`: on
-    more, its messages are too many."""
+    `within`: the strategy cuts the batch of another one, its option `of`. `saves`: it needs less memory on more ranks, so that it is
+    combined with what saves memory elsewhere. `carried`: its collectives take the options `algorithm` and `hierarchical`. `most_ranks`: its
+    messages are too many on more ranks."""
 
     order: int
     options: Mapping[str, tuple[Any, ...]]
