@@ -268,6 +268,23 @@ def test_steps_of_a_program_are_timed_under_the_keys_of_its_plan():
     assert found == {w.key for w in works}
 
 
+def test_steps_of_ranks_are_those_of_a_job_that_trains_together():
+    """Each computes what one device does, with batch normalization in the parts that ranks have, and what they send is no step."""
+
+    def normalized():
+        main, startup = fx.Program("normalized"), fx.Program()
+        with fx.unique_name.guard(), fx.program_guard(main, startup):
+            loss = fx.layers.mean(fx.layers.batch_norm(fx.layers.fc(fx.data("x", [-1, 6], "float32"), 3)))
+            fx.optimizer.SGD(0.1).minimize(loss)
+        return CalibrationProgram(main, startup, {"x": np.ones((4, 6), "float32")}, [loss])
+
+    found = [s.work for s in steps_of([normalized], fx.cpu_places(2), 0.0, min)]
+    assert {"bn_mean", "bn_variance", "bn_apply", "sgd"} <= {w.first for w in found}
+    assert not any("all_reduce" in w.ops for w in found)
+    assert {w.types[0].shape for w in found if w.first == "mul"} == {(4, 6)}
+    assert {w.first for w in (s.work for s in steps_of([copies], fx.cpu_places(2), 0.0, min))} == {"assign"}
+
+
 def test_the_programs_of_a_calibration_can_be_planned_and_have_all_kinds_of_steps():
     kinds = set()
     for make in [*networks(), copies]:

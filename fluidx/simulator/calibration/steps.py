@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from ...executor.executor import Executor
 from ...executor.places import CPUPlace, Place
 from ...executor.ranks.parallel_executor import ParallelExecutor
@@ -16,6 +18,7 @@ from ...ir.errors import ExecutionError
 from ...ir.program import Program, ProgramPair
 from ...profiler import timeline
 from ...profiler.profile import Profile
+from ...transpiler.transpiler import DistributeTranspiler
 from ..step_table import TimedStep
 from .programs import CalibrationProgram
 from .records import CurvePoint
@@ -101,9 +104,19 @@ def _runner(program: CalibrationProgram, places: Sequence[Place] | None) -> tupl
         one, scope = Executor(CPUPlace()), Scope()
         one.run(program.startup, scope=scope)
         return lambda: one.run(program.main, feed=program.feed, fetch_list=program.fetch, scope=scope), one.close
-    for p in (program.main, program.startup):
-        p.groups = {"all": (tuple(range(len(places))),)}
-    pairs = [ProgramPair(program.main, program.startup)] * len(places)
-    ranks = ParallelExecutor(pairs, places=places, verify=False)
+    programs, n = _of_ranks(program, len(places)), len(places)
+    ranks = ParallelExecutor(programs, places=places, verify=False)
+    feed = {name: np.concatenate([a] * n) for name, a in program.feed.items()}
     ranks.run_startup()
-    return lambda: ranks.run(program.fetch, program.feed, return_merged=False), ranks.close
+    return lambda: ranks.run(program.fetch, feed), ranks.close
+
+
+def _of_ranks(program: CalibrationProgram, n: int) -> Any:
+    """Programs of ranks that each compute what one device does. What is trained is trained by all: gradients come from the caches of other
+    cores, and batch normalization is split as it is in jobs."""
+    if program.feed:
+        made = DistributeTranspiler("data_parallel")
+        return made.transpile(program=program.main, startup_program=program.startup, trainers=n)
+    for p in (program.main, program.startup):
+        p.groups = {"all": (tuple(range(n)),)}
+    return [ProgramPair(program.main, program.startup)] * n
