@@ -135,8 +135,9 @@ def _links(part: _JsonPart) -> LinkFigures:
         collective_latency=part.optional("collective_latency", part.figure) if "collective_latency" in part.data else None,
         eager=part.whole("eager", LinkFigures.eager, 0),
         in_switch=part.optional("in_switch", lambda key: _switch(part.part(key))) if "in_switch" in part.data else None,
+        shared=part.optional("shared", part.figure) if "shared" in part.data else None,
     )
-    part.end(("latency", "bandwidth", "count", "by_group", "collective_latency", "eager", "in_switch"))
+    part.end(("latency", "bandwidth", "count", "by_group", "collective_latency", "eager", "in_switch", "shared"))
     return found
 
 

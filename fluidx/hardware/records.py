@@ -49,7 +49,8 @@ class SwitchFigures(NamedTuple):
 @dataclass(frozen=True)
 class LinkFigures:
     """The links inside a host, or between hosts: seconds of a message, and bytes a second of one link in one direction, as they are
-    reached. `count` is the number of such links of a host: network cards between hosts, 1 inside a host."""
+    reached. `count` is the number of such links of a host: network cards between hosts, 1 inside a host. `shared` is a limit that all
+    messages have in common, in both directions together: a hub, or a rate that is set for the device that all of them pass."""
 
     latency: Figure
     bandwidth: Figure
@@ -58,6 +59,7 @@ class LinkFigures:
     collective_latency: Figure | None = None  # seconds of the smallest collective
     eager: int = 1 << 16  # bytes of the largest message for which a sender does not wait
     in_switch: SwitchFigures | None = None  # None: the switch adds nothing up
+    shared: Figure | None = None  # bytes a second of one link that all messages pass; None: there is no such link
 
     def ring_bandwidth(self, n: int) -> float:
         """The bytes a second that a ring of n devices inside a host reaches: `by_group`, with other n interpolated on a log

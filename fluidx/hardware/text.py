@@ -10,7 +10,7 @@ from .records import Device, Figure, Hardware, LinkFigures, SwitchFigures
 
 _UNITS = {
     "memory": "B", "flops": "op/s", "bandwidth": "B/s", "by_group": "B/s", "call": "s", "context": "B", "latency": "s",
-    "collective_latency": "s", "host_memory": "B",
+    "collective_latency": "s", "host_memory": "B", "shared": "B/s",
 }  # fmt: skip
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u"))
 

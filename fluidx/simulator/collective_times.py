@@ -9,7 +9,7 @@ by slice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import log2
 from typing import NamedTuple
 
@@ -20,7 +20,9 @@ from .costs import NOTHING, CostEstimate, tables
 from .measured_collectives import MEASURED_OP, MeasuredCollectives
 
 SLICE = 4 << 20  # bytes that are inside a host before the first of them are between hosts: the buffers of NCCL, 4 MiB
-METHODS = ("all_reduce", "reduce", "spread", "exchange", "adaptive")
+PIECE = 1 << 19  # bytes of a rank's part that are added at a time, where ranks send messages
+METHODS = ("all_reduce", "reduce", "spread", "exchange", "adaptive", "to_root", "from_root")
+ROOTED = {"to_root": "reduce", "from_root": "spread"}  # what the two with a root are like on a sheet
 
 
 class GroupShape(NamedTuple):
@@ -76,9 +78,10 @@ class CollectiveTimes:
         """The same with its spread and source."""
         if len(ranks) <= 1:
             return NOTHING
-        if (measured := self._measured(method, GroupShape.of(ranks, self.devices_per_host), nbytes)) is not None:
-            return measured
-        return CostEstimate(self.seconds(method, ranks, nbytes, sharing), self.spread(ranks), "sheet")
+        seconds = self.seconds(method, ranks, nbytes, sharing)
+        if (measured := self._measured(method, self._shape(ranks), nbytes)) is not None:
+            return measured._replace(seconds=seconds)
+        return CostEstimate(seconds, self.spread(ranks), "sheet")
 
     def spread(self, ranks: Sequence[int]) -> float:
         """The relative spread of these times: that of the bandwidth that bounds them."""
@@ -96,15 +99,25 @@ class CollectiveTimes:
         return self._shapes[id(ranks)][1]
 
     def sharing(self, groups: Sequence[Sequence[int]]) -> int:
-        """How many of these groups, at most, use the network cards of one host.
+        """How many of these groups, at most, use the network cards of one host, or a link that all share.
 
         >>> from fluidx.hardware import load
         >>> times = CollectiveTimes(load("dgx-v100"))
         >>> times.sharing([range(r, 32, 8) for r in range(8)]), times.sharing([range(8), range(8, 16)])
         (8, 1)
         """
-        hosts = ({r // self.devices_per_host for r in group} for group in groups)
-        return max(Counter(h for on in hosts if len(on) > 1 for h in on).values(), default=1)
+        hosts = [{r // self.devices_per_host for r in group} for group in groups]
+        apart = max(map(len, hosts), default=1) > 1
+        if apart and self._shared_link(2) is not None:
+            return sum(len(on) > 1 for on in hosts)
+        if not apart and self._shared_link(1) is None:
+            return 1
+        busy = (on for on, group in zip(hosts, groups, strict=True) if len(on) > 1 or (not apart and len(group) > 1))
+        return max(Counter(h for on in busy for h in on).values(), default=1)
+
+    def message(self, ranks: int) -> Callable[[float], float] | None:
+        """The seconds of a message inside a host of so many ranks, by its bytes; None if they were not measured."""
+        return None if self._curves is None else self._curves.message(ranks)
 
     def _measured(self, method: str, shape: GroupShape, nbytes: float) -> CostEstimate | None:
         """The time on the curve of a calibration, which has those inside a host."""
@@ -112,7 +125,27 @@ class CollectiveTimes:
             return None
         return self._curves.estimate(method, shape.ranks, nbytes)
 
+    def _shared_link(self, hosts: int) -> Figure | None:
+        """The link that all messages of groups on so many hosts share, if there is one."""
+        link = self.hardware.inside if hosts <= 1 else self.hardware.between
+        return None if link is None else link.shared
+
     def _seconds(self, method: str, shape: GroupShape, nbytes: float, sharing: int) -> float:
+        """The time that the ranks need, and beside it that of the bytes of all ranks on a link that they share. A piece is received and
+        added before it is sent on: so much of the shorter time comes beside the longer one."""
+        own = self._without_limit(method, shape, nbytes, sharing)
+        link = self._shared_link(shape.hosts)
+        if link is None or shape.ranks <= 1 or not nbytes:
+            return own
+        least = self._without_limit(method, shape, 0, sharing)
+        ends, each = (shape.hosts, shape.most if method == "adaptive" else 1) if shape.hosts > 1 else (shape.ranks, 1)
+        # ranks that send messages add parts of a sum for a root on all ranks, and send it the parts
+        sent = share(ROOTED.get(method, method), ends) * (1 + 1 / ends if method == "to_root" else 1)
+        shared = sharing * each * ends * sent * nbytes / link.value
+        own = max(0.0, own - least)
+        return least + max(own, shared) + min(own, shared) * min(1.0, ends * PIECE / nbytes)
+
+    def _without_limit(self, method: str, shape: GroupShape, nbytes: float, sharing: int) -> float:
         if method not in METHODS:
             raise FluidxError(f"no time is known for collectives of method {method!r}; {nearest(method, METHODS, 'there are')}")
         if shape.ranks <= 1:
@@ -124,6 +157,7 @@ class CollectiveTimes:
                 f"a group of {shape.ranks} ranks is on {shape.hosts} hosts, and {self.hardware.name} has no network; "
                 f"give the network's figures in its file: between"
             )
+        method = ROOTED.get(method, method)
         forms = _Forms(self.hardware, shape, nbytes, sharing, self.devices_per_host)
         if method == "all_reduce":
             return min(forms.all_reduce())

@@ -308,7 +308,7 @@ class _Simulation:
         t.slows = [end[0] for end in (None if eager else t.sender, t.receiver) if end is not None]
         for k in t.slows:
             self.toggle(k, 1, now)
-        self.at(now + t.path.latency, lambda then: self.flow(key, t, then))
+        self.at(now + t.path.delay(t.nbytes), lambda then: self.flow(key, t, then))
 
     def flow(self, key: tuple, t: _Transfer, now: float) -> None:
         uses = self.folded.uses(key) if self.folded.folds else dict.fromkeys(t.path.links, 1)

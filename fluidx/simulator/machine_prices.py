@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..executor.plan.records import Plan, Step
-from ..hardware.records import Hardware
+from ..hardware.records import Hardware, LinkFigures
 from .collective_times import CollectiveTimes
 from .costs import NOTHING, CostEstimate, Costs
-from .network import Network, hosts_with_ports
+from .network import Network, PortFigures, hosts_with_ports
 
 
 class Factors(NamedTuple):
@@ -72,13 +72,16 @@ class MachinePrices:
     def network(self) -> Network:
         """The links that messages pass."""
         inside, between, f = self.hardware.inside, self.hardware.between or self.hardware.inside, self.factors
-        return hosts_with_ports(
-            self.host_of,
-            (inside.latency.value * f.latency, inside.bandwidth.value * f.network),
-            (between.latency.value * f.latency, between.bandwidth.value * f.network),
-            inside.eager,
-            between.count,
-        )
+        ports = self._ports(inside)
+        if (seconds := self.times.message(self.host_of.count(0))) is not None:
+            rate = inside.bandwidth.value
+            ports = ports._replace(measured=lambda nbytes: f.latency * max(0.0, seconds(nbytes) - nbytes / rate))
+        return hosts_with_ports(self.host_of, ports, self._ports(between), inside.eager, between.count)
+
+    def _ports(self, link: LinkFigures) -> PortFigures:
+        f = self.factors
+        shared = None if link.shared is None else link.shared.value * f.network
+        return PortFigures(link.latency.value * f.latency, link.bandwidth.value * f.network, shared)
 
     @property
     def slowdown(self) -> float:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import exp, log
 
 from ..ir.errors import FluidxError
-from .calibration.records import CurvePoint, Measured
+from .calibration.records import MESSAGE, CurvePoint, Measured
 from .estimate import CostEstimate
 
 # the collective that was measured for each method
-MEASURED_OP = {"all_reduce": "all_reduce", "reduce": "reduce_scatter", "spread": "all_gather", "exchange": "all_to_all"}
+MEASURED_OP = {
+    "all_reduce": "all_reduce", "reduce": "reduce_scatter", "spread": "all_gather", "exchange": "all_to_all", "to_root": "reduce",
+    "from_root": "broadcast",
+}  # fmt: skip
 
 
 class MeasuredCollectives:
@@ -31,6 +34,15 @@ class MeasuredCollectives:
                 f"run `fluidx calibrate -n {','.join(map(str, sorted({*self.curves, n})))} --backend {self.kind}`"
             )
         return on_curve(points, nbytes)
+
+
+    def message(self, n: int) -> Callable[[float], float] | None:
+        """The seconds of a message by its bytes, with n ranks or the nearest number that was measured; None if none was."""
+        known = {k: ops[MESSAGE] for k, ops in self.curves.items() if ops.get(MESSAGE)}
+        if not known:
+            return None
+        points = known[min(known, key=lambda k: (abs(k - n), k))]
+        return lambda nbytes: on_curve(points, nbytes).seconds
 
 
 def on_curve(points: Sequence[CurvePoint], nbytes: float) -> CostEstimate:

@@ -24,8 +24,8 @@ class Prices(Protocol):
         """The seconds of a step that computes."""
 
     def collective(self, method: str, members: Sequence[int], nbytes: int, groups: Sequence[Sequence[int]]) -> CostEstimate:
-        """The seconds of a collective among `members`, while all sets of `groups` make the same call. `nbytes` are those of the whole
-        value."""
+        """The seconds of a collective among `members`, while all sets of `groups` make the same call. `method` is the method of its
+        algorithm, or "to_root" and "from_root". `nbytes` are those of the whole value."""
 
     @property
     def dispatch(self) -> float:
@@ -61,6 +61,9 @@ def volume(op: Operator, plan: Plan, n: int) -> Volume:
     if definition.sent is None or not ins or n == 1:
         return Volume("", 0)
     return Volume("spread", round(definition.sent(n, ins[0], op.attrs) * ins[0].nbytes * n / (n - 1)))
+
+
+_ROOTED = {"reduce": "to_root", "broadcast": "from_root"}  # they send as much as methods of all ranks, in another way
 
 
 class ItemMaker:
@@ -149,7 +152,7 @@ class ItemMaker:
             members = tuple(self.program.group_ranks(op.attrs["group"], self.rank))
             groups = self.program.groups[op.attrs["group"]]
             method, nbytes = volume(op, self.plan, len(members))
-            seconds = self._noted(self.prices.collective(method, members, nbytes, groups))
+            seconds = self._noted(self.prices.collective(_ROOTED.get(op.type, method), members, nbytes, groups))
             yield Meeting((k,), op.attrs["group"], members, seconds, nbytes, beside=step.overlapped, dispatch=self.prices.dispatch)
 
     def _noted(self, found: CostEstimate) -> float:

@@ -150,7 +150,10 @@ def _hardware(t: DistributeTranspiler, cluster: Any) -> Hardware:
 
 def _ranks_per_host(t: DistributeTranspiler, machine: Hardware) -> int:
     hosts = t.cluster.hosts
-    return -(-t.world_size // hosts) if hosts > 1 else machine.devices_per_host
+    if hosts > 1:
+        return -(-t.world_size // hosts)
+    # the cores of one host take turns, if there are more ranks
+    return max(t.world_size, machine.devices_per_host) if machine.device.kind == "cpu" and machine.hosts == 1 else machine.devices_per_host
 
 
 def _check(

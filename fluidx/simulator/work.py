@@ -44,10 +44,13 @@ class StepWork(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What else is like it: products of matrices, convolutions, attention, or chains of elementwise operators; "" for others."""
+        """What else is like it: products of matrices, convolutions, attention, chains of elementwise operators, or what only moves its
+        values on the CPU; "" for others."""
         if self.product:
             return next((k for k in ("conv", "attention") if k in self.first), "matmul")
-        return "fused" if self.kernel == "fused" else ""
+        if self.kernel == "fused":
+            return "fused"
+        return "copy" if self.kernel == "native" and not self.flops else ""
 
     @property
     def key(self) -> tuple:

@@ -16,7 +16,7 @@ from fluidx.ir.errors import FluidxError
 from fluidx.ir.types import TensorType
 from fluidx.profiler.ceilings import Ceilings
 from fluidx.simulator.calibrated_steps import CalibratedSteps
-from fluidx.simulator.calibration.calibrate import CalibrationScope, calibrate, merge, summary
+from fluidx.simulator.calibration.calibrate import CalibrationScope, calibrate, merge, summary, with_ranks
 from fluidx.simulator.calibration.machine import CalibratedMachine, Others, check_idle, check_steady, others
 from fluidx.simulator.calibration.programs import CalibrationProgram, copies, networks
 from fluidx.simulator.calibration.records import CurvePoint, Measured, TracedProfile
@@ -25,6 +25,7 @@ from fluidx.simulator.calibration.steps import steps_of
 from fluidx.simulator.calibration.traces import read_trace, timed_steps
 from fluidx.simulator.collective_times import CollectiveTimes
 from fluidx.simulator.costs import CostEstimate, Costs
+from fluidx.simulator.machine_prices import Factors, MachinePrices
 from fluidx.simulator.step_table import Rates, StepTable, TimedStep
 from fluidx.simulator.work import StepWork, work_of
 
@@ -40,7 +41,8 @@ def tick():
 
 
 def small(backend="threads", ranks=(2,), programs=None, **kw):
-    scope = CalibrationScope(0.0, [little] if programs is None else programs, ("relu",), (256, 4096), lambda threads: BEST, unsteady=1.0)
+    few = [little] if programs is None else programs
+    scope = CalibrationScope(0.0, few, ("relu",), (256, 4096), lambda threads: BEST, 1.0, lambda otherwise: 5e7)
     return calibrate(ranks, backend, scope=scope, clock=tick(), busy=lambda: IDLE, **kw)
 
 
@@ -403,3 +405,33 @@ def test_the_command_refuses_a_busy_machine_and_counts_of_ranks(tmp_path, monkey
     monkeypatch.setattr("fluidx.simulator.calibration.calibrate.others", lambda: Others(2.0, 0.0))
     done = CliRunner().invoke(cli, ["calibrate", "-n", "1,2", "-o", path])
     assert done.exit_code == 2 and "'1,2' is not a list of numbers of ranks" in done.output
+
+
+def test_ranks_of_another_kind_take_the_place_of_those_that_were_measured():
+    machine = small("threads")
+    curves = {"all_reduce": (CurvePoint(100, 1e-3, 0.0), CurvePoint(10**6, 1.0, 0.0)), "message": (CurvePoint(10**6, 0.5, 0.0),)}
+    other = with_ranks(machine, "mpi", {2: (curves, CurvePoint(0, 7e-3, 0.0))})
+    assert Measured.from_json(other.measured, "other").steps == Measured.from_json(machine.measured, "machine").steps
+    assert Costs(other, 2).empty_run == 7e-3 and other.inside.bandwidth.value == 2e6
+    assert CollectiveTimes(other).seconds("all_reduce", (0, 1), 100) == 1e-3
+
+
+def test_a_limit_that_all_ranks_share_is_added_to_measured_collectives():
+    curves = {"all_gather": (CurvePoint(1000, 1e-3, 0.0), CurvePoint(100 << 20, 0.2, 0.0))}
+    free = with_ranks(small("threads"), "mpi", {2: (curves, CurvePoint(0, 0.0, 0.0))})
+    limited = replace(free, inside=replace(free.inside, shared=files.Figure(100e6, "a token bucket")))
+    # each of two ranks sends half of 100 MiB; 199 ms of their own come beside the link's time for two pieces of 0.5 MiB of 100
+    assert CollectiveTimes(limited).seconds("spread", (0, 1), 100 << 20) == pytest.approx(1e-3 + 1.048576 + 0.199 * 0.01)
+    assert CollectiveTimes(limited).estimate("spread", (0, 1), 100 << 20).source == "measured"
+
+
+def test_messages_take_what_was_measured_at_their_size():
+    points = (CurvePoint(1000, 1e-3, 0.0), CurvePoint(10**5, 5e-3, 0.0), CurvePoint(10**7, 0.1, 0.0))  # the last one: 100 MB a second
+    machine = with_ranks(small("threads"), "mpi", {2: ({"message": points}, CurvePoint(0, 0.0, 0.0))})
+    for limit, nbytes, wanted in ((None, 10**5, 5e-3), (None, 10**7, 0.1), (None, 10, 1e-3), (10e6, 10**5, 4e-3 + 10e-3)):
+        shared = limit and files.Figure(limit, "a token bucket")
+        network = MachinePrices(replace(machine, inside=replace(machine.inside, shared=shared)), 2, 2).network
+        path = network.path(0, 1)
+        assert path.delay(nbytes) + nbytes / min(network.capacity[link] for link in path.links) == pytest.approx(wanted)
+    halved = MachinePrices(machine, 2, 2, Factors(latency=0.5)).network.path(0, 1)
+    assert halved.delay(10**5) == pytest.approx(2e-3)

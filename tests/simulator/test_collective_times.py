@@ -7,7 +7,7 @@ import pytest
 
 from fluidx import FluidxError
 from fluidx.hardware import Device, Figure, Hardware, LinkFigures, SwitchFigures, load
-from fluidx.simulator.collective_times import METHODS, SLICE, CollectiveTimes, GroupShape
+from fluidx.simulator.collective_times import METHODS, PIECE, SLICE, CollectiveTimes, GroupShape
 from tests.each import each
 
 
@@ -180,3 +180,45 @@ def test_a_fabric_that_reaches_a_third_of_its_sheet_needs_figures_of_its_own():
     assert seconds("all_reduce", range(64), 25 << 20, of=sheet) < 0.5 * 172.71e-3 / 64
     slow = replace(sheet, between=replace(sheet.between, bandwidth=figure(4.5e9)))
     assert seconds("all_reduce", range(64), 25 << 20, of=slow) == pytest.approx(172.71e-3 / 64, rel=0.05)
+
+
+def test_a_link_that_all_ranks_share_by_hand():
+    # 0.5 GB/s for all: of 80 MB each of 4 ranks sends 2 x 3/4, 480 MB together; the ring's 1.5 ms comes beside it for 4 pieces of 0.5 MiB
+    hub = replace(TOY, inside=replace(INSIDE, shared=figure(0.5e9)))
+    least, ring, wire = 14e-6, 6e-6 - 4e-6 + 1.5e-3, 4 * 1.5 * 80e6 / 0.5e9
+    assert seconds("all_reduce", range(4), 80e6, of=hub) == pytest.approx(least + wire + ring * 4 * PIECE / 80e6)
+    # a small value is added when it has come, one time after the other: 4 ranks send 6 KB together, of 1 KB
+    small = seconds("all_reduce", range(4), 1e3)
+    assert seconds("all_reduce", range(4), 1e3, of=hub) == pytest.approx(small + 6e3 / 0.5e9)
+    assert seconds("all_reduce", range(4), 0, of=hub) == seconds("all_reduce", range(4), 0)
+
+
+def test_a_shared_link_does_not_slow_down_what_is_slower():
+    wide = replace(TOY, inside=replace(INSIDE, shared=figure(1e15)))
+    assert seconds("spread", range(4), BIG, of=wide) == pytest.approx(seconds("spread", range(4), BIG), rel=1e-3)
+
+
+def test_groups_between_hosts_share_a_link_wherever_they_are():
+    hub = replace(TOY, devices_per_host=1, between=replace(BETWEEN, shared=figure(1e9)))
+    times = CollectiveTimes(hub)
+    pairs = [[0, 1], [2, 3]]  # on four hosts: no card is shared, but the link is
+    assert CollectiveTimes(replace(TOY, devices_per_host=1)).sharing(pairs) == 1 and times.sharing(pairs) == 2
+    # in a pair each rank sends half of 0.2 GB to the other one
+    assert times.seconds("spread", [0, 1], 2e8) == pytest.approx(0.2, rel=1e-2)
+    assert times.seconds("spread", [0, 1], 2e8, 2) == pytest.approx(0.4, rel=1e-2)
+
+
+def test_groups_inside_hosts_share_the_links_of_their_own_host():
+    hub = CollectiveTimes(replace(TOY, inside=replace(INSIDE, shared=figure(1e9))))
+    assert hub.sharing([[0, 1], [2, 3], [4, 5], [6, 7]]) == 2 and hub.sharing([[0, 1], [4, 5]]) == 1
+    assert CollectiveTimes(TOY).sharing([[0, 1], [2, 3]]) == 1
+
+
+def test_a_root_gets_its_sum_in_parts_that_all_ranks_add():
+    assert seconds("to_root", range(4), BIG) == seconds("reduce", range(4), BIG)
+    assert seconds("from_root", range(4), BIG) == seconds("spread", range(4), BIG)
+    slow = replace(TOY, inside=replace(INSIDE, shared=figure(1e6)))
+    # 4 ranks send 3/4 of 4 MB each to be added; three of them send the root the quarters that they have added: 15 MB together
+    assert seconds("to_root", range(4), 4e6, of=slow) == pytest.approx(15, rel=1e-3)
+    assert seconds("reduce", range(4), 4e6, of=slow) == pytest.approx(12, rel=1e-3)
+    assert seconds("from_root", range(4), 4e6, of=slow) == pytest.approx(12, rel=1e-3)

@@ -9,7 +9,7 @@ from fluidx.simulator.critical_path import critical_path
 from fluidx.simulator.events import simulate_events
 from fluidx.simulator.fair_share import Flow, fair_rates
 from fluidx.simulator.folding import RankItems, fold, unfolded
-from fluidx.simulator.network import hosts_with_ports, shared_link
+from fluidx.simulator.network import PortFigures, hosts_with_ports, shared_link
 from fluidx.simulator.schedule import Compute, Exchange, Meeting, Wait
 
 IDLE = shared_link(0.0, 1.0)
@@ -146,15 +146,24 @@ def test_two_messages_share_a_link():
 
 def test_devices_of_a_host_share_its_network_card():
     # two messages between hosts at 10 a second together; one inside a host at 100
-    network = hosts_with_ports([0, 0, 1, 1], (0.0, 100.0), (0.0, 10.0))
+    network = hosts_with_ports([0, 0, 1, 1], PortFigures(0.0, 100.0), PortFigures(0.0, 10.0))
     result = run([send(2, 50)], [send(3, 50)], [receive(0, 50)], [receive(1, 50)], network=network)
     assert ends(result) == [10, 10, 10, 10]
     assert ends(run([send(1, 50)], [receive(0, 50)], network=network)) == [0.5, 0.5]
 
 
+def test_both_directions_of_a_shared_link_have_one_rate():
+    # alone, each message would have 10 a second; together they have 12, and the second one goes on alone with 10
+    alone, hub = PortFigures(0.0, 10.0), PortFigures(0.0, 10.0, shared=12.0)
+    ranks = [Exchange((0,), ((1, 60),), ((1, 100),))], [Exchange((0,), ((0, 100),), ((0, 60),))]
+    for inside, between, host_of in ((hub, alone, [0, 0]), (alone, hub, [0, 1])):
+        assert ends(run(*ranks, network=hosts_with_ports(host_of, inside, between))) == [14, 14]
+    assert ends(run(*ranks, network=hosts_with_ports([0, 0], alone, hub))) == [10, 10]
+
+
 def test_a_ring_of_three_hand_worked():
     # reduce_scatter and all_gather of 3 blocks: 4 rounds of 1 s of latency and 10 bytes at 10 a second on links of their own
-    network = hosts_with_ports([0, 1, 2], (0.0, 1.0), (1.0, 10.0))
+    network = hosts_with_ports([0, 1, 2], PortFigures(0.0, 1.0), PortFigures(1.0, 10.0))
     ranks = [[Exchange((0,), (((r + 1) % 3, 10),), (((r - 1) % 3, 10),)) for _ in range(4)] for r in range(3)]
     assert ends(run(*ranks, network=network)) == [8, 8, 8]
 
@@ -278,7 +287,8 @@ def test_folded_equals_unfolded(n, parts, slow):
     ranks = [RankItems(template, {"dp": tuple(range(n))}, own[r]) for r in range(n)]
     late = {1: 2.0} if slow else {}
     hosts = [r // 2 for r in range(n)]
-    for network, host_of in ((shared_link(0.5, 10.0), [0] * n), (hosts_with_ports(hosts, (0.1, 8.0), (0.4, 4.0)), hosts)):
+    ports = hosts_with_ports(hosts, PortFigures(0.1, 8.0), PortFigures(0.4, 4.0))
+    for network, host_of in ((shared_link(0.5, 10.0), [0] * n), (ports, hosts)):
         folded = fold(ranks, late, host_of, network)
         if not slow and len(set(host_of)) == 1:
             assert len(folded.schedules) == 1

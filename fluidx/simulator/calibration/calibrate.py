@@ -15,6 +15,7 @@ from ...hardware.records import Device, Figure, Hardware, LinkFigures
 from ...ir.errors import FluidxError, nearest
 from ...profiler.ceilings import Ceilings, ceilings, threads_of
 from . import links
+from .context import context_bytes
 from .machine import CalibratedMachine, Others, check_idle, check_steady, others
 from .mpi_rank import curves_of_mpi
 from .programs import CalibrationProgram, copies, networks
@@ -29,12 +30,12 @@ BACKENDS: dict[str, Callable[[int], Sequence[Place]]] = {
     "mpi": process_places,  # for steps; what they send is measured under mpirun
 }
 _SOURCE = "fluidx calibrate"
-_CONTEXT = 15e6  # bytes of an interpreter with fluidx and NumPy, as the system shows it
+_CONTEXT = 48e6  # bytes of an interpreter with fluidx and NumPy, where they cannot be measured
 
 
 class CalibrationScope(NamedTuple):
-    """How much a calibration measures: seconds for each program, the programs, the ops whose samples run, and the sizes of messages; and
-    the share of the time of steps that may have a spread above 10 %."""
+    """How much a calibration measures: seconds for each program, the programs, the ops whose samples run, and the sizes of messages; the
+    share of the time of steps that may have a spread above 10 %; and what tells the bytes of a process, or gives a guess back."""
 
     seconds: float = 0.5
     programs: Sequence[Callable[[], CalibrationProgram]] = ()
@@ -42,6 +43,7 @@ class CalibrationScope(NamedTuple):
     sizes: Sequence[int] = links.SIZES
     ceilings: Callable[[int], Ceilings] = ceilings
     unsteady: float = 0.5
+    context: Callable[[float], float] = context_bytes
 
     @staticmethod
     def full() -> CalibrationScope:
@@ -83,7 +85,7 @@ def calibrate(
     for n in ranks:
         run.ranks(BACKENDS[backend](n), n, backend, min(n, machine.cores))
     measured = Measured(machine, run.steps, run.runs, run.curves, tuple(traced))
-    found = _hardware(machine, scope.ceilings(threads_of(1)), measured, backend)
+    found = _hardware(machine, scope.ceilings(threads_of(1)), measured, backend, scope.context(_CONTEXT))
     if output is not None:
         files.save(found, output)
     return found
@@ -99,6 +101,15 @@ def merge(hardware: Hardware, profiles: Iterable[str | Path], statistic: Statist
         found = read_trace(path, statistic)
         kept[str(path)] = TracedProfile(str(path), found.ranks, found.steps)
     return replace(hardware, measured=replace(measured, profiles=tuple(kept.values())).as_json())
+
+
+def with_ranks(hardware: Hardware, backend: str, found: Mapping[int, tuple[Curves, CurvePoint]]) -> Hardware:
+    """The figures of a calibrated machine with ranks of another kind: `found` has their collectives and messages, and a run, by their
+    number. `calibration.links.curves` measures these. The steps stay."""
+    measured = Measured.from_json(hardware.measured, hardware.name)
+    curves, runs = {n: ops for n, (ops, _) in found.items()}, {n: run for n, (_, run) in found.items()}
+    measured = replace(measured, runs={"one": measured.runs["one"], backend: runs}, curves={backend: curves})
+    return replace(hardware, inside=_links(curves, hardware.inside), measured=measured.as_json())
 
 
 class _Calibration:
@@ -129,36 +140,37 @@ class _Calibration:
         self.runs.setdefault(backend, {})[n] = run
 
 
-def _hardware(machine: CalibratedMachine, best: Ceilings, measured: Measured, backend: str) -> Hardware:
+def _hardware(machine: CalibratedMachine, best: Ceilings, measured: Measured, backend: str, context: float) -> Hardware:
     """The figures of the machine as a device, and those of its ranks as links."""
-
-    def figure(value: float, spread: float = 0.0) -> Figure:
-        return Figure(value, _SOURCE, round(spread, 4))
-
-    memory = figure(float(_memory()))
+    memory = _figure(float(_memory()))
     device = Device(
-        machine.cpu, "cpu", memory, {"float32": figure(1e9 * best.gflops)}, figure(1.0), figure(1e9 * best.gbs), figure(1.0),
-        figure(1e-6 * best.call), Figure(1.0, f"{_SOURCE}: in the steps of ranks at once"), figure(_CONTEXT), machine.cores,
+        machine.cpu, "cpu", memory, {"float32": _figure(1e9 * best.gflops)}, _figure(1.0), _figure(1e9 * best.gbs), _figure(1.0),
+        _figure(1e-6 * best.call), Figure(1.0, f"{_SOURCE}: in the steps of ranks at once"), _figure(context), machine.cores,
     )  # fmt: skip
     return Hardware(
         f"{machine.cpu}, {machine.cores} cores", f"calibrated {machine.date} with {backend}, load {machine.load}", max(machine.cores, 1), 1,
-        device, _links(measured.curves.get(backend, {}), figure, best), None, memory, None, measured.as_json(),
+        device, _links(measured.curves.get(backend, {}), LinkFigures(device.call, device.bandwidth)), None, memory, None,
+        measured.as_json(),
     )  # fmt: skip
 
 
-def _links(curves: Mapping[int, Curves], figure: Callable[..., Figure], best: Ceilings) -> LinkFigures:
+def _figure(value: float, spread: float = 0.0) -> Figure:
+    return Figure(value, _SOURCE, round(spread, 4))
+
+
+def _links(curves: Mapping[int, Curves], otherwise: LinkFigures) -> LinkFigures:
     """The figures of the links between ranks, from messages and from the rings that would take as long as all_reduce does."""
     points = [p for ops in curves.values() for p in ops.get(links.MESSAGE, ())]
     if not points:
-        return LinkFigures(figure(1e-6 * best.call), figure(1e9 * best.gbs))
+        return otherwise
     least, most = min(points, key=lambda p: p.seconds), max(points, key=lambda p: p.nbytes)
     rings = {n: ops["all_reduce"][-1] for n, ops in curves.items() if ops.get("all_reduce")}
     small = min((ops["all_reduce"][0] for ops in curves.values() if ops.get("all_reduce")), key=lambda p: p.seconds, default=None)
     return LinkFigures(
-        figure(least.seconds, least.spread),
-        figure(most.nbytes / most.seconds, most.spread),
-        by_group={n: figure(2 * (n - 1) / n * p.nbytes / p.seconds, p.spread) for n, p in sorted(rings.items())},
-        collective_latency=small and figure(small.seconds, small.spread),
+        _figure(least.seconds, least.spread),
+        _figure(most.nbytes / most.seconds, most.spread),
+        by_group={n: _figure(2 * (n - 1) / n * p.nbytes / p.seconds, p.spread) for n, p in sorted(rings.items())},
+        collective_latency=small and _figure(small.seconds, small.spread),
     )
 
 
@@ -191,4 +203,4 @@ def summary(hardware: Hardware) -> Iterator[str]:
         yield f"  profile {traced.file}: {len(traced.steps)} steps of {traced.ranks} rank{'s' if traced.ranks > 1 else ''}"
 
 
-__all__ = ["BACKENDS", "CalibrationScope", "calibrate", "merge", "summary"]
+__all__ = ["BACKENDS", "CalibrationScope", "calibrate", "merge", "summary", "with_ranks"]

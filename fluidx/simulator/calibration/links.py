@@ -12,7 +12,7 @@ from ...executor.places import Place
 from ...executor.ranks.parallel_executor import ParallelExecutor
 from ...ir.program import Program, ProgramPair
 from ...profiler.profile import Profile
-from .records import CurvePoint, Curves
+from .records import MESSAGE, CurvePoint, Curves
 from .steps import Clock, observe, timed_runs
 from .traces import Statistic, relative_spread
 
@@ -20,7 +20,6 @@ SIZES = (256, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 23, 1 <
 OPS = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather", "broadcast", "reduce")
 _GROUP = "all"
 _PLACED = {"x": "", "y": "", "r": f"shard(0) over {_GROUP}", "c": f"shard(1) over {_GROUP}"}  # values of a size and their placements
-MESSAGE = "message"  # of one rank to another
 _SMALL, _COPIES = 1 << 16, 4  # up to this size, so many arrays of each size
 
 
@@ -44,15 +43,19 @@ def curves(
 
 def empty_run(places: Sequence[Place], statistic: Statistic, clock: Clock, count: int = 50) -> CurvePoint:
     """The time of a run of ranks that do nothing but fill one element."""
-    one = ["%x = fill_constant() {shape=[1], value=0.0}"]
-    programs = [_pair(len(places), r, ["  var %x: f32[1] persistable"], one, one) for r in range(len(places))]
-    ranks = ParallelExecutor(programs, places=places, verify=False)
+    ranks = ParallelExecutor(one_element_programs(len(places)), places=places, verify=False)
     try:
         ranks.run_startup()
         times = timed_runs(lambda: ranks.run([], {}), clock, count)
     finally:
         ranks.close()
     return CurvePoint(0, statistic(times), relative_spread(times))
+
+
+def one_element_programs(n: int) -> list[ProgramPair]:
+    """For each of n ranks a program that fills one element."""
+    one = ["%x = fill_constant() {shape=[1], value=0.0}"]
+    return [_pair(n, r, ["  var %x: f32[1] persistable"], one, one) for r in range(n)]
 
 
 def _pair(n: int, rank: int, declared: Sequence[str], startup: Sequence[str], main: Sequence[str]) -> ProgramPair:

@@ -22,6 +22,7 @@ class CurvePoint(NamedTuple):
     spread: float
 
 
+MESSAGE = "message"  # the curve of messages of one rank to another
 Curves = Mapping[str, tuple[CurvePoint, ...]]  # by type of operator
 
 

@@ -1,0 +1,42 @@
+"""The bytes of a process of a rank beside the arrays of its plan: the interpreter with what it has loaded, as the system shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...executor.places import process_places
+from ...executor.ranks.parallel_executor import ParallelExecutor
+from ...ir.errors import ExecutionError
+from .links import one_element_programs
+
+_OWN = ("RssAnon", "RssFile")  # without the memory that ranks share, in which the arrays of plans are
+
+
+def context_bytes(otherwise: float) -> float:
+    """The resident bytes of a rank's process that has run a program of one element; `otherwise` where ranks cannot be processes, or the
+    system does not say."""
+    try:
+        ranks = ParallelExecutor(one_element_programs(2), places=process_places(2), verify=False)
+    except ExecutionError:
+        return otherwise
+    try:
+        ranks.run_startup()
+        ranks.run([], {})
+        found = [resident_bytes(Path(f"/proc/{pid}/status"), _OWN) for pid in process_ids(ranks)]
+    except OSError:
+        return otherwise
+    finally:
+        ranks.close()
+    return max(found) or otherwise
+
+
+def process_ids(ranks: ParallelExecutor) -> Sequence[int]:
+    """The processes of an executor on `process_places`."""
+    return [p.pid for p in ranks.pool.processes]  # type: ignore[attr-defined]
+
+
+def resident_bytes(status: Path, keys: Sequence[str]) -> int:
+    """The sum of some lines of a process's status, which are in KiB."""
+    lines = (line.partition(":") for line in status.read_text(encoding="utf-8").splitlines())
+    return sum(1024 * int(value.split()[0]) for key, _, value in lines if key in keys)
