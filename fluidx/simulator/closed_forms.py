@@ -164,10 +164,11 @@ def _buckets(
 
 
 def closed_form(
-    strategy: Strategy, one: OneDevice, trainers: Cluster | Mesh, collective: Collective, to_host: float = inf
+    strategy: Strategy, one: OneDevice, trainers: Cluster | Mesh, collective: Collective, to_host: float = inf, slowdown: float = 1.0
 ) -> ClosedForm:  # fmt: skip
     """What a strategy needs for a program on these ranks. `one` is the program with the rows of one micro-batch of one rank; `collective`
-    the seconds of a collective among the ranks that train on different data, `to_host` bytes a second between device and host memory.
+    the seconds of a collective among the ranks that train on different data, `to_host` bytes a second between device and host memory,
+    `slowdown` the factor on the time of compute while communication runs beside it.
 
     >>> import fluidx as fx
     >>> from fluidx.simulator.one_device import one_device
@@ -186,7 +187,9 @@ def closed_form(
     events = _Exchanges(model, collective)
     update = model.update_seconds * split if not at.offload else model.moved / to_host
     computing = at.turns * float(one.computing[-1]) * split
-    seconds = max(events.bound(at.turns, split, update), computing + update + events.first, events.total)
+    # a second of communication is exposed, or slows compute down
+    beside = computing + update + events.first + (events.total - events.first) * (1 - 1 / slowdown)
+    seconds = max(events.bound(at.turns, split, update), beside, events.total)
     state = model.state_bytes
     return ClosedForm(seconds, computing + update, events.total, state + model.arena_bytes(split), state, model.host_bytes, events.sent)
 

@@ -43,6 +43,11 @@ class Machine:
         link = self.hardware.to_host
         return inf if link is None or self.device == "cpu" else link.bandwidth.value
 
+    @property
+    def slowdown(self) -> float:
+        """The factor on the time of compute while communication runs beside it."""
+        return self.hardware.device.slowdown.value
+
     def step(self, plan: Plan, step: Step) -> float:
         """The seconds of a step that computes."""
         return self._prices.step(plan, step).seconds

@@ -37,6 +37,8 @@ class MachineFigures(Protocol):
     def to_host(self) -> float: ...
     @property
     def device(self) -> str: ...
+    @property
+    def slowdown(self) -> float: ...
 
 
 def plan(
@@ -150,7 +152,8 @@ class _PlanSearch:
             return Considered(c, refused=f"a rank has {rows} rows, and {turns} micro-batches need as many")
         try:
             one = self._one(c, -(-rows // turns))
-            form = closed_form(c.strategy, one, c.trainers, self.prices.collective(c.trainers), self.prices.to_host)
+            ways = self.prices.collective(c.trainers)
+            form = closed_form(c.strategy, one, c.trainers, ways, self.prices.to_host, self.prices.slowdown)
         except TranspileError as e:
             return Considered(c, refused=_first_line(e))
         limit = self.prices.limit.usable

@@ -148,6 +148,15 @@ def test_messages_that_are_hidden_leave_the_last_one():
     assert found.seconds == max(9 + 1 + 0.5, 9 + 1.5)
 
 
+def test_communication_slows_compute_down_where_it_is_hidden():
+    """3 s of messages beside 9 s of compute. With a factor of 1.5 they add at least 1 s, which is no more than the last message is exposed
+    anyway; with a factor of 3 at least 2 s."""
+    main, _ = deep(depth=3, optimizer=fx.optimizer.SGD(0.1))
+    one = one_device(main, 8, by_role(1.0, 2.0, 0.0))
+    forms = [closed_form(s.data_parallel(bucket_mb=0), one, fx.Cluster(1, RANKS), lambda *_: 1.0, slowdown=f) for f in (1.0, 1.5, 3.0)]
+    assert [form.seconds for form in forms] == [9 + 1, 9 + 1, 9 + 3 * (1 - 1 / 3)]
+
+
 def test_updates_of_zero1_take_a_share_and_parameters_return():
     """Sums of 3 s and gathers of 5 s after backward, of one bucket: 9 + 3 + 5 s and a quarter of the updates."""
     main, _ = deep(depth=3, optimizer=fx.optimizer.SGD(0.1))

@@ -29,7 +29,7 @@ class Fake:
     """A machine of two ranks whose predictions are said by the call of a strategy. Steps and messages take no time in closed forms, so
     that no bound is above 0, unless `message` says what a collective takes."""
 
-    device, to_host = "cpu", float("inf")
+    device, to_host, slowdown = "cpu", float("inf"), 1.0
 
     def __init__(self, said, usable=10**9, message=0.0, spread=0.0):
         self.said, self.batch, self.message, self.spread, self.asked = said, 8, message, spread, []
