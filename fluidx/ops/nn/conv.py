@@ -195,6 +195,7 @@ class _ConvGrad(OpDef):
 
     inputs, outputs = ("Input", "Filter", "Output@GRAD"), ("Input@GRAD?", "Filter@GRAD?")
     layout = ("data_format", ("Input", "Output@GRAD", "Input@GRAD"))
+    forward: ClassVar[type[OpDef]]  # the convolution
     transposed: ClassVar[bool] = False
 
     @staticmethod
@@ -206,8 +207,11 @@ class _ConvGrad(OpDef):
         """The calls that fill `dw` and `dx`, if they are not None, from images as NCHW views."""
         raise NotImplementedError
 
-    @staticmethod
-    def infer(x, w, g, **attrs):
+    @classmethod
+    def infer(cls, x, w, g, **attrs):
+        y = cls.forward.infer(x, w, **attrs)
+        if not y.accepts(g):
+            raise ProgramError(f"op {cls.name}: Input {x} with Filter {w} gives {y}, and Output@GRAD is {g}")
         return x, w
 
     @classmethod
@@ -252,7 +256,7 @@ class _ConvGrad(OpDef):
 class Conv2dGrad(_ConvGrad):
     """Gradients of conv2d with respect to its input and its filter; either may be absent."""
 
-    name = "conv2d_grad"
+    name, forward = "conv2d_grad", Conv2d
     attrs = _ATTRS
     pattern = _grad_pattern(transposed=False)
     flops = _flops(transposed=False)
@@ -375,7 +379,7 @@ class Conv2dTranspose(_Conv):
 class Conv2dTransposeGrad(_ConvGrad):
     """Gradients of conv2d_transpose with respect to its input and its filter; either may be absent."""
 
-    name, transposed = "conv2d_transpose_grad", True
+    name, forward, transposed = "conv2d_transpose_grad", Conv2dTranspose, True
     attrs = _TRANSPOSE_ATTRS
     pattern = _grad_pattern(transposed=True)
     flops = _flops(transposed=True)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidx.ir import ProgramError, TensorType
+from fluidx.ir.opdef import opdef
 from fluidx.ops.nn import conv, im2col
 from fluidx.ops.nn.windows import place_windows
 
@@ -188,3 +189,13 @@ def test_open_sizes_stay_open():
 def test_a_convolution_that_does_not_fit_says_why(shape, filters, attrs, message):
     with pytest.raises(ProgramError, match=message):
         conv.Conv2d.infer(TensorType("float32", shape), TensorType("float32", filters), **{**conv.Conv2d.attrs, **attrs})
+
+
+@pytest.mark.parametrize("op", ["conv2d_grad", "conv2d_transpose_grad"])
+def test_a_gradient_of_another_shape_than_the_result_is_refused(op):
+    x, w = TensorType("float32", (64, 3, 5, 4)), TensorType("float32", (6, 3, 3, 3) if op == "conv2d_grad" else (3, 6, 3, 3))
+    definition = opdef(op)
+    right = (64, 6, 3, 2) if op == "conv2d_grad" else (64, 6, 7, 6)
+    assert definition.infer(x, w, TensorType("float32", right), **definition.defaults) == (x, w)
+    with pytest.raises(ProgramError, match=rf"{op}: .* gives f32\[64,6,.*Output@GRAD is f32\[64,2,3,2\]"):
+        definition.infer(x, w, TensorType("float32", (64, 2, 3, 2)), **definition.defaults)
