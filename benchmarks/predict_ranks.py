@@ -4,7 +4,8 @@ processes   a step of 2 process ranks: four models, three strategies. Trivial: t
 threads     the same with ranks that are threads
 links       steps of 2 and of 4 MPI ranks that share nothing, over 1 and 5 Gb/s (a private loopback with a token bucket, which takes root).
             Predicted from collectives measured without a limit, and the limit. Trivial: the measured step without a limit
-memory      the resident size of a process rank at most, after the startup program. Trivial: the state, feeds and arena of its plan
+memory      the resident size of a process rank at most, in steps of training; what it was with the startup program is in parentheses.
+            Trivial: the state, feeds and arena of its plan
 
 Costs come from a calibration, alone and with a profile of the model on one device beside it. Ranks have one kernel thread each, so the
 calibration must be made with FLUIDX_THREADS=1: `FLUIDX_THREADS=1 OPENBLAS_NUM_THREADS=1 fluidx calibrate -n 2 -o machine.json`. Rounds are
@@ -37,6 +38,7 @@ from _common import Log, Watch, option, options
 from predict import Case, table
 
 import fluidx as fx
+from fluidx.comm.mpi.handshake import HEAD
 from fluidx.hardware.records import Figure, Hardware
 from fluidx.simulator.calibration import links
 from fluidx.simulator.calibration.calibrate import calibrate, merge, with_ranks
@@ -47,6 +49,7 @@ MODELS = "mlp,lenet,resnet,gpt"
 STRATEGIES = ("data_parallel", "ring_optimizer", "zero1")
 LINK_STRATEGIES = "data_parallel,reduce_broadcast,ring_optimizer,zero1,zero3,fsdp"
 APART = 0.1  # strategies whose measured times differ by so much must be predicted in the right order
+HEADERS = 120  # bytes of a packet and of its acknowledgement beside what they carry
 Places = Callable[[int], Sequence[Any]]
 
 
@@ -211,7 +214,7 @@ def link_cases(
     made = {s: ranks_of(_models.case(model), s, n) for s in strategies}
     for rate in (_limited_links.NO_LIMIT, *rates):
         limit = None if rate == _limited_links.NO_LIMIT else Figure(rate * 1e9 / 8, f"a token bucket of {rate:g} Gb/s")
-        machine = replace(free, inside=replace(free.inside, shared=limit))
+        machine = replace(free, inside=replace(free.inside, shared=limit, call_bytes=HEAD + HEADERS))
         given = f"calibration, {n} ranks, " + ("no limit" if limit is None else f"{rate:g} Gb/s")
         for s, ranks in made.items():
             seen, trivial = times[f"{model} {s} {rate:g}"], statistics.median(times[f"{model} {s} 0"])
@@ -243,25 +246,31 @@ def memory(log: Log, machine: Hardware) -> None:
         for s in STRATEGIES:
             ranks = ranks_of(case, s, 2)
             with ExitStack() as stack:
-                seen = resident(started(ranks, case, fx.process_places(2), stack), ranks)
+                first, seen = resident(started(ranks, case, fx.process_places(2), stack), ranks)
             found = ranks.predicted(machine)
             most = max((found.memory(r) for r in range(2)), key=lambda m: m.system)
-            errors.append(most.system / max(seen) - 1)
-            trivial.append(most.device / max(seen) - 1)
+            errors.append(most.system / seen - 1)
+            trivial.append(most.device / seen - 1)
             parts = ", ".join(f"{key} {value / 1e6:.1f}" for key, value in most._asdict().items() if value)
-            log(f"  {name + ' ' + s:24} measured {max(seen) / 1e6:7.1f}  predicted {most.system / 1e6:7.1f} {errors[-1]:+6.1%}  ({parts})")
+            log(f"  {name + ' ' + s:24} measured {seen / 1e6:7.1f} ({first / 1e6:.1f})  "
+                f"predicted {most.system / 1e6:7.1f} {errors[-1]:+6.1%}  ({parts})")  # fmt: skip
     for what, some in (("predicted", errors), ("trivial", trivial)):
         log(f"  {what}: median {statistics.median(map(abs, some)):.1%}, worst {max(map(abs, some)):.1%}")
 
 
-def resident(exe: Any, ranks: Ranks) -> list[int]:
-    """The peak of each rank's resident size in three steps, without that of the startup program."""
+def resident(exe: Any, ranks: Ranks) -> tuple[int, int]:
+    """The peak of the rank's resident size that has most: with the startup program and the first steps, and of three steps after these."""
     status = [Path(f"/proc/{pid}/status") for pid in process_ids(exe)]
+
+    def peak(steps: int) -> int:
+        for _ in range(steps):
+            exe.run([ranks.fetch], ranks.feed)
+        return max(resident_bytes(path, ("VmHWM",)) for path in status)
+
+    first = peak(2)
     for path in status:
         path.with_name("clear_refs").write_text("5")  # the peak begins anew
-    for _ in range(3):
-        exe.run([ranks.fetch], ranks.feed)
-    return [resident_bytes(path, ("VmHWM",)) for path in status]
+    return first, peak(3)
 
 
 PARTS: dict[str, Callable[[Log, Hardware], None]] = {"processes": processes, "threads": threads, "links": limited, "memory": memory}

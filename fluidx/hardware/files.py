@@ -136,8 +136,9 @@ def _links(part: _JsonPart) -> LinkFigures:
         eager=part.whole("eager", LinkFigures.eager, 0),
         in_switch=part.optional("in_switch", lambda key: _switch(part.part(key))) if "in_switch" in part.data else None,
         shared=part.optional("shared", part.figure) if "shared" in part.data else None,
+        call_bytes=part.whole("call_bytes", LinkFigures.call_bytes, 0),
     )
-    part.end(("latency", "bandwidth", "count", "by_group", "collective_latency", "eager", "in_switch", "shared"))
+    part.end(("latency", "bandwidth", "count", "by_group", "collective_latency", "eager", "in_switch", "shared", "call_bytes"))
     return found
 
 
@@ -232,7 +233,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, SwitchFigures):
         return _plain(value._asdict())
     if isinstance(value, (Device, LinkFigures)):
-        return {key: _plain(v) for key, v in vars(value).items() if v not in (None, {}) and not (key == "cores" and not v)}
+        return {key: _plain(v) for key, v in vars(value).items() if v not in (None, {}) and not (key in ("cores", "call_bytes") and not v)}
     if isinstance(value, Mapping):
         return {str(key): _plain(v) for key, v in value.items()}
     return value

@@ -60,6 +60,7 @@ class LinkFigures:
     eager: int = 1 << 16  # bytes of the largest message for which a sender does not wait
     in_switch: SwitchFigures | None = None  # None: the switch adds nothing up
     shared: Figure | None = None  # bytes a second of one link that all messages pass; None: there is no such link
+    call_bytes: int = 0  # that each rank of a collective sends each other one on that link beside its data
 
     def ring_bandwidth(self, n: int) -> float:
         """The bytes a second that a ring of n devices inside a host reaches: `by_group`, with other n interpolated on a log

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import log2
 from typing import NamedTuple
 
-from ..hardware.records import Figure, Hardware
+from ..hardware.records import Figure, Hardware, LinkFigures
 from ..ir.errors import FluidxError, nearest
 from ..ops.comm.volume import share
 from .costs import NOTHING, CostEstimate, tables
@@ -125,24 +125,27 @@ class CollectiveTimes:
             return None
         return self._curves.estimate(method, shape.ranks, nbytes)
 
-    def _shared_link(self, hosts: int) -> Figure | None:
-        """The link that all messages of groups on so many hosts share, if there is one."""
-        link = self.hardware.inside if hosts <= 1 else self.hardware.between
-        return None if link is None else link.shared
+    def _shared_link(self, hosts: int) -> LinkFigures | None:
+        """The figures of the links that groups on so many hosts use, if all messages share one of them."""
+        links = self.hardware.inside if hosts <= 1 else self.hardware.between
+        return None if links is None or links.shared is None else links
 
     def _seconds(self, method: str, shape: GroupShape, nbytes: float, sharing: int) -> float:
         """The time that the ranks need, and beside it that of the bytes of all ranks on a link that they share. A piece is received and
         added before it is sent on: so much of the shorter time comes beside the longer one."""
         own = self._without_limit(method, shape, nbytes, sharing)
-        link = self._shared_link(shape.hosts)
-        if link is None or shape.ranks <= 1 or not nbytes:
+        links = self._shared_link(shape.hosts)
+        if links is None or links.shared is None or shape.ranks <= 1:
             return own
-        least = self._without_limit(method, shape, 0, sharing)
+        rate = links.shared.value / sharing
         ends, each = (shape.hosts, shape.most if method == "adaptive" else 1) if shape.hosts > 1 else (shape.ranks, 1)
+        least = self._without_limit(method, shape, 0, sharing) + ends * (ends - 1) * links.call_bytes / rate
+        if not nbytes:
+            return least
         # ranks that send messages add parts of a sum for a root on all ranks, and send it the parts
         sent = share(ROOTED.get(method, method), ends) * (1 + 1 / ends if method == "to_root" else 1)
-        shared = sharing * each * ends * sent * nbytes / link.value
-        own = max(0.0, own - least)
+        shared = each * ends * sent * nbytes / rate
+        own = max(0.0, own - self._without_limit(method, shape, 0, sharing))
         return least + max(own, shared) + min(own, shared) * min(1.0, ends * PIECE / nbytes)
 
     def _without_limit(self, method: str, shape: GroupShape, nbytes: float, sharing: int) -> float:

@@ -222,3 +222,11 @@ def test_a_root_gets_its_sum_in_parts_that_all_ranks_add():
     assert seconds("to_root", range(4), 4e6, of=slow) == pytest.approx(15, rel=1e-3)
     assert seconds("reduce", range(4), 4e6, of=slow) == pytest.approx(12, rel=1e-3)
     assert seconds("from_root", range(4), 4e6, of=slow) == pytest.approx(12, rel=1e-3)
+
+
+def test_the_texts_of_a_call_pass_a_shared_link_too():
+    hub = replace(TOY, inside=replace(INSIDE, shared=figure(1e6), call_bytes=500))
+    # 12 texts of 500 B at 1 MB/s, and of two groups at once the other's as well
+    assert seconds("all_reduce", range(4), 0, of=hub) == pytest.approx(seconds("all_reduce", range(4), 0) + 6e-3)
+    assert seconds("spread", range(2), 0, 2, of=hub) == pytest.approx(seconds("spread", range(2), 0) + 2e-3)
+    assert seconds("spread", range(2), 1000, of=hub) == pytest.approx(seconds("spread", range(2), 1000) + 1e-3 + 1e-3)

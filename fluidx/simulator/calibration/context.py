@@ -8,22 +8,22 @@ from pathlib import Path
 from ...executor.places import process_places
 from ...executor.ranks.parallel_executor import ParallelExecutor
 from ...ir.errors import ExecutionError
-from .links import one_element_programs
-
-_OWN = ("RssAnon", "RssFile")  # without the memory that ranks share, in which the arrays of plans are
+from .programs import small_network
+from .steps import started_job
 
 
 def context_bytes(otherwise: float) -> float:
-    """The resident bytes of a rank's process that has run a program of one element; `otherwise` where ranks cannot be processes, or the
-    system does not say."""
+    """The resident bytes of a rank's process that trains a network of next to no bytes; `otherwise` where ranks cannot be processes, or
+    the system does not say."""
+    program = small_network()
     try:
-        ranks = ParallelExecutor(one_element_programs(2), places=process_places(2), verify=False)
+        ranks, feed = started_job(program, process_places(2))
     except ExecutionError:
         return otherwise
     try:
-        ranks.run_startup()
-        ranks.run([], {})
-        found = [resident_bytes(Path(f"/proc/{pid}/status"), _OWN) for pid in process_ids(ranks)]
+        for _ in range(3):
+            ranks.run(program.fetch, feed)
+        found = [resident_bytes(Path(f"/proc/{pid}/status"), ("VmRSS",)) for pid in process_ids(ranks)]
     except OSError:
         return otherwise
     finally:

@@ -43,19 +43,15 @@ def curves(
 
 def empty_run(places: Sequence[Place], statistic: Statistic, clock: Clock, count: int = 50) -> CurvePoint:
     """The time of a run of ranks that do nothing but fill one element."""
-    ranks = ParallelExecutor(one_element_programs(len(places)), places=places, verify=False)
+    one = ["%x = fill_constant() {shape=[1], value=0.0}"]
+    programs = [_pair(len(places), r, ["  var %x: f32[1] persistable"], one, one) for r in range(len(places))]
+    ranks = ParallelExecutor(programs, places=places, verify=False)
     try:
         ranks.run_startup()
         times = timed_runs(lambda: ranks.run([], {}), clock, count)
     finally:
         ranks.close()
     return CurvePoint(0, statistic(times), relative_spread(times))
-
-
-def one_element_programs(n: int) -> list[ProgramPair]:
-    """For each of n ranks a program that fills one element."""
-    one = ["%x = fill_constant() {shape=[1], value=0.0}"]
-    return [_pair(n, r, ["  var %x: f32[1] persistable"], one, one) for r in range(n)]
 
 
 def _pair(n: int, rank: int, declared: Sequence[str], startup: Sequence[str], main: Sequence[str]) -> ProgramPair:

@@ -20,7 +20,7 @@ from ...profiler import timeline
 from ...profiler.profile import Profile
 from ...transpiler.transpiler import DistributeTranspiler
 from ..step_table import TimedStep
-from .programs import CalibrationProgram
+from .programs import CalibrationProgram, Feed
 from .records import CurvePoint
 from .traces import Statistic, relative_spread, timed_steps
 
@@ -104,11 +104,16 @@ def _runner(program: CalibrationProgram, places: Sequence[Place] | None) -> tupl
         one, scope = Executor(CPUPlace()), Scope()
         one.run(program.startup, scope=scope)
         return lambda: one.run(program.main, feed=program.feed, fetch_list=program.fetch, scope=scope), one.close
+    ranks, feed = started_job(program, places)
+    return lambda: ranks.run(program.fetch, feed), ranks.close
+
+
+def started_job(program: CalibrationProgram, places: Sequence[Place]) -> tuple[ParallelExecutor, Feed]:
+    """An executor whose ranks each do what one device does, after its startup program, and the feed of all ranks."""
     programs, n = _of_ranks(program, len(places)), len(places)
     ranks = ParallelExecutor(programs, places=places, verify=False)
-    feed = {name: np.concatenate([a] * n) for name, a in program.feed.items()}
     ranks.run_startup()
-    return lambda: ranks.run(program.fetch, feed), ranks.close
+    return ranks, {name: np.concatenate([a] * n) for name, a in program.feed.items()}
 
 
 def _of_ranks(program: CalibrationProgram, n: int) -> Any:
