@@ -6,16 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..executor.plan.records import Plan
+from ..ir.opdef import Effect, opdef
 from ..ir.parts import Coords, coords_of, local_shape
 from ..ir.program import Program
+from ..transpiler.placement.pipeline_stages import STAGES
 from ..transpiler.transpiler import DistributeTranspiler
+from ..verify.transfer_messages import TRANSFER
 
 EXACT = 64  # up to so many ranks, ranks are alike only if every local size is equal; unless the caller says another number
 _SAMPLES = 4  # of more than 64 ranks that count as alike so many are planned, of fewer 2; the one with most memory stands for all
 
 
 class PlannedClass(NamedTuple):
-    """The plan of some ranks. `programs` are their programs, by rank; only the first one's if no rank sends messages."""
+    """The plan of some ranks. `programs` are their programs, by rank; none if they send nothing, or to the same ranks of their own `pp`."""
 
     plan: Plan
     ranks: tuple[int, ...]
@@ -26,8 +29,9 @@ def plan_ranks(t: DistributeTranspiler, make: Callable[[Program], Plan], exact: 
     """Plan the ranks with `make`, one of each class.
 
     Above `exact` ranks that have the operators of the program for all ranks, and no others, all ranks count as alike: an even cut gives
-    some of them one element more, and the parts of a bucket are of other parameters, with as many elements in total. With `exact=0`, one
-    rank is planned if ranks differ beside that in the messages of collectives alone, and these count as collectives of the communicator.
+    some of them one element more, and the parts of a bucket are of other parameters, with as many elements in total. So do the ranks of one
+    stage of a pipeline, if only stages have operators of their own. With `exact=0`, one rank is planned if ranks differ beside that in the
+    messages of collectives alone, and these count as collectives of the communicator.
 
     >>> import fluidx as fx
     >>> from fluidx.executor.plan.dry_run import dry_plan
@@ -47,6 +51,9 @@ def plan_ranks(t: DistributeTranspiler, make: Callable[[Program], Plan], exact: 
         some = {r: make(t.get_trainer_program(r)) for r in sorted({k * (n - 1) // (samples - 1) for k in range(samples)})}
         largest = max(some.values(), key=lambda p: p.peak_bytes)
         return [PlannedClass(largest, tuple(range(n)), {})]
+    if n > exact and _differ_by_stage(t):
+        stages = zip(*t.main.groups[STAGES], strict=True)
+        return [_by_ends(t, make, sorted(ranks)) for ranks in stages]
     common = {id(op) for block in t.main.blocks for op in block.oplist}
     classes: dict[int, list[int]] = {}
     for rank in range(n):
@@ -57,6 +64,21 @@ def plan_ranks(t: DistributeTranspiler, make: Callable[[Program], Plan], exact: 
         programs = {r: t.get_trainer_program(r) for r in ranks}
         found.append(PlannedClass(make(programs[ranks[0]]), tuple(ranks), programs))
     return found
+
+
+def _differ_by_stage(t: DistributeTranspiler) -> bool:
+    """Do only the stages of a pipeline have operators and messages of their own?"""
+    if STAGES not in t.main.groups:
+        return False
+    descs = [d for block in t.main.blocks for d in block.descs.values()]
+    roots = {e.group for d in descs for e in d.placement if e.root is not None}
+    return roots == {STAGES} and not any(opdef(op.type).effect is Effect.P2P and op.type != TRANSFER for op in t.main.ops)
+
+
+def _by_ends(t: DistributeTranspiler, make: Callable[[Program], Plan], ranks: Sequence[int]) -> PlannedClass:
+    """The class of ranks that count as alike: the first and the last are planned, and the one with more memory stands for all."""
+    some = [make(t.get_trainer_program(r)) for r in (ranks[0], ranks[-1])]
+    return PlannedClass(max(some, key=lambda p: p.peak_bytes), tuple(ranks), {})
 
 
 def _signature(program: Program, coords: Coords, common: set[int], source: Program) -> int:

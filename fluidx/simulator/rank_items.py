@@ -12,6 +12,7 @@ from ..ir.errors import ExecutionError
 from ..ir.opdef import Effect, opdef
 from ..ir.operator import Operator
 from ..ir.program import Program
+from ..transpiler.placement.pipeline_stages import STAGES
 from .costs import CostEstimate
 from .folding import Messages
 from .schedule import Compute, Exchange, Item, Meeting, Wait
@@ -170,9 +171,13 @@ def messages(ops: Sequence[Operator], plan: Plan) -> tuple[Messages, Messages]:
     return tuple(sends), tuple(receives)
 
 
-def own_messages(items: Sequence[Item], program: Program) -> Mapping[int, tuple[Messages, Messages]]:
-    """The messages of a rank whose schedule equals another's, by item: the bytes are those of the other, the peers its own."""
-    peers = iter([op.attrs["peer"] for op in program.global_block().oplist if opdef(op.type).effect is Effect.P2P])
+def own_messages(items: Sequence[Item], program: Program, rank: int) -> Mapping[int, tuple[Messages, Messages]]:
+    """The messages of a rank whose schedule equals another's, by item: the bytes are those of the other, the peers its own. `program` is
+    its program, or that of another rank of its stage."""
+    known: dict[int, int] = {}
+    if program.rank is not None and program.rank != rank and STAGES in program.groups:
+        known = dict(zip(program.group_ranks(STAGES, program.rank), program.group_ranks(STAGES, rank), strict=True))
+    peers = iter([known.get(op.attrs["peer"], op.attrs["peer"]) for op in program.global_block().oplist if opdef(op.type).effect is Effect.P2P])
     order = [op.inputs != {} for op in program.global_block().oplist if opdef(op.type).effect is Effect.P2P]
     found, at = {}, 0
     for k, item in enumerate(items):

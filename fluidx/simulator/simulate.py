@@ -95,7 +95,7 @@ def _simulated(
         for rank in members:
             program = programs.get(rank, plan.program)
             groups = {g: program.group_ranks(g, rank) for g in program.groups if _has(program, g, rank)}
-            messages = own_messages(given, program)
+            messages = own_messages(given, program, rank)
             ranks[rank] = RankItems(items, groups, messages if repeated is None else repeated.messages(messages))
             plan_of[rank] = plan
     folded = fold(ranks, slow, prices.host_of, prices.network)

@@ -72,3 +72,12 @@ def test_the_bubble_shrinks_with_the_number_of_micro_batches():
 def test_programs_that_cannot_stand_for_so_many_are_refused(strategy, count, message):
     with pytest.raises(ExecutionError, match=message):
         fx.simulate(transpiled(strategy, 2), cluster="dgx-a100", batch=64, micro_batches=count)
+
+
+def test_ranks_of_a_stage_are_planned_once_and_take_as_long():
+    t = transpiled(fx.strategies.pipeline(4), fx.Mesh(pp=3, dp=4), 3)
+    every = fx.simulate(t, cluster="dgx-a100", batch=4096)
+    by_stage = fx.simulate(t, cluster="dgx-a100", batch=4096, exact=2)
+    assert by_stage.seconds == pytest.approx(every.seconds, rel=1e-12)
+    assert dict(by_stage.run.link_bytes) == dict(every.run.link_bytes)
+    assert [len(s.ranks) for s in by_stage.folded.schedules] == [len(s.ranks) for s in every.folded.schedules]
