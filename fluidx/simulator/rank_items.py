@@ -10,7 +10,7 @@ from ..executor.plan.cost import communicates
 from ..executor.plan.records import Plan, Step
 from ..ir.errors import ExecutionError
 from ..ir.opdef import Effect, opdef
-from ..ir.operator import Operator
+from ..ir.operator import Operator, Role
 from ..ir.program import Program
 from ..transpiler.placement.pipeline_stages import STAGES
 from .costs import CostEstimate
@@ -90,7 +90,7 @@ class ItemMaker:
         def put(item: Item | None = None) -> None:
             nonlocal work
             if work:
-                issued = self.prices.dispatch * sum(s > 0 for _, s in work)
+                issued = self.prices.dispatch * sum(s > 0 and self._issued_alone(k) for k, s in work)
                 found.append(Compute(tuple(k for k, _ in work), tuple(s for _, s in work), beside=beside, dispatch=issued))
                 work = []
             if item is not None:
@@ -116,6 +116,14 @@ class ItemMaker:
         if self.plan.waits_at_end is not None:
             put(Wait((len(self.plan.steps),), item=number[self.plan.waits_at_end]))
         return found
+
+    def _issued_alone(self, k: int) -> bool:
+        """Does the host issue step k by itself? Updates, and copies of parameters to 16 bits, are issued for all parameters together."""
+        if k < 0:
+            return False
+        op = self.plan.steps[k].op
+        descs = self.program.global_block().descs
+        return op.role is not Role.OPTIMIZE and not (op.type == "cast" and (d := descs.get(op.input_arg_names[0])) and d.is_parameter)
 
     def parts(self, step: Step, k: int) -> Iterator[float | Item]:
         """The seconds of a step, or the items of its communication. A loop is its body as often as it runs, a branch the dearer one."""
@@ -177,8 +185,9 @@ def own_messages(items: Sequence[Item], program: Program, rank: int) -> Mapping[
     known: dict[int, int] = {}
     if program.rank is not None and program.rank != rank and STAGES in program.groups:
         known = dict(zip(program.group_ranks(STAGES, program.rank), program.group_ranks(STAGES, rank), strict=True))
-    peers = iter([known.get(op.attrs["peer"], op.attrs["peer"]) for op in program.global_block().oplist if opdef(op.type).effect is Effect.P2P])
-    order = [op.inputs != {} for op in program.global_block().oplist if opdef(op.type).effect is Effect.P2P]
+    ops = [op for op in program.global_block().oplist if opdef(op.type).effect is Effect.P2P]
+    peers = iter([known.get(op.attrs["peer"], op.attrs["peer"]) for op in ops])
+    order = [op.inputs != {} for op in ops]
     found, at = {}, 0
     for k, item in enumerate(items):
         if not isinstance(item, Exchange):

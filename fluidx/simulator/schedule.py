@@ -67,5 +67,5 @@ class RankSchedule:
 
     @property
     def compute_seconds(self) -> float:
-        """The seconds of all compute, if nothing slows it down."""
-        return self.slow * sum(item.total for item in self.items if isinstance(item, Compute))
+        """The seconds of what the compute stream computes, if nothing slows it down."""
+        return self.slow * sum(item.total for item in self.items if isinstance(item, Compute) and not item.beside)

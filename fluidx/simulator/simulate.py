@@ -19,12 +19,12 @@ from .events import simulate_events
 from .folding import RankItems, fold
 from .machine_prices import AS_IT_IS, Factors, MachinePrices
 from .memory import rank_memory
-from .micro_batches import MicroBatches, WorkOfSteps, repeat
+from .micro_batches import MicroBatches, RepeatedItems, WorkOfSteps, repeat
 from .plan_ranks import EXACT, PlannedClass, plan_ranks
 from .rank_items import ItemMaker, own_messages
+from .runtimes import GradientRuntime, check_runtime
+from .schedule import Item
 from .simulation import Simulation
-
-RUNTIMES = ("static",)
 
 
 @collections_paused()
@@ -37,6 +37,7 @@ def simulate(
     slow: Mapping[int, float] | None = None,
     iterations: int | None = None,
     micro_batches: int | None = None,
+    runtime: str = "static",
     fetch: Sequence[str] | None = None,
     verify: bool = True,
     exact: int = EXACT,
@@ -46,9 +47,10 @@ def simulate(
     `cluster`: a Cluster with figures, the name of a cluster file, or a path: `fx.Cluster.load` tells more. `batch`: the rows of every feed
     in a step, of all ranks together; `feed` gives shapes instead. `slow`: {rank: factor on the time of its compute}. `iterations`: how
     often a loop runs that does not say it. `micro_batches`: as many instead of the 3 or more of a strategy `pipeline` or `micro_batches`,
-    whose second one stands for those between the first and the last. `fetch`: the fetched variables; by default all that no operator reads.
-    `verify`: prove the programs first. `exact`: above so many ranks with the same operators, ranks whose shards differ by an element count
-    as alike; 0: and no collective is carried out by messages, which is fast and a little less exact.
+    whose second one stands for those between the first and the last. `runtime`: "ddp" or "horovod" instead of the program's own order:
+    when these would send the gradients of `data_parallel(bucket_mb=0)`, and how many together. `fetch`: the fetched variables; by default
+    all that no operator reads. `verify`: prove the programs first. `exact`: above so many ranks with the same operators, ranks whose shards
+    differ by an element count as alike; 0: and no collective is carried out by messages, which is fast and a little less exact.
 
     Nothing is computed or allocated. Raises ExecutionError, FeedError or TranspileError for what cannot be predicted, VerifyError for
     programs that are not proved.
@@ -66,32 +68,29 @@ def simulate(
     machine = _hardware(t, cluster)
     per_host = _ranks_per_host(t, machine)
     _check(t, machine, per_host, batch, feed, slow or {})
+    check_runtime(runtime, t.strategy)
     if verify:
         t.verify()
     many = None if micro_batches is None else MicroBatches.of(t, micro_batches)
     if many is not None:
         batch, feed = many.of_the_program(batch, feed)
     planned = plan_ranks(t, partial(_planned, machine=machine, world_size=t.world_size, batch=batch, feed=feed, fetch=fetch), exact)
-    return _simulated(t, machine, per_host, planned, slow or {}, iterations, many)
+    return _simulated(t, machine, per_host, planned, slow or {}, iterations, many, runtime)
 
 
 def _simulated(
     t: DistributeTranspiler, machine: Hardware, per_host: int, planned: Sequence[PlannedClass], slow: Mapping[int, float],
-    iterations: int | None, many: MicroBatches | None = None, network: float = 1.0, compute: float = 1.0, latency: float = 1.0,
+    iterations: int | None, many: MicroBatches | None = None, runtime: str = "static",
+    network: float = 1.0, compute: float = 1.0, latency: float = 1.0,
 ) -> Simulation:  # fmt: skip
     factors = Factors(network, compute, latency)
     prices = MachinePrices(machine, t.world_size, per_host, AS_IT_IS if factors == AS_IT_IS else factors)
     ranks: list[Any] = [None] * t.world_size
     plan_of: dict[int, Plan] = {}
     spent: list[tuple[float, float]] = []
-    for plan, members, programs in planned:
-        work_of = None if many is None else WorkOfSteps(plan, many)
-        maker = ItemMaker(plan, prices, iterations, work_of)
-        given = items = maker.items()
-        spent += maker.spread
-        repeated = None if work_of is None else repeat(given, maker.works, work_of)
-        if repeated is not None:
-            items = repeated.items
+    for (plan, members, programs), (given, items, repeated) in zip(
+        planned, _items(planned, prices, slow, iterations, many, runtime, spent), strict=True
+    ):
         for rank in members:
             program = programs.get(rank, plan.program)
             groups = {g: program.group_ranks(g, rank) for g in program.groups if _has(program, g, rank)}
@@ -105,8 +104,29 @@ def _simulated(
     return Simulation(
         t.strategy.call, machine, t.world_size, folded, run, plans, [rank_memory(p, machine) for p in plans],
         sum(s * spread for s, spread in spent) / whole if whole else 0.0, _lower_bound(prices), prices.network.capacity,
-        partial(_simulated, t, machine, per_host, planned, slow, iterations, many),
+        partial(_simulated, t, machine, per_host, planned, slow, iterations, many, runtime),
     )  # fmt: skip
+
+
+def _items(
+    planned: Sequence[PlannedClass], prices: MachinePrices, slow: Mapping[int, float], iterations: int | None, many: MicroBatches | None,
+    runtime: str, spent: list[tuple[float, float]],
+) -> list[tuple[list[Item], list[Item], RepeatedItems | None]]:  # fmt: skip
+    """The items of each class: those of its plan, those that run, and how these came of them. Adds the costs and spreads to `spent`."""
+    found: list[tuple[list[Item], list[Item], RepeatedItems | None]] = []
+    for plan, _, _ in planned:
+        work_of = None if many is None else WorkOfSteps(plan, many)
+        maker = ItemMaker(plan, prices, iterations, work_of)
+        items = maker.items()
+        spent += maker.spread
+        repeated = None if work_of is None else repeat(items, maker.works, work_of)
+        found.append((items, items if repeated is None else repeated.items, repeated))
+    if runtime == "static":
+        return found
+    made = GradientRuntime(runtime, prices.hardware, prices)
+    slowest = [max([slow.get(r, 1.0) for r in c.ranks]) for c in planned]
+    made.decide([(items, factor) for (_, items, _), factor in zip(found, slowest, strict=True)])
+    return [(items, made.items(items, c.plan, f), None) for (_, items, _), c, f in zip(found, planned, slowest, strict=True)]
 
 
 def _has(program: Program, group: str, rank: int) -> bool:
