@@ -51,7 +51,7 @@ class _Group(click.Group):
 @click.group(name="fluidx", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fluidx")
 def main() -> None:
-    """Transpile, prove, run: turn a program for one device into one program for each rank."""
+    """Transpile, prove, predict, run: turn a program for one device into one program for each rank."""
 
 
 @main.command()
