@@ -114,7 +114,7 @@ def fold(ranks: Sequence[RankItems], slow: Mapping[int, float], host_of: Sequenc
     matches = matched(ranks)
     colors = _renumbered([(id(r.items), f) for r, f in zip(ranks, factors, strict=True)])
     while True:
-        sets: dict[tuple[int, ...], tuple] = {}
+        sets: dict[int, tuple] = {}
         seen = []
         for rank, r in enumerate(ranks):
             groups = tuple([(g, _set_signature(members, colors, host_of, sets)) for g, members in r.sets.items()])
@@ -156,12 +156,13 @@ def _renumbered(keys: Sequence[object]) -> list[int]:
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
-def _set_signature(members: tuple[int, ...], colors: Sequence[int], host_of: Sequence[int], known: dict[tuple[int, ...], tuple]) -> tuple:
-    """The classes of the members of a set, and how many of them are on each host."""
-    if members not in known:
+def _set_signature(members: tuple[int, ...], colors: Sequence[int], host_of: Sequence[int], known: dict[int, tuple]) -> tuple:
+    """The classes of the members of a set, and how many of them are on each host. `known` has them by the identity of the set: to hash one
+    of many ranks takes as long as to look at all of them."""
+    if id(members) not in known:
         hosts = Counter(host_of[m] for m in members)
-        known[members] = tuple(sorted(Counter(colors[m] for m in members).items())), tuple(sorted(hosts.values()))
-    return known[members]
+        known[id(members)] = tuple(sorted(Counter(colors[m] for m in members).items())), tuple(sorted(hosts.values()))
+    return known[id(members)]
 
 
 def _message_signature(rank: int, r: RankItems, colors: Sequence[int], host_of: Sequence[int], matches: Mapping[Port, Port]) -> tuple:

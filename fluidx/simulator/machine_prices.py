@@ -35,11 +35,12 @@ class MachinePrices:
         cores = hardware.device.cores
         # ranks that share cores take turns: the lower bound of what the system's scheduler makes of it
         self.turns = max(1.0, on_host / cores) if hardware.device.kind == "cpu" and cores else 1.0
+        self._longer = self.turns / factors.compute
         self._sharing: dict[int, tuple[Sequence[Sequence[int]], int]] = {}
 
     def step(self, plan: Plan, step: Step) -> CostEstimate:
         found = self.costs.step(plan, step)
-        return found if not found.seconds else found._replace(seconds=found.seconds * self.turns / self.factors.compute)
+        return found if self._longer == 1.0 else found._replace(seconds=found.seconds * self._longer)
 
     def collective(self, method: str, members: Sequence[int], nbytes: int, groups: Sequence[Sequence[int]]) -> CostEstimate:
         if len(members) == 1:

@@ -67,16 +67,32 @@ def volume(op: Operator, plan: Plan, n: int) -> Volume:
 _ROOTED = {"reduce": "to_root", "broadcast": "from_root"}  # they send as much as methods of all ranks, in another way
 
 
+class KnownStep(NamedTuple):
+    """A step without communication, and what it costs."""
+
+    step: Step
+    cost: CostEstimate
+
+
 class ItemMaker:
     """Makes the items of a plan. `iterations` is the number of iterations of a loop that does not say it. `work_of` says to which work a
-    step belongs; items of computing steps belong to one work, and `works` has that of each item."""
+    step belongs; items of computing steps belong to one work, and `works` has that of each item. `like`: the maker of another rank's items;
+    steps that are equal in both plans, on values of the same types, have its costs.
 
-    def __init__(self, plan: Plan, prices: Prices, iterations: int | None = None, work_of: Callable[[Step, int], Any] | None = None):
+    `seconds` and `uncertain` are the sums of all costs, and of the costs times their spread."""
+
+    def __init__(
+        self, plan: Plan, prices: Prices, iterations: int | None = None, work_of: Callable[[Step, int], Any] | None = None,
+        like: ItemMaker | None = None,
+    ):  # fmt: skip
         self.plan, self.prices, self.iterations, self.work_of = plan, prices, iterations, work_of
         self.works: list[Any] = []
         self.program = plan.program
         self.rank = plan.program.rank or 0
-        self.spread: list[tuple[float, float]] = []  # (seconds, relative spread) of every cost
+        self.seconds = self.uncertain = 0.0
+        self.known: dict[int, KnownStep] = {}  # by the identity of the first operator
+        self._others: Mapping[int, KnownStep] = {} if like is None else like.known
+        self._differ = frozenset[str]() if like is None else _other_types(plan, like.plan)
 
     def items(self) -> list[Item]:
         """The items, in the order of the plan."""
@@ -90,25 +106,29 @@ class ItemMaker:
         def put(item: Item | None = None) -> None:
             nonlocal work
             if work:
-                issued = self.prices.dispatch * sum(s > 0 and self._issued_alone(k) for k, s in work)
-                found.append(Compute(tuple(k for k, _ in work), tuple(s for _, s in work), beside=beside, dispatch=issued))
+                steps, seconds = zip(*work, strict=True)
+                issued = self.prices.dispatch and self.prices.dispatch * sum(s > 0 and self._issued_alone(k) for k, s in work)
+                found.append(Compute(steps, seconds, beside=beside, dispatch=issued))
                 work = []
             if item is not None:
                 found.append(item)
             self.works += [belongs] * (len(found) - len(self.works))
 
-        for k, step in enumerate(self.plan.steps):
+        for k, (step, cost) in enumerate(zip(self.plan.steps, self._costs(), strict=True)):
             to = belongs if self.work_of is None else self.work_of(step, k)
             if step.overlapped is not beside or to != belongs:
                 put()
             beside, belongs = step.overlapped, to
             if step.waits_for is not None:
                 put(Wait((k,), item=number[step.waits_for]))
-            for part in self.parts(step, k):
-                if isinstance(part, float):
-                    work.append((k, part))
-                else:
-                    put(part)
+            if cost is not None:
+                work.append((k, cost.seconds))
+            else:
+                for part in self.parts(step, k):
+                    if isinstance(part, float):
+                        work.append((k, part))
+                    else:
+                        put(part)
             if step.marked:
                 put()
                 number[k] = len(found) - 1
@@ -124,6 +144,33 @@ class ItemMaker:
         op = self.plan.steps[k].op
         descs = self.program.global_block().descs
         return op.role is not Role.OPTIMIZE and not (op.type == "cast" and (d := descs.get(op.input_arg_names[0])) and d.is_parameter)
+
+    def _costs(self) -> list[CostEstimate | None]:
+        """The cost of each step; None for one that communicates or has sub-blocks."""
+        others, alike, known = self._others, not self._differ, self.known
+        found: list[CostEstimate | None] = []
+        for step in self.plan.steps:
+            at = id(step.ops[0])
+            other = others.get(at)
+            if other is not None and other.step == step and (alike or self._same_types(step)):
+                known[at] = other
+                found.append(other.cost)
+            elif step.kernel == "control" or communicates(step):
+                found.append(None)
+            else:
+                known[at] = KnownStep(step, self.prices.step(self.plan, step))
+                found.append(known[at].cost)
+        self.seconds += sum([c.seconds for c in found if c is not None])
+        self.uncertain += sum([c.seconds * c.spread for c in found if c is not None])
+        return found
+
+    def _same_types(self, step: Step) -> bool:
+        """Have the values of a step the types that they have in the other plan?"""
+        apart = self._differ
+        for op in step.ops:
+            if not (apart.isdisjoint(op.input_arg_names) and apart.isdisjoint(op.output_arg_names)):
+                return False
+        return True
 
     def parts(self, step: Step, k: int) -> Iterator[float | Item]:
         """The seconds of a step, or the items of its communication. A loop is its body as often as it runs, a branch the dearer one."""
@@ -165,8 +212,15 @@ class ItemMaker:
             yield Meeting((k,), op.attrs["group"], members, seconds, nbytes, beside=step.overlapped, dispatch=self.prices.dispatch)
 
     def _noted(self, found: CostEstimate) -> float:
-        self.spread.append((found.seconds, found.spread))
+        self.seconds += found.seconds
+        self.uncertain += found.seconds * found.spread
         return found.seconds
+
+
+def _other_types(plan: Plan, other: Plan) -> frozenset[str]:
+    """The values of a plan that have no equal type in another one. Plans share equal types."""
+    have = other.values
+    return frozenset([n for n, v in plan.values.items() if n not in have or have[n].type is not v.type])
 
 
 def messages(ops: Sequence[Operator], plan: Plan) -> tuple[Messages, Messages]:
@@ -179,9 +233,36 @@ def messages(ops: Sequence[Operator], plan: Plan) -> tuple[Messages, Messages]:
     return tuple(sends), tuple(receives)
 
 
+class GroupSets:
+    """The sets of all groups of programs, by the ranks in them. Programs of ranks share their groups."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, dict[int, tuple[int, ...]]]] = {}  # by the identity of the sets, which are kept alive
+
+    def of(self, program: Program, rank: int) -> dict[str, tuple[int, ...]]:
+        """{group: the set that the rank is in}, for the groups that it is in.
+
+        >>> import fluidx as fx
+        >>> program = fx.Program("p")
+        >>> program.groups = {"dp": ((0, 1), (2, 3)), "tp": ((0, 1),)}
+        >>> GroupSets().of(program, 2)
+        {'dp': (2, 3)}
+        """
+        found = {}
+        for group, some in program.groups.items():
+            if id(some) not in self._known:
+                self._known[id(some)] = some, {r: members for members in map(tuple, some) for r in members}
+            members = self._known[id(some)][1].get(rank)
+            if members is not None:
+                found[group] = members
+        return found
+
+
 def own_messages(items: Sequence[Item], program: Program, rank: int) -> Mapping[int, tuple[Messages, Messages]]:
     """The messages of a rank whose schedule equals another's, by item: the bytes are those of the other, the peers its own. `program` is
     its program, or that of another rank of its stage."""
+    if not any(isinstance(item, Exchange) for item in items):
+        return {}
     known: dict[int, int] = {}
     if program.rank is not None and program.rank != rank and STAGES in program.groups:
         known = dict(zip(program.group_ranks(STAGES, program.rank), program.group_ranks(STAGES, rank), strict=True))

@@ -21,7 +21,7 @@ from .machine_prices import AS_IT_IS, Factors, MachinePrices
 from .memory import rank_memory
 from .micro_batches import MicroBatches, RepeatedItems, WorkOfSteps, repeat
 from .plan_ranks import EXACT, PlannedClass, plan_ranks
-from .rank_items import ItemMaker, own_messages
+from .rank_items import GroupSets, ItemMaker, own_messages
 from .runtimes import GradientRuntime, check_runtime
 from .schedule import Item
 from .simulation import Simulation
@@ -87,38 +87,37 @@ def _simulated(
     prices = MachinePrices(machine, t.world_size, per_host, AS_IT_IS if factors == AS_IT_IS else factors)
     ranks: list[Any] = [None] * t.world_size
     plan_of: dict[int, Plan] = {}
-    spent: list[tuple[float, float]] = []
+    spent, sets = list[ItemMaker](), GroupSets()
     for (plan, members, programs), (given, items, repeated) in zip(
         planned, _items(planned, prices, slow, iterations, many, runtime, spent), strict=True
     ):
         for rank in members:
             program = programs.get(rank, plan.program)
-            groups = {g: program.group_ranks(g, rank) for g in program.groups if _has(program, g, rank)}
             messages = own_messages(given, program, rank)
-            ranks[rank] = RankItems(items, groups, messages if repeated is None else repeated.messages(messages))
+            ranks[rank] = RankItems(items, sets.of(program, rank), messages if repeated is None else repeated.messages(messages))
             plan_of[rank] = plan
     folded = fold(ranks, slow, prices.host_of, prices.network)
     run = simulate_events(folded, prices.network, prices.slowdown)
     plans = [plan_of[s.rank] for s in folded.schedules]
-    whole = sum(s for s, _ in spent)
+    whole = sum(m.seconds for m in spent)
     return Simulation(
         t.strategy.call, machine, t.world_size, folded, run, plans, [rank_memory(p, machine) for p in plans],
-        sum(s * spread for s, spread in spent) / whole if whole else 0.0, _lower_bound(prices), prices.network.capacity,
+        sum(m.uncertain for m in spent) / whole if whole else 0.0, _lower_bound(prices), prices.network.capacity,
         partial(_simulated, t, machine, per_host, planned, slow, iterations, many, runtime),
     )  # fmt: skip
 
 
 def _items(
     planned: Sequence[PlannedClass], prices: MachinePrices, slow: Mapping[int, float], iterations: int | None, many: MicroBatches | None,
-    runtime: str, spent: list[tuple[float, float]],
+    runtime: str, spent: list[ItemMaker],
 ) -> list[tuple[list[Item], list[Item], RepeatedItems | None]]:  # fmt: skip
-    """The items of each class: those of its plan, those that run, and how these came of them. Adds the costs and spreads to `spent`."""
+    """The items of each class: those of its plan, those that run, and how these came of them. Adds the makers to `spent`."""
     found: list[tuple[list[Item], list[Item], RepeatedItems | None]] = []
     for plan, _, _ in planned:
         work_of = None if many is None else WorkOfSteps(plan, many)
-        maker = ItemMaker(plan, prices, iterations, work_of)
+        maker = ItemMaker(plan, prices, iterations, work_of, like=spent[-1] if spent else None)
         items = maker.items()
-        spent += maker.spread
+        spent.append(maker)
         repeated = None if work_of is None else repeat(items, maker.works, work_of)
         found.append((items, items if repeated is None else repeated.items, repeated))
     if runtime == "static":
@@ -127,10 +126,6 @@ def _items(
     slowest = [max([slow.get(r, 1.0) for r in c.ranks]) for c in planned]
     made.decide([(items, factor) for (_, items, _), factor in zip(found, slowest, strict=True)])
     return [(items, made.items(items, c.plan, f), None) for (_, items, _), c, f in zip(found, planned, slowest, strict=True)]
-
-
-def _has(program: Program, group: str, rank: int) -> bool:
-    return any(rank in some for some in program.groups[group])
 
 
 def _lower_bound(prices: MachinePrices) -> str:
