@@ -289,6 +289,9 @@ class _Simulation:
             t.receiver, t.asked_at = (k, i), now
             if t.left < 0:  # an eager message that has arrived
                 self.close_port(k, i, None, now, now)
+            elif t.started:  # an eager message that is on its way
+                t.slows.append(k)
+                self.toggle(k, 1, now)
             else:
                 self.start(key, t, now)
         if not item.sends and not item.receives:

@@ -138,6 +138,15 @@ def test_an_eager_message_that_is_still_on_its_way_is_waited_for():
     assert ends(result) == [2, 5]
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_an_eager_message_on_its_way_slows_the_compute_of_who_waits_for_it(late):
+    # 10 bytes from 0 to 3. The receiver comes at 0 or 1 and computes for 3 meanwhile, at half speed until 3: it does (3 - late) / 2 of it
+    receiver = [*([compute(late)] if late else []), receive(0, 10, beside=True), compute(3), Wait((0,), item=late)]
+    for ranks in ([[send(1, 10)], receiver], [[compute(0), send(1, 10)], receiver]):
+        result = run(*ranks, network=shared_link(1.0, 5.0, eager=10), slowdown=2.0)
+        assert ends(result)[1] == 3 + 3 - (3 - late) / 2
+
+
 def test_two_messages_share_a_link():
     # 10 and 20 bytes at 10 a second: both get 5 until 2, then 10 are left of the second at 10 a second
     result = run([send(2, 10)], [send(3, 20)], [receive(0, 10)], [receive(1, 20)], network=shared_link(0.0, 10.0))
