@@ -6,6 +6,7 @@ import pytest
 import fluidx as fx
 from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.hardware.records import Device, Figure, Hardware, LinkFigures
+from fluidx.ir import Shard
 from fluidx.simulator.machine_prices import MachinePrices
 from fluidx.simulator.rank_items import ItemMaker
 from fluidx.simulator.schedule import Meeting
@@ -95,6 +96,38 @@ def overlap(monkeypatch):
 @pytest.mark.parametrize("strategy", CATALOGUE)
 def test_the_simulated_schedule_is_that_of_the_executor(strategy, ranks):
     predicted, run = simulated_and_run(transpiled(strategy, ranks), 32, {})
+    assert predicted == pytest.approx(run, rel=1e-6)
+
+
+def cut_over_tp(width=24):
+    """A block cut by columns and by rows over tp."""
+    main, startup = fx.Program("block"), fx.Program("block_startup")
+    with fx.program_guard(main, startup), fx.unique_name.guard():
+        up = fx.layers.fc(fx.data("x", [-1, width], "float32"), 4 * width, param_attr=fx.ParamAttr("up.w", placement=Shard(1, "tp")),
+                          bias_attr=fx.ParamAttr("up.b", placement=Shard(0, "tp")), act="relu")  # fmt: skip
+        down = fx.layers.fc(up, width, param_attr=fx.ParamAttr("down.w", placement=Shard(0, "tp")))
+        fx.optimizer.Adam(0.1).minimize(fx.layers.mean(down))
+    return main, startup
+
+
+@pytest.mark.parametrize("strategy", ["data_parallel", "zero1", "fsdp"])
+def test_on_a_mesh_too(strategy):
+    main, startup = cut_over_tp()
+    made = fx.strategies.get(strategy)
+    t = fx.DistributeTranspiler(made).transpile(program=main, startup_program=startup, trainers=fx.Mesh(dp=2, tp=2))
+    predicted, run = simulated_and_run(t, 32, {2: 1.5})
+    assert predicted == pytest.approx(run, rel=1e-6)
+
+
+OPTIONS = [
+    ("data_parallel", {"algorithm": "ring"}), ("data_parallel", {"algorithm": "double_binary_tree"}), ("zero1", {"wire": "bfloat16"}),
+    ("fsdp", {"cpu_offload": True}), ("ring_optimizer", {"chunk_mb": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy, options", OPTIONS)
+def test_with_options_too(strategy, options):
+    predicted, run = simulated_and_run(transpiled(strategy, 4, **options), 32, {0: 1.5})
     assert predicted == pytest.approx(run, rel=1e-6)
 
 
