@@ -3,7 +3,8 @@
 processes   a step of 2 process ranks: four models, three strategies. Trivial: the time of one device, measured
 threads     the same with ranks that are threads
 links       steps of 2 and of 4 MPI ranks that share nothing, over 1 and 5 Gb/s (a private loopback with a token bucket, which takes root).
-            Predicted from collectives measured without a limit, and the limit. Trivial: the measured step without a limit
+            Predicted from collectives measured without a limit, and the limit; and as the measured step without a limit and the predicted
+            difference, which is about communication alone. Trivial: the measured step without a limit
 memory      the resident size of a process rank at most, in steps of training; what it was with the startup program is in parentheses.
             Trivial: the state, feeds and arena of its plan
 
@@ -50,6 +51,7 @@ STRATEGIES = ("data_parallel", "ring_optimizer", "zero1")
 LINK_STRATEGIES = "data_parallel,reduce_broadcast,ring_optimizer,zero1,zero3,fsdp"
 APART = 0.1  # strategies whose measured times differ by so much must be predicted in the right order
 HEADERS = 120  # bytes of a packet and of its acknowledgement beside what they carry
+CALIBRATED, DIFFERENCE = "calibration", "the measured step without a limit and the predicted difference"
 Places = Callable[[int], Sequence[Any]]
 
 
@@ -198,9 +200,10 @@ def limited(log: Log, machine: Hardware) -> None:
         log("  large messages reach " + ", ".join(f"{got:.2f} of {set_or(rate)}" for rate, got in found["reached"].items()))
         curves = {op: tuple(CurvePoint(*p) for p in points) for op, points in found["curves"].items()}
         free = with_ranks(machine, "mpi", {n: (curves, CurvePoint(*found["run"]))})
-        cases = [c for m in models for c in link_cases(m, strategies, n, rates, free, found["times"])]
+        cases = [c for m in models for c in link_cases(log, m, strategies, n, rates, free, found["times"])]
         show(log, cases)
-        log(f"  {order(cases)}")
+        for given in (CALIBRATED, DIFFERENCE):
+            log(f"  {given}: {order([c for c in cases if c.given.endswith(given)])}")
 
 
 def set_or(rate: str) -> str:
@@ -208,17 +211,21 @@ def set_or(rate: str) -> str:
 
 
 def link_cases(
-    model: str, strategies: Sequence[str], n: int, rates: Sequence[float], free: Hardware, times: dict[str, list[float]]
+    log: Log, model: str, strategies: Sequence[str], n: int, rates: Sequence[float], free: Hardware, times: dict[str, list[float]]
 ) -> Iterator[Case]:
-    """The cases of a model at every rate, and without a limit, which says how well the rest is predicted."""
-    made = {s: ranks_of(_models.case(model), s, n) for s in strategies}
-    for rate in (_limited_links.NO_LIMIT, *rates):
-        limit = None if rate == _limited_links.NO_LIMIT else Figure(rate * 1e9 / 8, f"a token bucket of {rate:g} Gb/s")
-        machine = replace(free, inside=replace(free.inside, shared=limit, call_bytes=HEAD + HEADERS))
-        given = f"calibration, {n} ranks, " + ("no limit" if limit is None else f"{rate:g} Gb/s")
-        for s, ranks in made.items():
-            seen, trivial = times[f"{model} {s} {rate:g}"], statistics.median(times[f"{model} {s} 0"])
-            yield Case("links", given, f"{model} {s}", statistics.median(seen), ranks.predicted(machine).seconds, trivial, spread(seen))
+    """The cases of a model at every rate; steps without a limit are printed only, to show how well the rest is predicted."""
+    for s in strategies:
+        ranks = ranks_of(_models.case(model), s, n)
+        without, unlimited = statistics.median(times[f"{model} {s} 0"]), ranks.predicted(free).seconds
+        log(f"  no limit: {model + ' ' + s:24} measured {1e3 * without:9.3f} ms (spread {spread(times[f'{model} {s} 0']):.1%})  "
+            f"predicted {1e3 * unlimited:9.3f} {unlimited / without - 1:+6.1%}")  # fmt: skip
+        for rate in rates:
+            limit = Figure(rate * 1e9 / 8, f"a token bucket of {rate:g} Gb/s")
+            machine = replace(free, inside=replace(free.inside, shared=limit, call_bytes=HEAD + HEADERS))
+            seen, predicted = times[f"{model} {s} {rate:g}"], ranks.predicted(machine).seconds
+            at = f"{n} ranks, {rate:g} Gb/s, "
+            for given, seconds in ((CALIBRATED, predicted), (DIFFERENCE, without + predicted - unlimited)):
+                yield Case("links", at + given, f"{model} {s}", statistics.median(seen), seconds, without, spread(seen))
 
 
 def order(cases: Sequence[Case]) -> str:
