@@ -33,6 +33,8 @@ class RankCount(click.ParamType):
         axes = [part.partition("=") for part in value.split(",")]
         if not all(name.isidentifier() and size.isdigit() and int(size) > 0 for name, _, size in axes):
             self.fail(f"{value!r} is neither a number of ranks (1 or more) nor the axes of a mesh (dp=2,tp=2)", param, ctx)
+        if len({name for name, _, _ in axes}) < len(axes):
+            self.fail(f"{value!r} has an axis twice; give each axis once", param, ctx)
         return Mesh(**{name: int(size) for name, _, size in axes})
 
 

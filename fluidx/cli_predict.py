@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,14 @@ class NamedNumbers(click.ParamType):
         for part in value.split(","):
             name, equals, number = part.partition("=")
             try:
-                found[self.key(name.strip())] = float(number) if equals else self.fail(f"{part!r} has no number", param, ctx)
+                key, given = self.key(name.strip()), float(number) if equals else nan
             except ValueError:
                 self.fail(f"{part!r} is not a name and a number; write {self.example}", param, ctx)
+            if not isfinite(given):
+                self.fail(f"{part!r} has no number; write {self.example}", param, ctx)
+            if key in found:
+                self.fail(f"{value!r} gives two numbers for {key!r}; give one", param, ctx)
+            found[key] = given
         return found
 
 
@@ -108,6 +114,7 @@ def calibrate(ranks: Any, backend: str, profiles: tuple[Path, ...], output: Path
     from .simulator.calibration.calibrate import calibrate as measure
     from .simulator.calibration.calibrate import merge, summary
 
+    check_output(output)
     if profiles and output.exists():
         found = merge(load(str(output)), profiles)
         save(found, output)

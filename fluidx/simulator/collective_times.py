@@ -2,8 +2,8 @@
 
 Every form is a latency plus a time of bytes, and an all_reduce takes the best of its forms, as NCCL chooses. Among p ranks, for n bytes:
 a ring is a reduce_scatter and an all_gather, 2 (p-1) messages and 2 (p-1)/p n bytes; a double binary tree is 4 log2 p messages and 2 n
-bytes; a binary tree is 2 log2 p messages with n bytes each. Over hosts, the part inside the hosts and the part between them overlap, slice
-by slice.
+bytes; a binary tree is 2 log2 p messages with n bytes each; a chain to a root or from it is p-1 messages and n bytes. Over hosts, the
+part inside the hosts and the part between them overlap, slice by slice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .measured_collectives import MEASURED_OP, MeasuredCollectives
 SLICE = 4 << 20  # bytes that are inside a host before the first of them are between hosts: the buffers of NCCL, 4 MiB
 PIECE = 1 << 19  # bytes of a rank's part that are added at a time, where ranks send messages
 METHODS = ("all_reduce", "reduce", "spread", "exchange", "adaptive", "to_root", "from_root")
-ROOTED = {"to_root": "reduce", "from_root": "spread"}  # what the two with a root are like on a sheet
+ROOTED = {"to_root": "reduce", "from_root": "spread"}  # the bytes that the two with a root send are those of these
 
 
 class GroupShape(NamedTuple):
@@ -160,12 +160,13 @@ class CollectiveTimes:
                 f"a group of {shape.ranks} ranks is on {shape.hosts} hosts, and {self.hardware.name} has no network; "
                 f"give the network's figures in its file: between"
             )
-        method = ROOTED.get(method, method)
         forms = _Forms(self.hardware, shape, nbytes, sharing, self.devices_per_host)
         if method == "all_reduce":
             return min(forms.all_reduce())
         if method in ("reduce", "spread"):
             return forms.ring() / 2
+        if method in ROOTED:
+            return forms.chain()
         return forms.exchange() if method == "exchange" else forms.adaptive()
 
 
@@ -202,6 +203,11 @@ class _Forms:
         latency = 2 * ((self.g - 1) * self.hop + (self.k - 1) * self.far)
         n, within = self.nbytes, 2 * _ring_bytes(self.g, self.nbytes) / self.rate
         return self.base + latency + self._overlapped(within, 2 * _ring_bytes(self.k, n) / self.out)
+
+    def chain(self) -> float:
+        """A sum passes from rank to rank to the root, or a value from there to the last: every link on the way carries all bytes."""
+        latency = self.base / 2 + (self.g - 1) * self.hop + (self.k - 1) * self.far
+        return latency + self._overlapped((self.g > 1) * self.nbytes / self.rate, (self.k > 1) * self.nbytes / self.out)
 
     def exchange(self) -> float:
         """Every rank sends a part to every other."""

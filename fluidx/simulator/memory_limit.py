@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import isfinite, nan
 from typing import Any, NamedTuple
 
 from ..hardware.records import Hardware
@@ -32,11 +33,12 @@ def parse_size(given: Any) -> int:
     """
     found = _SIZE.fullmatch(given) if isinstance(given, str) else None
     if found is not None:
-        size = round(float(found[1]) * _UNITS[(found[2] or "").lower()])
-    elif isinstance(given, (int, float)) and not isinstance(given, bool):
-        size = int(given)
+        wanted = float(found[1]) * _UNITS[(found[2] or "").lower()]
     else:
+        wanted = nan if isinstance(given, bool) or not isinstance(given, (int, float)) else float(given)
+    if not isfinite(wanted):
         raise FluidxError(f'memory is a number of bytes, or a text such as "40GB" (40e9 bytes) or "40GiB" (40 * 2**30), got {given!r}')
+    size = round(wanted)
     if size <= 0:
         raise FluidxError(f"memory must be above 0 bytes, got {given!r}")
     return size

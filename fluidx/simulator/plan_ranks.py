@@ -9,6 +9,7 @@ from ..executor.plan.records import Plan
 from ..ir.opdef import Effect, opdef
 from ..ir.parts import Coords, coords_of, local_shape
 from ..ir.program import Program
+from ..ir.types import ANY
 from ..transpiler.placement.pipeline_stages import STAGES
 from ..transpiler.transpiler import DistributeTranspiler
 from ..verify.transfer_messages import TRANSFER
@@ -25,8 +26,11 @@ class PlannedClass(NamedTuple):
     programs: Mapping[int, Program]
 
 
-def plan_ranks(t: DistributeTranspiler, make: Callable[[Program], Plan], exact: int = EXACT) -> list[PlannedClass]:
-    """Plan the ranks with `make`, one of each class.
+def plan_ranks(
+    t: DistributeTranspiler, make: Callable[[Program], Plan], exact: int = EXACT, rows: Sequence[int] = ()
+) -> list[PlannedClass]:  # fmt: skip
+    """Plan the ranks with `make`, one of each class. `rows` are the sizes of the open axes of what the ranks are fed together: ranks that
+    have different numbers of rows are not alike.
 
     Above `exact` ranks that have the operators of the program for all ranks, and no others, all ranks count as alike: an even cut gives
     some of them one element more, and the parts of a bucket are of other parameters, with as many elements in total. So do the ranks of one
@@ -58,7 +62,7 @@ def plan_ranks(t: DistributeTranspiler, make: Callable[[Program], Plan], exact: 
     classes: dict[int, list[int]] = {}
     for rank in range(n):
         program = t.get_trainer_program(rank)
-        classes.setdefault(_signature(program, coords_of(program.groups, rank, program.turns), common, t.main), []).append(rank)
+        classes.setdefault(_signature(program, coords_of(program.groups, rank, program.turns), common, t.main, rows), []).append(rank)
     found = []
     for ranks in classes.values():
         programs = {r: t.get_trainer_program(r) for r in ranks}
@@ -81,7 +85,7 @@ def _by_ends(t: DistributeTranspiler, make: Callable[[Program], Plan], ranks: Se
     return PlannedClass(max(some, key=lambda p: p.peak_bytes), tuple(ranks), {})
 
 
-def _signature(program: Program, coords: Coords, common: set[int], source: Program) -> int:
+def _signature(program: Program, coords: Coords, common: set[int], source: Program, rows: Sequence[int]) -> int:
     """A hash, equal for ranks whose programs do the same on values of the same local sizes. Names, peers and positions do not count."""
     numbers: dict[str, int] = {}
     shapes: dict[tuple[int, int], tuple] = {}
@@ -97,7 +101,7 @@ def _signature(program: Program, coords: Coords, common: set[int], source: Progr
             d = descs[name]  # noqa: B023
             key = id(d.type), id(d.placement)
             if key not in shapes:
-                shapes[key] = (d.type.dtype, local_shape(d.type.shape, d.placement, coords))
+                shapes[key] = (d.type.dtype, *(local_shape(s, d.placement, coords) for s in _closed(d.type.shape, rows)))
             return shapes[key]
 
         for op in block.oplist:
@@ -108,3 +112,8 @@ def _signature(program: Program, coords: Coords, common: set[int], source: Progr
                 found.append((op.type, number(op.input_arg_names), number(outs), tuple([shape(n) for n in outs if n in descs])))
         found.append(tuple([shape(n) for n in given.descs if n in descs]))
     return hash(tuple(found))
+
+
+def _closed(shape: tuple[int, ...], rows: Sequence[int]) -> list[tuple[int, ...]]:
+    """A shape with each of these sizes on its open axes."""
+    return [tuple([r if d == ANY else d for d in shape]) for r in rows] if rows and ANY in shape else [shape]

@@ -222,6 +222,11 @@ class _PlanSearch:
     def _nothing(self, refused: Sequence[Considered]) -> TranspileError:
         limit = self.prices.limit
         large = [c for c in refused if c.form is not None]
+        if not refused:
+            return TranspileError(
+                "plan: these strategies give no candidate: rails needs several hosts, and pipeline a program with stages, "
+                'with fx.device_guard("stage:1"): ...; name others, or leave strategies out'
+            )
         if not large:
             listed = "".join(f"\n  {c.candidate}: {c.refused}" for c in refused[:10])
             return TranspileError(f"plan: none of {len(refused)} candidates can be taken:{listed}")

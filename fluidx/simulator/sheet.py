@@ -25,8 +25,9 @@ class Sheet:
                     f"op {work.first} works on host memory, and hardware {self.hardware.name} has no figures of the way there; add "
                     '"to_host" with latency and bandwidth to its file'
                 )
-            # host memory of one device: its ranks share it, and get no more than their links to the host
-            return CostEstimate(nbytes / link.bandwidth.value + link.latency.value, link.bandwidth.spread, "sheet")
+            # host memory of one device: its ranks share it, and get no more than their links to the host; a copy passes the link once
+            passing = nbytes / 2 if work.moves else nbytes
+            return CostEstimate(passing / link.bandwidth.value + link.latency.value, link.bandwidth.spread, "sheet")
         memory = nbytes / (device.bandwidth.value * device.bandwidth_share.value)
         peak = _peak(device, work.dtype if work.product else "float32", work)
         arithmetic = work.flops / (peak.value * device.share.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 from .._collector import collections_paused
@@ -13,6 +14,7 @@ from ..executor.plan.records import Plan
 from ..hardware.records import Hardware
 from ..ir.errors import ExecutionError, FeedError, nearest
 from ..ir.program import Program
+from ..ir.types import ANY
 from ..transpiler.cluster import Cluster
 from ..transpiler.transpiler import DistributeTranspiler
 from .events import simulate_events
@@ -74,7 +76,8 @@ def simulate(
     many = None if micro_batches is None else MicroBatches.of(t, micro_batches)
     if many is not None:
         batch, feed = many.of_the_program(batch, feed)
-    planned = plan_ranks(t, partial(_planned, machine=machine, world_size=t.world_size, batch=batch, feed=feed, fetch=fetch), exact)
+    make = partial(_planned, machine=machine, world_size=t.world_size, batch=batch, feed=feed, fetch=fetch)
+    planned = plan_ranks(t, make, exact, _rows(t, batch, feed))
     return _simulated(t, machine, per_host, planned, slow or {}, iterations, many, runtime)
 
 
@@ -126,6 +129,15 @@ def _items(
     slowest = [max([slow.get(r, 1.0) for r in c.ranks]) for c in planned]
     made.decide([(items, factor) for (_, items, _), factor in zip(found, slowest, strict=True)])
     return [(items, made.items(items, c.plan, f), None) for (_, items, _), c, f in zip(found, planned, slowest, strict=True)]
+
+
+def _rows(t: DistributeTranspiler, batch: int | None, feed: Mapping[str, Sequence[int]] | None) -> list[int]:
+    """The sizes that open axes of the feeds have."""
+    found = set() if batch is None else {batch}
+    for name, shape in (feed or {}).items():
+        d = t.main.global_block().descs.get(name)
+        found.update(given for given, declared in zip(shape, () if d is None else d.type.shape, strict=False) if declared == ANY)
+    return sorted(found)
 
 
 def _lower_bound(prices: MachinePrices) -> str:
@@ -187,12 +199,24 @@ def _check(
         raise ExecutionError(
             f"{n} ranks need {hosts} hosts of {machine.name}, and its file has no network between hosts; add a section 'between'"
         )
+    _check_slow(slow, n)
+    _check_feeds(t, batch, feed)
+
+
+def _check_slow(slow: Mapping[int, float], n: int) -> None:
     for rank, factor in slow.items():
         if not isinstance(rank, int) or not 0 <= rank < n:
             raise ExecutionError(
                 f"slow={dict(slow)!r}: there is no rank {rank!r}; {nearest(str(rank), map(str, range(min(n, 64))), 'there are')}"
             )
-        if not isinstance(factor, (int, float)) or not factor > 0:
-            raise ExecutionError(f"slow={dict(slow)!r}: the factor of rank {rank} must be above 0, such as 1.2, got {factor!r}")
+        if not isinstance(factor, (int, float)) or not 0 < factor < inf:
+            raise ExecutionError(f"slow={dict(slow)!r}: the factor of rank {rank} must be above 0 and finite, such as 1.2, got {factor!r}")
+
+
+def _check_feeds(t: DistributeTranspiler, batch: int | None, feed: Mapping[str, Sequence[int]] | None) -> None:
+    data = [n for n, d in t.main.global_block().descs.items() if d.is_data]
+    for name in feed or {}:
+        if name not in data:
+            raise FeedError(f"a shape is given for {name!r}, which {t.main.label()} is not fed; {nearest(name, data, 'it is fed')}")
     if batch is not None and (not isinstance(batch, int) or batch < 1):
         raise FeedError(f"batch must be the number of rows of a step, at least 1, got {batch!r}")

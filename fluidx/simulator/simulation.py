@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ..executor.plan.records import Plan
 from ..hardware.records import Hardware
+from ..ir.errors import ExecutionError
 from ..profiler.profile import Profile
 from .comparison import Comparison, compare
 from .critical_path import PathPart, critical_path
@@ -157,7 +158,11 @@ class Simulation:
 
     def what_if(self, network: float = 1.0, compute: float = 1.0, latency: float = 1.0) -> Simulation:
         """The same step with links of `network` times the bytes a second, compute of `compute` times the speed, and `latency` times the
-        seconds of a message."""
+        seconds of a message. Raises ExecutionError for a factor of 0 or below; `latency` may be 0."""
+        for name, factor in (("network", network), ("compute", compute), ("latency", latency)):
+            if not (factor > 0 or (name == "latency" and factor == 0)):
+                least = "0 or more" if name == "latency" else "above 0"
+                raise ExecutionError(f"what_if: {name} must be a factor {least}, such as 2 for twice as much, got {factor!r}")
         return self.again(network=network, compute=compute, latency=latency)
 
     def compared_with(self, other: Simulation) -> str:

@@ -214,9 +214,15 @@ def test_groups_inside_hosts_share_the_links_of_their_own_host():
     assert CollectiveTimes(TOY).sharing([[0, 1], [2, 3]]) == 1
 
 
+def test_a_root_gets_or_sends_the_whole_value_over_its_link():
+    for method in ("to_root", "from_root"):  # half of 10 us, n - 1 messages of 1 us; 80 MB at 80 GB/s, and at 40 GB/s for a pair
+        assert seconds(method, range(4), 80e6) == pytest.approx(8e-6 + 1e-3)
+        assert seconds(method, [0, 1], 80e6) == pytest.approx(6e-6 + 2e-3)
+        # a host gets 1 GB over two cards of 10 GB/s, beside one slice at 80 GB/s inside
+        assert seconds(method, range(8), 1e9) == pytest.approx(50e-3 + SLICE / 80e9 + 13e-6)
+
+
 def test_a_root_gets_its_sum_in_parts_that_all_ranks_add():
-    assert seconds("to_root", range(4), BIG) == seconds("reduce", range(4), BIG)
-    assert seconds("from_root", range(4), BIG) == seconds("spread", range(4), BIG)
     slow = replace(TOY, inside=replace(INSIDE, shared=figure(1e6)))
     # 4 ranks send 3/4 of 4 MB each to be added; three of them send the root the quarters that they have added: 15 MB together
     assert seconds("to_root", range(4), 4e6, of=slow) == pytest.approx(15, rel=1e-3)

@@ -131,6 +131,11 @@ def test_work_on_host_memory_costs_the_way_there_and_needs_its_figures():
         Costs(hardware()).of(work)
 
 
+def test_a_copy_to_the_host_passes_the_link_once():
+    copy = costs.StepWork("memcpy_d2h", "numpy", (), 0, 4_000_000, moves=True)  # 2 MB are read and 2 MB written
+    assert Costs(hardware(to_host=LinkFigures(figure(1e-5), figure(1e9)))).of(copy).seconds == pytest.approx(2e-3 + 1e-5)
+
+
 def test_an_interval_is_the_spread_on_both_sides():
     e = CostEstimate(2.0, 0.25, "measured")
     assert (e.low, e.high) == (1.5, 2.5)

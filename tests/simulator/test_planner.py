@@ -167,10 +167,18 @@ def test_sizes(text, nbytes):
     assert parse_size(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["40 giga", "much", "-3GB", True, [40], "0GB"])
+@pytest.mark.parametrize("text", ["40 giga", "much", "-3GB", True, [40], "0GB", float("nan"), float("inf"), "9" * 400])
 def test_sizes_that_are_none(text):
     with pytest.raises(fx.FluidxError, match="memory"):
         parse_size(text)
+
+
+def test_strategies_that_give_no_candidate_are_refused_with_what_they_need():
+    main, startup = fx.Program("line"), fx.Program("line_startup")
+    with fx.program_guard(main, startup), fx.unique_name.guard():
+        fx.optimizer.SGD(0.1).minimize(fx.layers.mean(fx.layers.fc(fx.data("x", [-1, 4], "float32"), 2)))
+    with pytest.raises(fx.FluidxError, match="rails needs several hosts, and pipeline a program with stages"):
+        fx.plan(main, startup, cluster="dgx-a100", batch=64, strategies=["pipeline"])
 
 
 def test_five_percent_and_the_context_stay_free():

@@ -138,11 +138,34 @@ def test_a_measured_run_lies_beside_the_prediction(tmp_path):
         ({"batch": 0}, FeedError, "at least 1"),
         ({"slow": {9: 2.0}}, ExecutionError, "there is no rank 9"),
         ({"slow": {1: 0.0}}, ExecutionError, "above 0"),
+        ({"slow": {1: float("inf")}}, ExecutionError, "finite"),
+        ({"feed": {"x": (64, 64), "y": (64, 1)}}, FeedError, "'y'.*it is fed: x"),
     ],
 )
 def test_wrong_arguments(wrong, error, message):
     with pytest.raises(error, match=message):
         fx.simulate(transpiled(), **{"cluster": "dgx-a100", "batch": 64, **wrong})
+
+
+@pytest.mark.parametrize("wrong", [{"network": 0}, {"network": -1.0}, {"compute": float("nan")}, {"latency": -2.0}])
+def test_what_if_refuses_factors_that_mean_nothing(wrong):
+    with pytest.raises(ExecutionError, match=f"{next(iter(wrong))} must be a factor"):
+        fx.simulate(transpiled(ranks=2), cluster="dgx-a100", batch=64).what_if(**wrong)
+
+
+@pytest.mark.parametrize("exact", [64, 0])
+@pytest.mark.parametrize("strategy", ["data_parallel", "zero1"])
+def test_ranks_with_more_rows_of_an_uneven_batch_take_longer_and_hold_more(strategy, exact):
+    width = 4096
+    t = transpiled(strategy, of=programs(width, layers=2))
+    found = fx.simulate(t, cluster="dgx-a100", batch=4 * 512 + 511, exact=exact)  # the last ranks have 640 rows, the first one has 639
+    even = fx.simulate(t, cluster="dgx-a100", batch=4 * 640, exact=exact)
+    assert found.of_rank(3).compute == pytest.approx(even.of_rank(3).compute)
+    assert found.memory(3).device == even.memory(3).device
+    if exact:
+        assert found.of_rank(0).compute < found.of_rank(3).compute
+        plans = [dry_plan(t.get_trainer_program(r), batch=4 * 512 + 511, device="cuda") for r in range(4)]
+        assert [found.memory(r).device for r in range(4)] == [p.peak_bytes for p in plans]
 
 
 def test_a_loop_without_a_known_number_of_iterations_is_refused_until_it_is_given():
