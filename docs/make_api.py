@@ -80,7 +80,7 @@ PAGES = {
     "transpiler": Page("Transpiler", "From a program for one device to one program for each rank.", {
         "Transpiler": _all("fx.transpiler"),
         "Prediction": ("fx", ("simulate", "plan")),
-        "Tuning": ("fx", ("tune",)),
+        "Tuning": ("fx", ("tune", "TuningExecutor")),
         "Inference": ("fx", ("InferenceTranspiler",)),
     }, "[Tutorial](../tutorial.md)"),
     "verify": Page("Verifier", "The proof that rank programs compute what the program for one device computes.", {

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from .simulator.simulate import simulate
     from .transpiler import Cluster, DistributeTranspiler, DistributeTranspilerConfig, Mesh, strategies
     from .tuning import tune
+    from .tuning_executor import TuningExecutor
 
 # public name -> the module that has it; a module listed in _MODULES is itself the name
 _LAZY = {
@@ -73,7 +74,7 @@ _LAZY = {
     "mpi_places": "executor", "process_places": "executor", "rank": "comm.launch_environment", "world_size": "comm.launch_environment",
     "Cluster": "transpiler", "DistributeTranspiler": "transpiler", "DistributeTranspilerConfig": "transpiler",
     "Mesh": "transpiler", "strategies": "transpiler",
-    "InferenceTranspiler": "inference", "plan": "simulator", "simulate": "simulator", "tune": "tuning",
+    "InferenceTranspiler": "inference", "plan": "simulator", "simulate": "simulator", "tune": "tuning", "TuningExecutor": "tuning_executor",
     "DataFeeder": "data_feeder", "load": "io", "save": "io", "set_num_threads": "native",
     "BuildStrategy": "compiler", "CompiledProgram": "compiler", "ExecutionStrategy": "compiler",
     "get_flags": "framework", "in_dygraph_mode": "framework", "is_compiled_with_cuda": "framework", "require_version": "framework",
@@ -89,8 +90,8 @@ _MODULES = (
 __all__ = [
     "Block", "CPUPlace", "CUDAPlace", "Cluster", "DataFeeder", "DistributeTranspiler", "DistributeTranspilerConfig", "ExecutionError",
     "Executor", "FeedError", "FluidxError", "InferenceTranspiler", "Mesh", "NotInitializedError", "Operator", "ParallelExecutor",
-    "ParamAttr", "Parameter", "ParseError", "Program", "ProgramError", "ProgramPair", "RankError", "Scope", "TranspileError", "Variable",
-    "VerifyError", "__version__",
+    "ParamAttr", "Parameter", "ParseError", "Program", "ProgramError", "ProgramPair", "RankError", "Scope", "TranspileError",
+    "TuningExecutor", "Variable", "VerifyError", "__version__",
     "append_backward", "backward", "clip", "cpu_places", "cuda_places", "data", "default_main_program", "default_startup_program",
     "device_guard", "embedding", "errors", "global_scope", "gradients", "initializer", "io", "ir", "layers", "load", "lr_scheduler",
     "mixed_precision", "name_scope", "nets", "one_hot", "onnx", "ops", "optimizer", "plan", "program_guard", "rank", "regularizer",

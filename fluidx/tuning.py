@@ -88,7 +88,7 @@ def tune(
         raise TranspileError(f"tune needs steps >= 1 and warm_up >= 0, got steps={steps!r}, warm_up={warm_up!r}")
     if places is not None and not isinstance(places, (list, tuple)):
         raise TranspileError(f"tune needs a list of places, such as fx.cpu_places(2), got {places!r}")
-    given_ones = _listed(strategy, candidates)
+    given_ones = chosen_strategies(strategy, candidates)
     make, choices = (_maker(strategy), list(_choices(candidates))) if given_ones is None else (_named, given_ones)
     if not choices:
         raise TranspileError("tune has no candidates; give lists of values by option, such as {'chunk_mb': [1, 4]}")
@@ -102,7 +102,7 @@ def tune(
         for options in choices:
             try:
                 ranks = trainers if given_ones is None else options.get("trainers", trainers)
-                t = _transpiled(make(**options), program, startup, world_size() if places is None else len(places), ranks)
+                t = transpiled(make(**options), program, startup, places, ranks)
                 there = None if places is None else places[: t.world_size]
                 tried.append(Tried(options, _times(t, there, given, fetch_list, steps, warm_up, clock)))
                 ran.append((tried[-1], t.strategy))
@@ -117,7 +117,7 @@ def tune(
     return Tuned(best.options, made, tuple(tried))
 
 
-def _listed(strategy: Any, candidates: Any) -> list[Options] | None:
+def chosen_strategies(strategy: Any, candidates: Any) -> list[Options] | None:
     """The choices if strategies are given: of a plan, or in a list. None if options of a strategy are tried."""
     if isinstance(strategy, Planned):
         best = 3 if candidates is None else candidates
@@ -145,13 +145,17 @@ def _maker(strategy: Any) -> Callable[..., Any]:
     return partial(strategies.get, strategy)
 
 
-def _transpiled(strategy: Any, program: Program, startup: Program, places: int, trainers: Any) -> DistributeTranspiler:
+def transpiled(
+    strategy: Any, program: Program, startup: Program, places: Sequence[Place] | None, trainers: Any
+) -> DistributeTranspiler:  # fmt: skip
+    """The program for these places, or for the ranks that were launched; `trainers` None: all places that are not for servers."""
     if not isinstance(strategy, Strategy):
         raise TranspileError(f"the function returned no strategy, got {strategy!r}")
     if trainers is None:
-        trainers = places - strategy.servers
+        there = world_size() if places is None else len(places)
+        trainers = there - strategy.servers
         if trainers < 1:
-            raise TranspileError(f"{strategy!r} leaves no trainer among {places} places")
+            raise TranspileError(f"{strategy!r} leaves no trainer among {there} places")
     return DistributeTranspiler(strategy).transpile(program=program, startup_program=startup, trainers=trainers)
 
 

@@ -30,6 +30,7 @@ ARROWS = {
     "executor": ("_collector", "_version", "config", "native", "ir", "ops", "comm", "rewrite"),
     "profiler": ("config", "fluid_names", "native", "ir", "ops", "comm", "executor"),
     "tuning": ("ir", "comm", "executor", "transpiler", "simulator"),
+    "tuning_executor": ("ir", "executor", "simulator", "transpiler", "tuning"),
     "inference": ("ir", "executor", "rewrite", "_checks"),
     "io": (
         "config",
