@@ -59,7 +59,9 @@ class Costs:
             self.empty_run = measured.run(backend, ranks_at_once, hardware.name).seconds
 
     def around(self, plan: Plan) -> CostEstimate:
-        """What a run takes beside its steps: starting it, and copying feeds in and fetches out."""
+        """What a run takes beside its steps: starting it, and, where copies were measured, copying feeds in and fetches out."""
+        if self.hardware.measured is None:
+            return CostEstimate(self.empty_run, 0.0, "sheet")
         types = [plan.values[n].type for n in (*plan.feeds, *plan.fetches) if n in plan.values]
         copies = [self.of(StepWork("assign", "native", (t, t), 0, 2 * t.nbytes)) for t in types]
         return _sum([CostEstimate(self.empty_run, 0.0, "measured"), *copies])

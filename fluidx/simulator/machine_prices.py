@@ -64,10 +64,9 @@ class MachinePrices:
         found = self.hardware.device.dispatch
         return 0.0 if found is None else found.value / self.factors.compute
 
-    @property
-    def run(self) -> CostEstimate:
-        source = "measured" if self.hardware.measured else "sheet"
-        return CostEstimate(self.costs.empty_run * self.turns / self.factors.compute, 0.0, source)
+    def around(self, plan: Plan) -> CostEstimate:
+        found = self.costs.around(plan)
+        return found._replace(seconds=found.seconds * self.turns / self.factors.compute)
 
     @property
     def network(self) -> Network:

@@ -32,9 +32,8 @@ class Prices(Protocol):
     def dispatch(self) -> float:
         """The seconds in which the host issues a step, ahead of the device."""
 
-    @property
-    def run(self) -> CostEstimate:
-        """The seconds of a run beside its steps: what launching it and agreeing on it takes."""
+    def around(self, plan: Plan) -> CostEstimate:
+        """The seconds of a run beside its steps: launching it and agreeing on it, and copying feeds in and fetches out."""
 
 
 class Volume(NamedTuple):
@@ -98,7 +97,7 @@ class ItemMaker:
         """The items, in the order of the plan."""
         found: list[Item] = []
         number: dict[int, int] = {}  # step -> item
-        run = self._noted(self.prices.run)
+        run = self._noted(self.prices.around(self.plan))
         work: list[tuple[int, float]] = [(-1, run)] if run else []
         beside = False
         belongs: Any = None
