@@ -22,6 +22,7 @@ from .one_device import OneDevice, one_device
 from .planned import Considered, Planned, Prediction
 
 TIE = 0.01  # of a step: less is no difference, whatever the spread of the figures
+SAME = "it is the same program as"  # so begins the reason of a candidate that is refused as another one is there
 
 
 class MachineFigures(Protocol):
@@ -188,7 +189,7 @@ class _PlanSearch:
             t = self._transpiled(one.candidate)
             same = self.known.setdefault(_key(t), one.candidate)
             if same is not one.candidate:
-                return one.without_time(f"it is the same program as {same}")
+                return one.without_time(f"{SAME} {same}")
             predicted = self.prices.simulate(t)
         except FluidxError as e:
             return one.without_time(_first_line(e))
@@ -221,7 +222,7 @@ class _PlanSearch:
 
     def _nothing(self, refused: Sequence[Considered]) -> TranspileError:
         limit = self.prices.limit
-        large = [c for c in refused if c.form is not None]
+        large = [c for c in refused if c.form is not None and not c.refused.startswith(SAME)]
         if not refused:
             return TranspileError(
                 "plan: these strategies give no candidate: rails needs several hosts, and pipeline a program with stages, "

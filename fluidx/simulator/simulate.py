@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import inf
+from math import inf, prod
 from typing import Any
 
 from .._collector import collections_paused
@@ -76,6 +76,8 @@ def simulate(
     many = None if micro_batches is None else MicroBatches.of(t, micro_batches)
     if many is not None:
         batch, feed = many.of_the_program(batch, feed)
+    if not exact:
+        batch, feed = _evenly(t, batch, feed)
     make = partial(_planned, machine=machine, world_size=t.world_size, batch=batch, feed=feed, fetch=fetch)
     planned = plan_ranks(t, make, exact, _rows(t, batch, feed))
     return _simulated(t, machine, per_host, planned, slow or {}, iterations, many, runtime)
@@ -129,6 +131,21 @@ def _items(
     slowest = [max([slow.get(r, 1.0) for r in c.ranks]) for c in planned]
     made.decide([(items, factor) for (_, items, _), factor in zip(found, slowest, strict=True)])
     return [(items, made.items(items, c.plan, f), None) for (_, items, _), c, f in zip(found, planned, slowest, strict=True)]
+
+
+def _evenly(
+    t: DistributeTranspiler, batch: int | None, feed: Mapping[str, Sequence[int]] | None
+) -> tuple[int | None, Mapping[str, Sequence[int]] | None]:  # fmt: skip
+    """As many rows that every rank has what the one with the most has: rank 0 stands for all."""
+    most, shapes = 1, dict(feed or {})
+    for name, d in t.main.global_block().descs.items():
+        if d.is_data:
+            ways = prod(len(t.main.groups[e.group][0]) for e in d.placement if e.axis == 0)
+            most = max(most, ways)
+            if name in shapes:
+                rows, *rest = shapes[name]
+                shapes[name] = (-(-rows // ways) * ways if d.type.shape[0] == ANY else rows, *rest)
+    return None if batch is None else -(-batch // most) * most, shapes
 
 
 def _rows(t: DistributeTranspiler, batch: int | None, feed: Mapping[str, Sequence[int]] | None) -> list[int]:

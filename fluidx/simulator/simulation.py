@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,6 +100,8 @@ class Simulation:
         schedule, spans = self.folded.schedules[k], self.run.spans[k]
         compute = communication = exposed = 0.0
         waiting: dict[int, float] = {}
+        blocked = [(s.came, s.ended) for i, s in zip(schedule.items, spans, strict=True) if isinstance(i, Wait) and s.ended > s.came]
+        free = 0.0  # from then on the communication stream has nothing before an item
         for item, span in zip(schedule.items, spans, strict=True):
             if isinstance(item, Wait):
                 exposed += span.ended - span.came
@@ -107,9 +110,13 @@ class Simulation:
             else:
                 communication += span.ended - span.began
                 exposed += 0.0 if item.beside else span.ended - span.came
-                if span.late is not None and span.began > span.came:
+                came = max(span.came, free) if item.beside else span.came
+                if span.late is not None and span.began > came:
                     rank = self.folded.schedules[span.late[0]].rank
-                    waiting[rank] = waiting.get(rank, 0.0) + span.began - span.came
+                    late = _within(blocked, came, span.began) if item.beside else span.began - came
+                    if late > 0:
+                        waiting[rank] = waiting.get(rank, 0.0) + late
+                free = span.ended if item.beside else free
         return RankTimes(schedule.ranks, compute, communication, exposed, waiting)
 
     def of_rank(self, rank: int) -> RankTimes:
@@ -196,3 +203,16 @@ class Simulation:
 
     def __str__(self) -> str:
         return summary(self)
+
+
+def _within(intervals: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    """The seconds from `begin` to `end` that are in one of these intervals, which are in order and apart.
+
+    >>> _within([(0.0, 2.0), (3.0, 4.0), (6.0, 9.0)], 1.0, 7.0)
+    3.0
+    """
+    k, total = max(0, bisect_left(intervals, (begin, begin)) - 1), 0.0
+    while k < len(intervals) and intervals[k][0] < end:
+        total += max(0.0, min(intervals[k][1], end) - max(intervals[k][0], begin))
+        k += 1
+    return total

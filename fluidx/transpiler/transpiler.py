@@ -261,13 +261,13 @@ class DistributeTranspiler:
         return self._special[0].writes_nothing
 
     def without_rounds(self) -> Program | None:
-        """The main program of the last rank, which has the most rows of a batch that does not divide evenly. No collective in it is carried
-        out by messages, so that one rank can be planned for all; None if ranks differ in more than these messages."""
+        """The main program of rank 0 in which no collective is carried out by messages, to plan one rank for all; None if ranks differ in
+        more than these messages."""
         _ = self.pair
         if not self._special[0].differs_in_rounds_only:
             return None
         made = self.main.copy()
-        made.rank = self.world_size - 1
+        made.rank = 0
         for block in made.blocks:
             block.oplist = [op.replace(attrs={**op.attrs, "algorithm": ""}) if op.attrs.get("algorithm") else op for op in block.oplist]
         made.frozen = True

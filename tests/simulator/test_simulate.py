@@ -92,6 +92,18 @@ def test_others_wait_for_a_slow_rank_and_the_result_says_so():
     assert "for rank 2" in found.why()
 
 
+def test_waiting_is_a_part_of_what_is_exposed():
+    # the gradients of the late rank come late, and the others compute meanwhile: only what their compute stream waits for is exposed
+    t = transpiled(bucket_mb=0, of=programs(512, layers=6))
+    for slow in ({2: 1.05}, {2: 1.3}, {2: 3.0}):
+        found = fx.simulate(t, cluster="dgx-a100", batch=8192, slow=slow)
+        for r in range(4):
+            times = found.of_rank(r)
+            assert 0 <= sum(times.waiting.values()) <= times.exposed * (1 + 1e-9)
+            assert times.compute + times.exposed <= found.seconds * (1 + 1e-9)
+        assert found.of_rank(0).waiting[2] > 0
+
+
 def test_bytes_on_links_are_those_that_the_ranks_send():
     t = transpiled("ring_optimizer", 2)
     found = fx.simulate(t, cluster="dgx-a100", batch=64)
