@@ -75,7 +75,7 @@ def seconds_of(t, hardware, slow):
 
 
 def simulated_and_run(t, rows, slow):
-    """The seconds of a step: simulated, and on the virtual clocks of a run."""
+    """When each rank ends a step: simulated, and on the virtual clocks of a run."""
     hardware = machine()
     with fx.ParallelExecutor(t, places=fx.cpu_places(t.world_size), timeout=60, verify=False) as exe:
         exe.run_startup()
@@ -84,7 +84,9 @@ def simulated_and_run(t, rows, slow):
                 clocks.compute(rank, False, hardware.device.call.value * slow.get(rank, 1.0))
             exe.run(feed={"x": np.zeros((rows, t.main.global_block().var("x").shape[1]), "float32")}, fetch_list=[])
     found = fx.simulate(t, cluster=hardware, batch=rows, fetch=[], slow=slow, verify=False)
-    return found.seconds, clocks.seconds
+    ends = [max(s.ended for s in spans) for spans in found.run.spans]
+    ranks = range(t.world_size)
+    return [ends[found.folded.class_of[r]] for r in ranks], [max(clocks.now[r, beside] for beside in (False, True)) for r in ranks]
 
 
 @pytest.fixture(autouse=True)
