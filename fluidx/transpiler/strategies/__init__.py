@@ -49,7 +49,7 @@ def options_of(name: str) -> tuple[str, ...]:
     """The names of the options of a strategy of the catalogue; none for another name.
 
     >>> options_of("micro_batches")[0], options_of("mine")
-    ('strategy', ())
+    ('count', ())
     """
     return (*OWN[name], *Common.__annotations__) if name in OWN else ()
 
