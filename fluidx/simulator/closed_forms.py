@@ -186,7 +186,7 @@ def closed_form(
     split = 1 / (trainers.world_size // at.ranks)  # of the work: other axes cut it, too
     events = _Exchanges(model, collective)
     update = model.update_seconds * split if not at.offload else model.moved / to_host
-    computing = at.turns * float(one.computing[-1]) * split
+    computing = at.turns * float(one.computing[-1] if len(one.computing) else 0.0) * split
     # a second of communication is exposed, or slows compute down
     beside = computing + update + events.first + (events.total - events.first) * (1 - 1 / slowdown)
     seconds = max(events.bound(at.turns, split, update), beside, events.total)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from ..ir.errors import TranspileError
 from ..ir.program import Program
 from ..transpiler.cluster import Cluster, Mesh
 from ..transpiler.strategies import Strategy
@@ -118,6 +119,9 @@ class Planned:
 
     def transpile(self, number: int = 0) -> DistributeTranspiler:
         """The program, transpiled by the best candidate, or by another one of `candidates`, and verified."""
+        there = len(self.candidates)
+        if not isinstance(number, int) or not 0 <= number < there:
+            raise TranspileError(f"there is no candidate {number!r}; those that fit are 0 to {there - 1}")
         one = self.candidates[number]
         made = DistributeTranspiler(one.strategy).transpile(
             program=self.program, startup_program=self.startup, trainers=one.trainers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import inf, prod
+from math import prod
 from typing import Any
 
 from .._collector import collections_paused
@@ -12,11 +12,12 @@ from ..executor.plan.dry_run import dry_plan
 from ..executor.plan.overlap import least_hidden
 from ..executor.plan.records import Plan
 from ..hardware.records import Hardware
-from ..ir.errors import ExecutionError, FeedError, nearest
+from ..ir.errors import ExecutionError
 from ..ir.program import Program
 from ..ir.types import ANY
 from ..transpiler.cluster import Cluster
 from ..transpiler.transpiler import DistributeTranspiler
+from .arguments import check_sizes, check_slow, check_transpiled
 from .events import simulate_events
 from .folding import RankItems, fold
 from .machine_prices import AS_IT_IS, Factors, MachinePrices
@@ -67,9 +68,12 @@ def simulate(
     >>> found.bounds.seconds <= found.seconds < 1e-2, found.calibrated
     (True, False)
     """
+    check_transpiled(t)
     machine = _hardware(t, cluster)
     per_host = _ranks_per_host(t, machine)
-    _check(t, machine, per_host, batch, feed, slow or {})
+    _check(t, machine, per_host)
+    check_slow(slow or {}, t.world_size)
+    check_sizes(t, batch, feed, iterations)
     check_runtime(runtime, t.strategy)
     if verify:
         t.verify()
@@ -200,9 +204,7 @@ def _ranks_per_host(t: DistributeTranspiler, machine: Hardware) -> int:
     return max(t.world_size, machine.devices_per_host) if machine.device.kind == "cpu" and machine.hosts == 1 else machine.devices_per_host
 
 
-def _check(
-    t: DistributeTranspiler, machine: Hardware, per_host: int, batch: int | None, feed: Any, slow: Mapping[int, float]
-) -> None:  # fmt: skip
+def _check(t: DistributeTranspiler, machine: Hardware, per_host: int) -> None:
     n = t.world_size
     hosts = -(-n // per_host)
     if machine.device.kind == "gpu" and per_host > machine.devices_per_host:
@@ -216,24 +218,3 @@ def _check(
         raise ExecutionError(
             f"{n} ranks need {hosts} hosts of {machine.name}, and its file has no network between hosts; add a section 'between'"
         )
-    _check_slow(slow, n)
-    _check_feeds(t, batch, feed)
-
-
-def _check_slow(slow: Mapping[int, float], n: int) -> None:
-    for rank, factor in slow.items():
-        if not isinstance(rank, int) or not 0 <= rank < n:
-            raise ExecutionError(
-                f"slow={dict(slow)!r}: there is no rank {rank!r}; {nearest(str(rank), map(str, range(min(n, 64))), 'there are')}"
-            )
-        if not isinstance(factor, (int, float)) or not 0 < factor < inf:
-            raise ExecutionError(f"slow={dict(slow)!r}: the factor of rank {rank} must be above 0 and finite, such as 1.2, got {factor!r}")
-
-
-def _check_feeds(t: DistributeTranspiler, batch: int | None, feed: Mapping[str, Sequence[int]] | None) -> None:
-    data = [n for n, d in t.main.global_block().descs.items() if d.is_data]
-    for name in feed or {}:
-        if name not in data:
-            raise FeedError(f"a shape is given for {name!r}, which {t.main.label()} is not fed; {nearest(name, data, 'it is fed')}")
-    if batch is not None and (not isinstance(batch, int) or batch < 1):
-        raise FeedError(f"batch must be the number of rows of a step, at least 1, got {batch!r}")

@@ -13,6 +13,7 @@ from ..executor.plan.records import Plan
 from ..hardware.records import Hardware
 from ..ir.errors import ExecutionError
 from ..profiler.profile import Profile
+from .arguments import check_rank
 from .comparison import Comparison, compare
 from .critical_path import PathPart, critical_path
 from .events import SimulatedRun
@@ -121,11 +122,11 @@ class Simulation:
 
     def of_rank(self, rank: int) -> RankTimes:
         """The times of a rank."""
-        return self.ranks[self.folded.class_of[rank]]
+        return self.ranks[self.folded.class_of[check_rank(rank, self.world_size)]]
 
     def memory(self, rank: int = 0) -> RankMemory:
         """The memory of a rank."""
-        return self.memory_of[self.folded.class_of[rank]]
+        return self.memory_of[self.folded.class_of[check_rank(rank, self.world_size)]]
 
     @property
     def peak_memory(self) -> int:
@@ -167,7 +168,7 @@ class Simulation:
         """The same step with links of `network` times the bytes a second, compute of `compute` times the speed, and `latency` times the
         seconds of a message. Raises ExecutionError for a factor of 0 or below; `latency` may be 0."""
         for name, factor in (("network", network), ("compute", compute), ("latency", latency)):
-            if not (factor > 0 or (name == "latency" and factor == 0)):
+            if not isinstance(factor, (int, float)) or not (factor > 0 or (name == "latency" and factor == 0)):
                 least = "0 or more" if name == "latency" else "above 0"
                 raise ExecutionError(f"what_if: {name} must be a factor {least}, such as 2 for twice as much, got {factor!r}")
         return self.again(network=network, compute=compute, latency=latency)

@@ -173,6 +173,13 @@ def test_sizes_that_are_none(text):
         parse_size(text)
 
 
+def test_a_program_without_operators_is_planned():
+    main, startup = fx.Program("nothing"), fx.Program("nothing_startup")
+    with fx.program_guard(main, startup), fx.unique_name.guard():
+        fx.data("x", [-1, 4], "float32")
+    assert fx.plan(main, startup, cluster="dgx-a100", batch=64, strategies=["data_parallel"]).strategy == fx.strategies.data_parallel()
+
+
 def test_strategies_that_give_no_candidate_are_refused_with_what_they_need():
     main, startup = fx.Program("line"), fx.Program("line_startup")
     with fx.program_guard(main, startup), fx.unique_name.guard():

@@ -150,6 +150,13 @@ def test_a_measured_run_lies_beside_the_prediction(tmp_path):
         ({"batch": 0}, FeedError, "at least 1"),
         ({"slow": {9: 2.0}}, ExecutionError, "there is no rank 9"),
         ({"slow": {1: 0.0}}, ExecutionError, "above 0"),
+        ({"slow": [1.2]}, ExecutionError, "slow is {rank: factor}"),
+        ({"slow": {True: 2}}, ExecutionError, "there is no rank True"),
+        ({"iterations": 0}, ExecutionError, "at least 1"),
+        ({"feed": {"x": (-5, 64)}}, FeedError, "at least 0"),
+        ({"feed": {"x": 64}}, FeedError, "'x'.*such as"),
+        ({"feed": ["x"]}, FeedError, "shapes by name"),
+        ({"batch": True}, FeedError, "at least 1"),
         ({"slow": {1: float("inf")}}, ExecutionError, "finite"),
         ({"feed": {"x": (64, 64), "y": (64, 1)}}, FeedError, "'y'.*it is fed: x"),
     ],
@@ -157,6 +164,16 @@ def test_a_measured_run_lies_beside_the_prediction(tmp_path):
 def test_wrong_arguments(wrong, error, message):
     with pytest.raises(error, match=message):
         fx.simulate(transpiled(), **{"cluster": "dgx-a100", "batch": 64, **wrong})
+
+
+def test_only_rank_programs_are_predicted_and_only_for_ranks_that_there_are():
+    with pytest.raises(ExecutionError, match="simulate takes a transpiled program"):
+        fx.simulate(programs()[0], cluster="dgx-a100", batch=64)
+    found = fx.simulate(transpiled(ranks=2), cluster="dgx-a100", batch=64)
+    for ask in (found.of_rank, found.memory):
+        for rank in (2, -1, "0"):
+            with pytest.raises(ExecutionError, match="the ranks are 0 to 1"):
+                ask(rank)
 
 
 @pytest.mark.parametrize("wrong", [{"network": 0}, {"network": -1.0}, {"compute": float("nan")}, {"latency": -2.0}])
