@@ -35,7 +35,7 @@ def check_slow(slow: Any, n: int) -> None:
             raise ExecutionError(f"slow={dict(slow)!r}: the factor of rank {rank} must be above 0 and finite, such as 1.2, got {factor!r}")
 
 
-def check_sizes(t: DistributeTranspiler, batch: Any, feed: Mapping[str, Sequence[int]] | None, iterations: Any) -> None:
+def check_sizes(t: DistributeTranspiler, batch: Any, feed: Any, iterations: Any) -> None:
     """Refuse a batch, shapes of feeds and a number of iterations that no run has."""
     data = [n for n, d in t.main.global_block().descs.items() if d.is_data]
     if feed is not None and not isinstance(feed, Mapping):

@@ -322,7 +322,7 @@ class _Simulation:
             return
         self.book(now)
         self.flows[key] = Flow(uses)
-        self.reshare(now)
+        self.reshare_once(now)
 
     def book(self, now: float) -> None:
         for key in self.flows:
@@ -330,10 +330,14 @@ class _Simulation:
             t.left -= t.rate * (now - self.flow_time)
         self.flow_time = now
 
-    def reshare(self, now: float) -> None:
-        """Give every flow its fair rate, and wait for the first that ends."""
+    def reshare_once(self, now: float) -> None:
+        """Reshare when all that is known to begin and end now has done so: the events of ranks that do the same come at the same time."""
         self.flow_version += 1
-        if not self.flows:
+        self.at(now, lambda then, v=self.flow_version: self.reshare(v, then))  # type: ignore[misc]
+
+    def reshare(self, version: int, now: float) -> None:
+        """Give every flow its fair rate, and wait for the first that ends."""
+        if version != self.flow_version or not self.flows:
             return
         first = None
         for key, rate in fair_rates(self.flows, self.network.capacity).items():
@@ -352,7 +356,7 @@ class _Simulation:
         ended = [key for key in self.flows if now + self.transfers[key].left / self.transfers[key].rate <= now * (1 + 1e-15)]
         for key in ended:
             del self.flows[key]
-        self.reshare(now)
+        self.reshare_once(now)
         for key in ended:
             self.arrived(key, self.transfers[key], now)
 
