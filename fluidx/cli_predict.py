@@ -71,20 +71,24 @@ class NamedNumbers(click.ParamType):
 @click.option("--feed", type=Shapes(), help="Shapes of feeds instead, image=60x64,label=60x1.")
 @click.option("--slow", type=NamedNumbers("3=1.2", int), help="Ranks that compute longer: 3=1.2 is rank 3, by a fifth.")
 @click.option("--iterations", type=click.IntRange(1), help="How often a loop runs that does not say it.")
+@click.option("--micro-batches", type=click.IntRange(3), help="So many micro-batches, of a strategy that writes 3.")
+@click.option("--runtime", type=click.Choice(["static", "ddp", "horovod"]), default="static", show_default=True, help="Whose schedule.")
 @click.option("--what-if", type=NamedNumbers("network=0.5,chunk_mb=4"), help="Also with another network, compute, latency, hosts, option.")
 @click.option("--against", type=readable, help="A timeline that fluidx trace wrote: list the operators that differ most.")
 @click.option("--table", is_flag=True, help="Print the operators as fluidx trace does.")
 @click.option("--perfetto", type=click.Path(dir_okay=False, path_type=Path), help="Write the timeline, for https://ui.perfetto.dev.")
 def simulate(
     file: str, strategy: str, ranks: Any, cluster: str, hosts: int | None, batch: int | None, feed: Any, slow: Any, iterations: int | None,
-    what_if: Any, against: Path | None, table: bool, perfetto: Path | None,
+    micro_batches: int | None, runtime: str, what_if: Any, against: Path | None, table: bool, perfetto: Path | None,
 ) -> None:  # fmt: skip
     """Predict a step of the program in FILE: time, what is exposed, memory, what binds it, and why. Nothing runs."""
     from .simulator.questions import Question
 
     check_output(perfetto, file, against)
     (program,) = read(file)
-    asked = Question(partial(transpiled, program, file), strategy, ranks, cluster, hosts, batch, feed, slow, iterations)
+    asked = Question(
+        partial(transpiled, program, file), strategy, ranks, cluster, hosts, batch, feed, slow, iterations, micro_batches, runtime
+    )  # fmt: skip
     found = asked.answer()
     click.echo(str(found))
     if what_if:

@@ -152,7 +152,8 @@ def _stage(plan: Plan, rank: int) -> int:
 
 
 def _refused(of: MicroBatches, why: str) -> ExecutionError:
-    return ExecutionError(f"micro_batches={of.simulated}: {why}; transpile for all {of.simulated} micro-batches instead")
+    instead = f"transpile for {LEAST} micro-batches, or for all {of.simulated}"
+    return ExecutionError(f"micro_batches={of.simulated}: {why}; {instead}")
 
 
 _END: Action | None = Action(True, -1)  # what follows all works

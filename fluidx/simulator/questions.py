@@ -29,12 +29,17 @@ class Question:
     feed: Any = None
     slow: Any = None
     iterations: int | None = None
+    micro_batches: int | None = None
+    runtime: str = "static"
     factors: Factors = Factors()
 
     def answer(self) -> Simulation:
         """The predicted step."""
         t = self.transpile(self.strategy, self.laid_out())
-        found = simulate(t, self.cluster_of(), self.batch, feed=self.feed, slow=self.slow, iterations=self.iterations)
+        found = simulate(
+            t, self.cluster_of(), self.batch, feed=self.feed, slow=self.slow, iterations=self.iterations,
+            micro_batches=self.micro_batches, runtime=self.runtime,
+        )  # fmt: skip
         return found if self.factors == Factors() else found.what_if(**self.factors._asdict())
 
     def cluster_of(self) -> Cluster:

@@ -46,6 +46,19 @@ def test_what_if(file, what):
     assert f"what if {what.split(',')[0]}" in result.output
 
 
+@pytest.mark.parametrize("runtime", ["ddp", "horovod"])
+def test_runtimes_of_others(file, runtime):
+    result = call(file, "--cluster", "dgx-a100", "--batch", 64, "--strategy", "data_parallel{bucket_mb=0}", "--runtime", runtime)
+    assert result.exit_code == 0, result.output
+
+
+def test_more_micro_batches_than_the_program_writes(file):
+    args = (file, "--cluster", "dgx-a100", "--batch", 1024, "-n", 2, "--strategy", "micro_batches{count=3}")
+    few, many = call(*args), call(*args, "--micro-batches", 16)
+    assert few.exit_code == 0 and many.exit_code == 0, few.output + many.output
+    assert few.output != many.output
+
+
 def test_the_timeline_is_written_and_compared_with(file, tmp_path):
     out = tmp_path / "out.json"
     assert call(file, "--cluster", "dgx-a100", "--batch", 64, "-n", 2, "--perfetto", out).exit_code == 0
