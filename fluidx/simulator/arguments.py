@@ -60,3 +60,14 @@ def check_rank(rank: Any, n: int) -> int:
 
 def _whole(given: Any, least: int) -> bool:
     return isinstance(given, int) and not isinstance(given, bool) and given >= least
+
+
+def check_fetch(t: DistributeTranspiler, fetch: Any) -> None:
+    if fetch is None:
+        return
+    if isinstance(fetch, str) or not all(isinstance(n, str) for n in fetch):
+        raise FeedError(f"fetch is a list of names of variables, got {fetch!r}")
+    known = t.main.global_block().descs
+    for name in fetch:
+        if name not in known:
+            raise FeedError(f"fetch names {name!r}, which {t.main.label()} does not have; {nearest(name, known, 'it has')}")

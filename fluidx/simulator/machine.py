@@ -18,6 +18,8 @@ from .memory_limit import MemoryLimit, memory_limit
 from .planned import Prediction
 from .simulate import simulate
 
+_MOST_RANKS = 1_000_000  # the search lists the ranks of each group
+
 
 class Machine:
     """The figures of a cluster, for programs with `batch` rows."""
@@ -90,6 +92,8 @@ def chosen_ranks(given: Any, ranks: int | None) -> tuple[Cluster | Mesh, Hardwar
     devices than ranks."""
     if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1):
         raise TranspileError(f"plan: ranks is a number of ranks, at least 1, got {ranks!r}")
+    if ranks is not None and ranks > _MOST_RANKS:
+        raise TranspileError(f"plan: at most {_MOST_RANKS:,} ranks are planned for, got ranks={ranks:,}")
     cluster = given if isinstance(given, (Cluster, Mesh)) else _loaded(given, ranks)
     machines = cluster.cluster if isinstance(cluster, Mesh) else cluster
     hardware = None if machines is None else machines.hardware

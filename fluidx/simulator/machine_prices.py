@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ..executor.plan.records import Plan, Step
-from ..hardware.records import Hardware, LinkFigures
+from ..hardware.records import Figure, Hardware, LinkFigures, SwitchFigures
 from .collective_times import CollectiveTimes
 from .costs import NOTHING, CostEstimate, Costs
 from .network import Network, PortFigures, hosts_with_ports
@@ -23,6 +24,37 @@ class Factors(NamedTuple):
 AS_IT_IS = Factors()
 
 
+def scaled(hardware: Hardware, factors: Factors) -> Hardware:
+    """The machine with links of other speeds.
+
+    >>> from fluidx.hardware import load
+    >>> round(scaled(load("dgx-v100"), Factors(network=2.0)).inside.ring_bandwidth(2) / 1e9)
+    45
+    """
+    if factors.network == factors.latency == 1.0:
+        return hardware
+    between = hardware.between
+    return replace(
+        hardware, inside=_links(hardware.inside, factors), between=None if between is None else _links(between, factors)
+    )  # fmt: skip
+
+
+def _links(links: LinkFigures, f: Factors) -> LinkFigures:
+    def times(figure: Figure | None, factor: float) -> Any:
+        return None if figure is None else figure._replace(value=figure.value * factor)
+
+    switch = links.in_switch
+    return replace(
+        links,
+        latency=times(links.latency, f.latency),
+        bandwidth=times(links.bandwidth, f.network),
+        by_group={n: times(figure, f.network) for n, figure in links.by_group.items()},
+        collective_latency=times(links.collective_latency, f.latency),
+        in_switch=None if switch is None else SwitchFigures(times(switch.latency, f.latency), times(switch.bandwidth, f.network)),
+        shared=times(links.shared, f.network),
+    )
+
+
 class MachinePrices:
     """The prices for `world_size` ranks, of which `ranks_per_host` are on each host."""
 
@@ -31,7 +63,9 @@ class MachinePrices:
         self.host_of = [r // ranks_per_host for r in range(world_size)]
         on_host = min(world_size, ranks_per_host)
         self.costs = Costs(hardware, on_host)
-        self.times = CollectiveTimes(hardware, ranks_per_host)
+        # measured curves are of this machine: factors are then taken on what is beyond their smallest value
+        self._scales = hardware.measured is not None
+        self.times = CollectiveTimes(hardware if self._scales else scaled(hardware, factors), ranks_per_host)
         cores = hardware.device.cores
         # ranks that share cores take turns: the lower bound of what the system's scheduler makes of it
         self.turns = max(1.0, on_host / cores) if hardware.device.kind == "cpu" and cores else 1.0
@@ -48,6 +82,8 @@ class MachinePrices:
         sharing = self._shared_by(groups)
         least = self.times.estimate(method or "all_reduce", members, 0, sharing)  # one without data is as long as the smallest
         found = self.times.estimate(method, members, nbytes, sharing) if method else least
+        if not self._scales:
+            return found
         f = self.factors
         return found._replace(seconds=least.seconds * f.latency + max(0.0, found.seconds - least.seconds) / f.network)
 

@@ -1,5 +1,7 @@
 """Predictions of transpiled programs: bounds, properties, refusals, and that every strategy can be predicted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -76,6 +78,16 @@ def test_more_bandwidth_less_latency_and_faster_compute_are_never_slower():
         assert found.what_if(**factors).seconds >= found.seconds
 
 
+def test_twice_the_network_is_a_machine_with_twice_the_bandwidth():
+    t, machine = transpiled("zero1", of=programs(width=256)), load("dgx-v100")
+    inside = machine.inside
+    twice = replace(
+        machine, inside=replace(inside, bandwidth=inside.bandwidth._replace(value=2 * inside.bandwidth.value),
+                                by_group={n: f._replace(value=2 * f.value) for n, f in inside.by_group.items()}),
+    )  # fmt: skip
+    assert fx.simulate(t, cluster=machine, batch=64).what_if(network=2.0).seconds == fx.simulate(t, cluster=twice, batch=64).seconds
+
+
 def test_free_communication_is_the_slowest_rank():
     t = transpiled()
     found = fx.simulate(t, cluster="dgx-a100", batch=64, slow={2: 3.0})
@@ -150,6 +162,8 @@ def test_a_measured_run_lies_beside_the_prediction(tmp_path):
         ({"batch": 0}, FeedError, "at least 1"),
         ({"slow": {9: 2.0}}, ExecutionError, "there is no rank 9"),
         ({"slow": {1: 0.0}}, ExecutionError, "above 0"),
+        ({"fetch": ["nothing"]}, FeedError, "fetch names 'nothing'"),
+        ({"fetch": "loss"}, FeedError, "list of names"),
         ({"slow": [1.2]}, ExecutionError, "slow is {rank: factor}"),
         ({"slow": {True: 2}}, ExecutionError, "there is no rank True"),
         ({"iterations": 0}, ExecutionError, "at least 1"),

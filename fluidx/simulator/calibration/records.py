@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 
 from ...ir.errors import FluidxError
@@ -57,6 +58,19 @@ class Measured:
             raise FluidxError(f"{name} has no runs of {ranks} {kind}; run `fluidx calibrate -n {ranks} --backend {kind}`")
         return found
 
+    def check(self) -> None:
+        """Raise ValueError or TypeError if a table lacks a part, or has a time that is none."""
+        if 1 not in self.steps:
+            raise ValueError("it has no steps of one rank")
+        times = [s.seconds for some in self.steps.values() for s in some]
+        times += [p.seconds for some in self.runs.values() for p in some.values()]
+        wrong = next((t for t in times if not 0 <= t < inf), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong} is no number of seconds")
+        wrong_key = next((s.work.key for some in self.steps.values() for s in some if not isinstance(s.work.ops, str)), None)
+        if wrong_key is not None:
+            raise ValueError(f"{wrong_key!r} is no key of a step")
+
     def as_json(self) -> dict[str, Any]:
         """The JSON form, which `from_json` reads to an equal record."""
         return {
@@ -74,7 +88,7 @@ class Measured:
     def from_json(data: Any, name: str) -> Measured:
         """The tables in a section "measured" of the machine `name`. Raises FluidxError if it is not one."""
         try:
-            return Measured(
+            found = Measured(
                 CalibratedMachine(**data["machine"]),
                 {int(n): tuple(map(_step, some)) for n, some in data["steps"].items()},
                 {kind: {int(n): CurvePoint(*p) for n, p in some.items()} for kind, some in data["runs"].items()},
@@ -84,6 +98,8 @@ class Measured:
                 },
                 tuple(TracedProfile(p["file"], p["ranks"], tuple(map(_step, p["steps"]))) for p in data["profiles"]),
             )
+            found.check()
+            return found
         except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as e:
             raise FluidxError(
                 f"the section \"measured\" of {name} is not that of a calibration ({type(e).__name__}: {e}); run `fluidx calibrate` again"

@@ -37,7 +37,7 @@ def _zero(name: str, late: tuple[str, ...], bucket_mb: float, first_bucket_mb: f
     return strategy(name, update, options, bucket=bucket, **common)
 
 
-@searched(order=4, reshard_after_forward=(True, False))
+@searched(order=4, saves=True, reshard_after_forward=(True, False))
 def zero3(reshard_after_forward: bool = True, **common: Unpack[Common]) -> Strategy:
     """zero2 in which parameters are stored sharded, too: each is gathered before its first reader in forward, and again in backward.
 
