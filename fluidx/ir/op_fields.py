@@ -150,6 +150,8 @@ class OpFields:
     # in mixed precision: "half" computes in 16 bits, "float32" in 32 bits, "any" in the dtype of its operands. None: "any" for an op that
     # only moves elements, "float32" for every other
     precision: ClassVar[str | None] = None
+    # for an op that sums products, and runs at their speed: "matrix", "convolution" or "attention". Prediction reads it
+    sums_products: ClassVar[str] = ""
     # attributes that hold global sizes: (attrs, local input shapes, local output shapes) -> attributes of the rank
     local_attrs: ClassVar[Callable[..., Any] | None] = None
     # for the proof, of an op that only adds, multiplies or rearranges elements: (a, operands by slot, output types, **attrs) -> a value for

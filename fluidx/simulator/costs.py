@@ -8,6 +8,7 @@ from typing import Any
 from ..executor.plan.records import Plan, Step
 from ..hardware.records import Hardware
 from ..ir.errors import FluidxError
+from ..ir.opdef import opdef
 from .calibrated_steps import CalibratedSteps
 from .calibration.machine import CalibratedMachine
 from .calibration.records import Measured
@@ -97,7 +98,7 @@ class Costs:
 
     def _branches(self, plan: Plan, step: Step, inner: Any) -> CostEstimate:
         """A branch costs what its dearest block costs. The rounds of a loop are not known."""
-        if step.op.type != "cond":
+        if opdef(step.op.type).repeats:
             raise FluidxError(
                 f"op {step.op.type} has no cost: how often its block runs is known at run time only; simulate the program that its block "
                 "is, or write the rounds out"

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..executor.plan.records import Plan, Step
 from ..ir import flow
 from ..ir.errors import ExecutionError
+from ..ir.opdef import Effect, opdef
 from ..ir.operator import Operator, Role
 from ..ir.time_axes import turn_groups
 from ..transpiler.passes.schedule import Schedule
@@ -121,7 +122,7 @@ class WorkOfSteps:
     def __call__(self, step: Step, k: int) -> WorkPart:
         """The work of step k."""
         works = [self._work(op) for op in step.ops]
-        if step.op.type in ("send", "recv"):
+        if opdef(step.op.type).effect is Effect.P2P:
             sides: tuple[list[Crossing], list[Crossing]] = ([], [])
             for op, work in zip(step.ops, works, strict=True):
                 if work is None:

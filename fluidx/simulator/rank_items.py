@@ -137,12 +137,14 @@ class ItemMaker:
         return found
 
     def _issued_alone(self, k: int) -> bool:
-        """Does the host issue step k by itself? Updates, and copies of parameters to 16 bits, are issued for all parameters together."""
+        """Does the host issue step k by itself? Updates, and copies of parameters such as casts to 16 bits, are issued for
+        all parameters together."""
         if k < 0:
             return False
         op = self.plan.steps[k].op
         descs = self.program.global_block().descs
-        return op.role is not Role.OPTIMIZE and not (op.type == "cast" and (d := descs.get(op.input_arg_names[0])) and d.is_parameter)
+        moves = opdef(op.type).flops == 0 and op.input_arg_names
+        return op.role is not Role.OPTIMIZE and not (moves and (d := descs.get(op.input_arg_names[0])) and d.is_parameter)
 
     def _costs(self) -> list[CostEstimate | None]:
         """The cost of each step; None for one that communicates or has sub-blocks."""

@@ -10,11 +10,10 @@ from typing import NamedTuple
 from ..executor.plan.cost import communicates, step_cost
 from ..executor.plan.records import Step, Value
 from ..ir.attributes import attrs_key
-from ..ir.opdef import opdef
+from ..ir.opdef import OPS, opdef
 from ..ir.types import TensorType
 
 FREE = frozenset(("view", "joined", "nothing"))  # kinds of steps without a call
-_SUMS = frozenset(("matmul", "mul", "mul_grad_x", "mul_grad_y", "bmm", "einsum", "expert_weight_grad", "matmul_vector_grad"))
 _MOST = 1 << 16  # attributes that are kept
 
 
@@ -47,7 +46,7 @@ class StepWork(NamedTuple):
         """What else is like it: products of matrices, convolutions, attention, chains of elementwise operators, or what only moves its
         values on the CPU; "" for others."""
         if self.product:
-            return next((k for k in ("conv", "attention") if k in self.first), "matmul")
+            return OPS[self.first].sums_products
         if self.kernel == "fused":
             return "fused"
         return "copy" if self.kernel == "native" and not self.flops else ""
@@ -66,7 +65,7 @@ class StepWork(NamedTuple):
         if self.product or any(t.shape != shaped[0].shape for t in shaped):
             for t in shaped:
                 sizes += (t.numel, *t.shape) if len(t.shape) == 4 else (t.numel, t.shape[-1] if t.shape else 1)
-            if self.kind == "conv" and len(shaped) == 2 and len(shaped[0].shape) == 4:
+            if self.kind == "convolution" and len(shaped) == 2 and len(shaped[0].shape) == 4:
                 sizes.append(self.flops * shaped[0].shape[1] / max(1, shaped[0].numel * shaped[1].numel))
         return tuple([log(max(n, 1e-3)) for n in sizes])
 
@@ -82,7 +81,7 @@ def is_product(op_type: str) -> bool:
     >>> is_product("conv2d_grad"), is_product("mul"), is_product("relu")
     (True, True, False)
     """
-    return op_type in _SUMS or "conv" in op_type or "attention" in op_type
+    return op_type in OPS and bool(OPS[op_type].sums_products)
 
 
 def work_of(step: Step, values: Mapping[str, Value]) -> StepWork:

@@ -35,6 +35,7 @@ class Einsum(OpDef):
 
     name = "einsum"
     precision = "half"
+    sums_products = "matrix"
     inputs = ("X*",)
     attrs = {"equation": Required(str)}
 

@@ -63,6 +63,7 @@ class Product(OpDef):
     """Base of ops that are one matrix product; `matrices` gives its arrays."""
 
     precision = "half"
+    sums_products = "matrix"
     # (ins, out, **attrs) -> (a, b, out), views of the operands with out = a @ b over the last two axes; None if a view would need a copy
     matrices: ClassVar[Callable[..., Any]]
     # on a GPU, BLAS multiplies two matrices of 16-bit floats and adds in float32
@@ -399,6 +400,7 @@ class MatMulVectorGrad(OpDef):
     """Gradients of matmul with a 1-D operand, in the operands' shapes."""
 
     name = "matmul_vector_grad"
+    sums_products = "matrix"
     inputs, outputs = ("X", "Y", "Out@GRAD"), ("X@GRAD", "Y@GRAD")
     attrs = {"transpose_x": False, "transpose_y": False, "alpha": 1.0}
 

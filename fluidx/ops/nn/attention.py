@@ -205,6 +205,7 @@ class ScaledDotProductAttention(OpDef):
 
     name = NAME
     precision = "half"
+    sums_products = "attention"
     flops = _flops(2)
     inputs, outputs = ("Q", "K", "V", "Mask?"), ("Out", "Lse?")
     attrs = {"scale": Required(float), "causal": False}
@@ -277,6 +278,7 @@ class ScaledDotProductAttentionGrad(OpDef):
     """
 
     name = f"{NAME}_grad"
+    sums_products = "attention"
     flops = _flops(5)
     inputs, outputs = ("Q", "K", "V", "Mask?", "Out", "Lse", "Out@GRAD"), ("Q@GRAD?", "K@GRAD?", "V@GRAD?", "Scores@GRAD?")
     attrs = {"scale": Required(float), "causal": False}

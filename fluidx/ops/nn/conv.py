@@ -108,6 +108,7 @@ class _Conv(OpDef):
     """Base of the convolutions of an input with a filter."""
 
     precision = "half"
+    sums_products = "convolution"
     inputs, outputs = ("Input", "Filter"), ("Output",)
     layout = ("data_format", ("Input", "Output"))
     product: ClassVar[Callable[..., Any]]  # (xp, x, w, out, windows, groups, room) -> the call that fills `out`; images are views in NCHW
@@ -195,6 +196,7 @@ class _ConvGrad(OpDef):
 
     inputs, outputs = ("Input", "Filter", "Output@GRAD"), ("Input@GRAD?", "Filter@GRAD?")
     layout = ("data_format", ("Input", "Output@GRAD", "Input@GRAD"))
+    sums_products = "convolution"
     forward: ClassVar[type[OpDef]]  # the convolution
     transposed: ClassVar[bool] = False
 

@@ -215,6 +215,7 @@ class ExpertWeightGrad(OpDef):
     """The gradient of the weights of choices: X [..., s, d] times its slot in Y [experts, ..., capacity, d], summed over d."""
 
     name = "expert_weight_grad"
+    sums_products = "matrix"
     precision = "any"
     inputs, outputs = ("X", "Y", "Ids", "Position"), ("Weight@GRAD",)
     pattern = "* s d, e * c d, * s k, * s k -> * s k | e@ e:+ d:+ c! L(0) L(1)"

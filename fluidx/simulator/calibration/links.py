@@ -10,6 +10,7 @@ from typing import Any
 
 from ...executor.places import Place
 from ...executor.ranks.parallel_executor import ParallelExecutor
+from ...ir.opdef import Effect, opdef
 from ...ir.program import Program, ProgramPair
 from ...profiler.profile import Profile
 from .records import MESSAGE, CurvePoint, Curves
@@ -17,7 +18,7 @@ from .steps import Clock, observe, timed_runs
 from .traces import Statistic, relative_spread
 
 SIZES = (256, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 23, 1 << 26)  # bytes of the whole value
-OPS = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather", "broadcast", "reduce")
+MEASURED = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather", "broadcast", "reduce")
 _GROUP = "all"
 _PLACED = {"x": "", "y": "", "r": f"shard(0) over {_GROUP}", "c": f"shard(1) over {_GROUP}"}  # values of a size and their placements
 _SMALL, _COPIES = 1 << 16, 4  # up to this size, so many arrays of each size
@@ -122,13 +123,13 @@ def _times(profile: Profile, n: int) -> dict[str, dict[int, dict[int, list[float
 def _calls(together: Sequence[Any]) -> Iterator[tuple[str, int, int, float]]:
     """(operator, bytes, number, seconds) of the calls of one run of all ranks."""
     rows = [[(run.calls[i], 1e-9 * (stop - start)) for i, start, stop in run.times] for run in together]
-    walks = [[(c, t) for c, t in row if c.communicates and c.op.type in OPS] for row in rows]
+    walks = [[(c, t) for c, t in row if c.communicates and c.op.type in MEASURED] for row in rows]
     for number, calls in enumerate(zip(*walks, strict=True)):
         c = calls[0][0]
         sizes = [together[0].plan.values[name].type.nbytes for name in (*c.op.input_arg_names, *c.op.output_arg_names)]
-        whole = len(together) if c.op.type == "all_to_all" else 1  # each rank has a part on both sides
+        whole = len(together) if opdef(c.op.type).algorithm_method == "exchange" else 1  # each rank has a part on both sides
         yield c.op.type, whole * max(sizes), number, min(t for _, t in calls)
-    messages = [(c, t) for c, t in rows[0] if c.op.type in ("send", "recv")]
+    messages = [(c, t) for c, t in rows[0] if opdef(c.op.type).effect is Effect.P2P]
     yield from _messages(messages, together[0].plan.values)
 
 
@@ -137,7 +138,7 @@ def _messages(messages: Sequence[tuple[Any, float]], values: Any) -> Iterator[tu
     for number, (c, t) in enumerate(messages):
         spent += t
         names = [n for n in c.op.output_arg_names if n in values]
-        if c.kernel == "exchange" or c.op.type == "recv":
+        if c.kernel == "exchange" or not c.op.inputs:
             name = names[0] if names else c.op.input_arg_names[0]
             yield MESSAGE, values[name].type.nbytes, number, spent / 2
             spent = 0.0
