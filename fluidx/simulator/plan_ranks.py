@@ -12,7 +12,6 @@ from ..ir.program import Program
 from ..ir.types import ANY
 from ..transpiler.placement.pipeline_stages import STAGES
 from ..transpiler.transpiler import DistributeTranspiler
-from ..verify.transfer_messages import TRANSFER
 
 EXACT = 64  # up to so many ranks, ranks are alike only if every local size is equal; unless the caller says another number
 _SAMPLES = 4  # of more than 64 ranks that count as alike so many are planned, of fewer 2; the one with most memory stands for all
@@ -76,7 +75,7 @@ def _differ_by_stage(t: DistributeTranspiler) -> bool:
         return False
     descs = [d for block in t.main.blocks for d in block.descs.values()]
     roots = {e.group for d in descs for e in d.placement if e.root is not None}
-    return roots == {STAGES} and not any(opdef(op.type).effect is Effect.P2P and op.type != TRANSFER for op in t.main.ops)
+    return roots == {STAGES} and not any(opdef(op.type).effect is Effect.P2P for op in t.main.ops)
 
 
 def _by_ends(t: DistributeTranspiler, make: Callable[[Program], Plan], ranks: Sequence[int]) -> PlannedClass:
