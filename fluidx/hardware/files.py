@@ -59,7 +59,7 @@ def _read(path: Path) -> Hardware:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FluidxError(f"cluster file {path} does not exist; names that need no file: {', '.join(names())}") from None
-    except (OSError, UnicodeDecodeError) as e:
+    except (OSError, ValueError) as e:
         raise FluidxError(f"cluster file {path} cannot be read: {e}") from None
     try:
         data = json.loads(text, object_pairs_hook=lambda pairs: _without_twins(pairs, path))
@@ -241,4 +241,7 @@ def _plain(value: Any) -> Any:
 
 def save(hardware: Hardware, path: str | os.PathLike[str]) -> None:
     """Write the figures of a machine to a JSON file, which `load` reads."""
-    Path(path).write_text(json.dumps(as_json(hardware), indent=2) + "\n", encoding="utf-8")
+    try:
+        Path(path).write_text(json.dumps(as_json(hardware), indent=2) + "\n", encoding="utf-8")
+    except OSError as e:
+        raise FluidxError(f"cannot write the cluster file {path}: {e.strerror}; give a file in a folder that exists") from None

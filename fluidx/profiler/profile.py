@@ -162,6 +162,8 @@ class Profile:
 
     def table(self, by: str = "op", sort: str = "total", limit: int = 20, at_best: Callable[[int], Ceilings] = ceilings) -> str:
         """The first `limit` rows as text, with totals and the ceilings of this machine."""
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            raise ExecutionError(f"profiler: limit must be a number of rows, at least 1, got {limit!r}")
         if not any(run.times for run in self.runs):
             return "nothing ran while the profiler was on"
         rows = self.rows(by, sort, at_best)

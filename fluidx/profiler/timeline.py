@@ -6,11 +6,13 @@ Source: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-P
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..executor.run.call_descriptions import CallDescription
+from ..ir.errors import ExecutionError
 from ..ir.opdef import opdef
 from .rank_run import RankRun, rate
 
@@ -74,6 +76,12 @@ def _shapes(names: Sequence[str], run: RankRun) -> str:
 
 
 def write(runs: Sequence[RankRun], path: str | Path) -> None:
-    """Write the file, one event a line."""
+    """Write the file, one event a line. Raises ExecutionError for what is no path, and for one that cannot be written."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise ExecutionError(f"a timeline is written to the path of a file, such as 'timeline.json', got {path!r}")
     lines = ",\n".join(json.dumps(e) for e in events(runs))
-    Path(path).write_text(f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n', encoding="utf-8")
+    try:
+        Path(path).write_text(f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n', encoding="utf-8")
+    except (OSError, ValueError) as e:
+        why = e.strerror if isinstance(e, OSError) else e
+        raise ExecutionError(f"cannot write the timeline to {str(path)!r}: {why}; give a file in a folder that exists") from None

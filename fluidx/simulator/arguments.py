@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 from ..ir.errors import ExecutionError, FeedError, nearest
@@ -62,10 +62,43 @@ def _whole(given: Any, least: int) -> bool:
     return isinstance(given, int) and not isinstance(given, bool) and given >= least
 
 
+def check_exact(exact: Any) -> None:
+    """Refuse what is no number of ranks.
+
+    >>> check_exact("a")
+    Traceback (most recent call last):
+    fluidx.ir.errors.ExecutionError: exact must be a number of ranks, 0 or more, such as 64, got 'a'
+    """
+    if not _whole(exact, 0):
+        raise ExecutionError(f"exact must be a number of ranks, 0 or more, such as 64, got {exact!r}")
+
+
+def check_what_if(factors: Mapping[str, Any]) -> None:
+    """Refuse factors on a machine that mean nothing.
+
+    >>> check_what_if({"network": 0})
+    Traceback (most recent call last):
+    fluidx.ir.errors.ExecutionError: what_if: network must be a factor above 0 and finite, such as 2 for twice as much, got 0
+    """
+    for name, factor in factors.items():
+        number = isinstance(factor, (int, float)) and not isinstance(factor, bool) and isfinite(factor)
+        if not (number and (factor > 0 or (name == "latency" and factor == 0))):
+            least = "of 0 or more" if name == "latency" else "above 0"
+            raise ExecutionError(f"what_if: {name} must be a factor {least} and finite, such as 2 for twice as much, got {factor!r}")
+
+
+def check_most(name: str, given: Any) -> int:
+    """How many of something are shown, or an error."""
+    if not _whole(given, 1):
+        raise ExecutionError(f"{name} must be an integer of at least 1, got {given!r}")
+    return given
+
+
 def check_fetch(t: DistributeTranspiler, fetch: Any) -> None:
+    """Refuse what is no list of variables of the program."""
     if fetch is None:
         return
-    if isinstance(fetch, str) or not all(isinstance(n, str) for n in fetch):
+    if isinstance(fetch, str) or not isinstance(fetch, Sequence) or not all(isinstance(n, str) for n in fetch):
         raise FeedError(f"fetch is a list of names of variables, got {fetch!r}")
     known = t.main.global_block().descs
     for name in fetch:

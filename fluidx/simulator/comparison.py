@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -48,7 +49,12 @@ class Comparison(NamedTuple):
 def compare(predicted: Profile, measured: str | Path | Profile) -> Comparison:
     """Compare two runs by operator. `measured` is a Profile, or a timeline file of `fluidx trace`; the runs of the program with most calls
     count, by their median. Raises ExecutionError for a file that is no timeline, or of another program."""
-    ours, theirs = _summed(timeline.events(predicted.runs)), _summed(_events(measured))
+    ours = _summed(timeline.events(predicted.runs))
+    try:
+        theirs = _summed(_events(measured))
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        why = f"an event of it has no {e}" if isinstance(e, KeyError) else str(e)
+        raise ExecutionError(f"{measured} is no timeline of fluidx trace: {why}; fluidx trace FILE -o trace.json writes one") from None
     name = max(theirs, key=lambda n: len(theirs[n][1]), default=None)
     if name is None:
         raise ExecutionError(f"{measured} has no run of a program; fluidx trace writes one")
@@ -64,6 +70,8 @@ def compare(predicted: Profile, measured: str | Path | Profile) -> Comparison:
 def _events(measured: str | Path | Profile) -> Iterable[Mapping[str, Any]]:
     if isinstance(measured, Profile):
         return timeline.events(measured.runs)
+    if not isinstance(measured, (str, os.PathLike)):
+        raise ExecutionError(f"a measured run is a Profile, or the path of a timeline that fluidx trace wrote, got {measured!r}")
     try:
         data = json.loads(Path(measured).read_text(encoding="utf-8"))
     except OSError as e:

@@ -305,10 +305,14 @@ def _check(program: Any, startup: Any, batch: Any) -> None:
 
 
 def _names(strategies: Any) -> Sequence[str] | None:
+    if strategies is not None and not isinstance(strategies, (str, Sequence)):
+        raise TranspileError(f"plan: strategies is a list of names, such as ['zero1', 'fsdp'], got {strategies!r}")
     return [strategies] if isinstance(strategies, str) else strategies
 
 
 def _wires(wire: Any) -> list[str]:
+    if not isinstance(wire, (str, Sequence)):
+        raise TranspileError(f"plan: wire is a dtype or a list of them, such as 'bfloat16', got {wire!r}")
     found = [wire] if isinstance(wire, str) else list(wire)
     for one in found:
         if one not in HALVES:

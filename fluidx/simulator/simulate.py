@@ -17,7 +17,7 @@ from ..ir.program import Program
 from ..ir.types import ANY
 from ..transpiler.cluster import Cluster
 from ..transpiler.transpiler import DistributeTranspiler
-from .arguments import check_fetch, check_sizes, check_slow, check_transpiled
+from .arguments import check_exact, check_fetch, check_sizes, check_slow, check_transpiled
 from .events import simulate_events
 from .folding import RankItems, fold
 from .machine_prices import AS_IT_IS, Factors, MachinePrices
@@ -76,6 +76,7 @@ def simulate(
     check_sizes(t, batch, feed, iterations)
     check_runtime(runtime, t.strategy)
     check_fetch(t, fetch)
+    check_exact(exact)
     if verify:
         t.verify()
     many = None if micro_batches is None else MicroBatches.of(t, micro_batches)

@@ -13,7 +13,7 @@ from ..executor.plan.records import Plan
 from ..hardware.records import Hardware
 from ..ir.errors import ExecutionError
 from ..profiler.profile import Profile
-from .arguments import check_rank
+from .arguments import check_most, check_rank, check_what_if
 from .comparison import Comparison, compare
 from .critical_path import PathPart, critical_path
 from .events import SimulatedRun
@@ -167,14 +167,14 @@ class Simulation:
     def what_if(self, network: float = 1.0, compute: float = 1.0, latency: float = 1.0) -> Simulation:
         """The same step with links of `network` times the bytes a second, compute of `compute` times the speed, and `latency` times the
         seconds of a message. Raises ExecutionError for a factor of 0 or below; `latency` may be 0."""
-        for name, factor in (("network", network), ("compute", compute), ("latency", latency)):
-            if not isinstance(factor, (int, float)) or not (factor > 0 or (name == "latency" and factor == 0)):
-                least = "0 or more" if name == "latency" else "above 0"
-                raise ExecutionError(f"what_if: {name} must be a factor {least}, such as 2 for twice as much, got {factor!r}")
-        return self.again(network=network, compute=compute, latency=latency)
+        factors = {"network": network, "compute": compute, "latency": latency}
+        check_what_if(factors)
+        return self.again(**factors)
 
     def compared_with(self, other: Simulation) -> str:
         """The time of the step, and how it compares with another one's."""
+        if not isinstance(other, Simulation):
+            raise ExecutionError(f"compared_with takes another prediction, which fx.simulate returns, got {other!r}")
         return f"{show_seconds(self.seconds)} a step, {self.seconds / other.seconds - 1:+.1%}"
 
     def why(self) -> str:
@@ -183,7 +183,7 @@ class Simulation:
 
     def profile(self, most: int = 16) -> Profile:
         """The step as a profile of the first `most` ranks, like a measured one."""
-        return profile_of(self.folded, self.run, self.plans, self.world_size, most)
+        return profile_of(self.folded, self.run, self.plans, self.world_size, check_most("most", most))
 
     def table(self, by: str = "op", sort: str = "total", limit: int = 20) -> str:
         """The operators as a table, like that of `fluidx trace`."""
