@@ -24,7 +24,7 @@ ARROWS = {
     "verify": ("_collector", "ir", "ops"),
     "hardware": ("config", "ir.errors"),
     "transpiler": ("_collector", "config", "fluid_names", "hardware", "ir", "ops", "rewrite", "verify", "view"),
-    "rewrite": ("ir", "ops", "backward"),
+    "rewrite": ("ir", "ops", "backward", "recompute_segments"),
     "mixed_precision": ("_checks", "config", "ir", "ops", "lr_scheduler", "optimizer", "rewrite"),
     "contrib": ("fluid_names", "mixed_precision"),
     "executor": ("_collector", "_version", "config", "native", "ir", "ops", "comm", "rewrite"),

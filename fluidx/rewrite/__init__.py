@@ -8,10 +8,11 @@ from .base import EXACT, DropDead, DropIdentities, FoldConstants, MergeEqual, re
 from .cross_entropy import JoinCrossEntropy
 from .layer_norm import JoinLayerNorm
 from .layout import ChannelsLast
+from .recompute import Recompute
 
 Rewrite = Pass  # its name from when rewrites for one device had a class of their own
 
 __all__ = [
     "EXACT", "Amp", "ChannelsLast", "DropDead", "DropIdentities", "FoldConstants", "Job", "JoinAttention", "JoinCrossEntropy",
-    "JoinLayerNorm", "MergeEqual", "Pass", "Rewrite", "rewritten", "simplified",
+    "JoinLayerNorm", "MergeEqual", "Pass", "Recompute", "Rewrite", "rewritten", "simplified",
 ]  # fmt: skip
