@@ -71,7 +71,7 @@ def test_the_cuts_are_those_of_a_backward_pass_that_recomputes():
 
 
 def test_a_value_that_is_overwritten_before_backward_is_not_computed_again():
-    """`b` reads a counter that the program then advances: a second `b` would be another value. It is kept, and what follows begins there."""
+    """`b` reads a counter that the program then advances: a second `b` would be another value. It is kept."""
     main, startup = fx.Program("counted"), fx.Program("counted_startup")
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         w, c = L.create_parameter([WIDTH], "float32", name="w"), L.create_global_var([WIDTH], 1.0, "float32", persistable=True, name="c")
