@@ -107,17 +107,24 @@ def simulate(
 @click.option("-n", "ranks", type=RankCounts(), default="2", show_default=True, help="Numbers of ranks, 2,4.")
 @click.option("--backend", type=click.Choice(["processes", "threads", "mpi"]), default="processes", show_default=True)
 @click.option("--from", "profiles", multiple=True, type=readable, help="A timeline of fluidx trace, kept beside what is measured.")
-@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@click.option("--check", type=readable, help="A calibration of this machine: measure in a second how fast the machine is now.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The file to write; may be left out with --check.")
 @click.option("--anyway", is_flag=True, help="Measure also while others use this machine.")
-def calibrate(ranks: Any, backend: str, profiles: tuple[Path, ...], output: Path, anyway: bool) -> None:
+def calibrate(ranks: Any, backend: str, profiles: tuple[Path, ...], check: Path | None, output: Path | None, anyway: bool) -> None:
     """Measure what steps, collectives and messages take on this machine, in about a minute, for fluidx simulate and plan.
 
-    With --from and a calibration in the output file, the profiles are merged into it and nothing is measured.
+    With --from and a calibration in the output file, the profiles are merged into it and nothing is measured. With --check and an output,
+    the figures of that calibration are written as they are at the speed that the machine has now.
     """
     from .hardware import load, save
     from .simulator.calibration.calibrate import calibrate as measure
     from .simulator.calibration.calibrate import merge, summary
 
+    if check is not None:
+        _check(check, output, profiles)
+        return
+    if output is None:
+        raise click.UsageError("calibrate writes a file: give its name, -o machine.json")
     check_output(output)
     if profiles and output.exists():
         found = merge(load(str(output)), profiles)
@@ -127,6 +134,22 @@ def calibrate(ranks: Any, backend: str, profiles: tuple[Path, ...], output: Path
     for line in summary(found):
         click.echo(line)
     click.echo(f"wrote {output}")
+
+
+def _check(file: Path, output: Path | None, profiles: tuple[Path, ...]) -> None:
+    """Say how fast this machine is now, and write the figures at this speed."""
+    from .hardware import load, save
+    from .simulator.calibration.probe import at_speed, check_speed
+
+    if profiles:
+        raise click.UsageError("--from adds profiles to a calibration, --check measures the speed only: give one of them")
+    machine = load(str(file))
+    found = check_speed(machine)
+    click.echo(str(found))
+    if output is not None:
+        check_output(output)
+        save(at_speed(machine, found.now), output)
+        click.echo(f"wrote {output}")
 
 
 @click.command()

@@ -12,7 +12,8 @@ import numpy as np
 
 from .. import native
 
-_N = 512  # rows and columns of the product: 3 MB of operands, 0.27 GFLOP
+_N = 512  # rows and columns of the product: 3 MB of operands
+PRODUCT_FLOPS = 2 * _N**3
 _BYTES = 1 << 26  # of the copy: larger than most caches
 _TIMES = 5  # the best of so many measurements
 
@@ -48,7 +49,7 @@ def threads_of(ranks: int) -> int:
 @lru_cache(maxsize=64)
 def ceilings(threads: int = 1) -> Ceilings:
     """The ceilings for a number of threads; the first call takes about 0.1 s. NumPy's own products use the threads of its BLAS."""
-    return Ceilings(threads, 2e-9 * _N**3 / _best(_product, threads), 2e-9 * _BYTES / _copy(), 1e6 * _least_step())
+    return Ceilings(threads, 1e-9 * PRODUCT_FLOPS / _best(product, threads), 2e-9 * _BYTES / _copy(), 1e6 * _least_step())
 
 
 @lru_cache(maxsize=1)
@@ -66,7 +67,8 @@ def _adding() -> Callable[[], Any]:
     return partial(np.add, a, b, c)
 
 
-def _product() -> Callable[[], Any]:
+def product() -> Callable[[], Any]:
+    """A call of the large product: PRODUCT_FLOPS operations, with the kernel threads of the thread that calls it."""
     a, b, c = (np.full((_N, _N), value, np.float32) for value in (0.5, 0.25, 0))
     call = native.gemm(a, b, c) if native.enabled() else None
     return (lambda: np.dot(a, b, c)) if call is None else native.compile([call])

@@ -17,11 +17,12 @@ _UNLIKE = 0.1  # so much farther may a step be that was taken while all ranks co
 
 class CalibratedSteps:
     """The costs of steps while `ranks` ranks compute at once. A step of a profile goes before the same step of the calibration, and a step
-    that was timed before one from its neighbours. What was timed on one rank only is slowed down as the nearest steps are."""
+    that was timed before one from its neighbours. What was timed on one rank only is slowed down as the nearest steps are. Every spread has
+    that of the machine's own speed in it, which may be another when a program runs."""
 
     def __init__(self, hardware: Hardware, measured: Measured, ranks: int):
         device = hardware.device
-        self.name = hardware.name
+        self.name, self.drift = hardware.name, measured.spread
         self.rates = Rates(device.flops["float32"].value, device.bandwidth.value, device.call.value)
         n = min(ranks, measured.machine.cores)
         if n not in measured.steps:
@@ -43,6 +44,9 @@ class CalibratedSteps:
 
     def estimate(self, work: StepWork) -> CostEstimate:
         """The cost of some work. Raises FluidxError if nothing like it was timed."""
+        return self._estimate(work).wider(self.drift)
+
+    def _estimate(self, work: StepWork) -> CostEstimate:
         key = work.key
         if (known := self.profile.exact.get(key)) is not None:
             return _exactly(known, "profile")

@@ -23,3 +23,7 @@ class CostEstimate(NamedTuple):
     @property
     def high(self) -> float:
         return self.seconds * (1 + self.spread)
+
+    def wider(self, spread: float) -> CostEstimate:
+        """The same with a spread that has another one in it, of a factor on all times."""
+        return self._replace(spread=min(1.0, self.spread + spread)) if spread else self

@@ -21,7 +21,7 @@ class MeasuredCollectives:
 
     def __init__(self, measured: Measured, name: str, kind: str | None = None):
         self.kind = kind or measured.kind
-        self.curves, self.name = measured.curves.get(self.kind, {}), name
+        self.curves, self.name, self.drift = measured.curves.get(self.kind, {}), name, measured.spread
 
     def estimate(self, method: str, n: int, nbytes: float) -> CostEstimate:
         """The time of a collective by its method or its op, among n ranks. Raises FluidxError, with what to do, if it was not measured."""
@@ -33,8 +33,7 @@ class MeasuredCollectives:
                 f"{self.name} has no times of {op} among {n} {self.kind} (numbers of ranks that were measured: {measured}); "
                 f"run `fluidx calibrate -n {','.join(map(str, sorted({*self.curves, n})))} --backend {self.kind}`"
             )
-        return on_curve(points, nbytes)
-
+        return on_curve(points, nbytes).wider(self.drift)
 
     def message(self, n: int) -> Callable[[float], float] | None:
         """The seconds of a message by its bytes, with n ranks or the nearest number that was measured; None if none was."""

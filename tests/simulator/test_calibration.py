@@ -18,10 +18,11 @@ from fluidx.profiler.ceilings import Ceilings
 from fluidx.simulator.calibrated_steps import CalibratedSteps
 from fluidx.simulator.calibration.calibrate import CalibrationScope, calibrate, merge, summary, with_ranks
 from fluidx.simulator.calibration.machine import CalibratedMachine, Others, check_idle, check_steady, others
+from fluidx.simulator.calibration.probe import Speed
 from fluidx.simulator.calibration.programs import CalibrationProgram, copies, networks
 from fluidx.simulator.calibration.records import CurvePoint, Measured, TracedProfile
 from fluidx.simulator.calibration.samples import sample_programs
-from fluidx.simulator.calibration.steps import steps_of
+from fluidx.simulator.calibration.steps import StepTurns, steps_in_turns
 from fluidx.simulator.calibration.traces import read_trace, timed_steps
 from fluidx.simulator.collective_times import CollectiveTimes
 from fluidx.simulator.costs import CostEstimate, Costs
@@ -40,9 +41,14 @@ def tick():
     return lambda: 1e-3 * next(ticks)
 
 
+def steady(clock):
+    """A probe of a machine whose speed does not change."""
+    return lambda: Speed(1e-3, 2e-3)
+
+
 def small(backend="threads", ranks=(2,), programs=None, **kw):
     few = [little] if programs is None else programs
-    scope = CalibrationScope(0.0, few, ("relu",), (256, 4096), lambda threads: BEST, 1.0, lambda otherwise: 5e7)
+    scope = CalibrationScope(0.0, few, ("relu",), (256, 4096), lambda threads: BEST, 1.0, lambda otherwise: 5e7, steady, 2)
     return calibrate(ranks, backend, scope=scope, clock=tick(), busy=lambda: IDLE, **kw)
 
 
@@ -52,6 +58,16 @@ def little():
         loss = fx.layers.mean(fx.layers.fc(fx.data("x", [-1, 6], "float32"), 3))
         fx.optimizer.SGD(0.1).minimize(loss)
     return CalibrationProgram(main, startup, {"x": np.ones((4, 6), "float32")}, [loss])
+
+
+def measured_steps(make, places=None):
+    """The steps of a program in one turn."""
+    one = StepTurns([make], places, 0.0)
+    try:
+        one.turn(tick())
+    finally:
+        one.close()
+    return steps_in_turns([(one, [Speed(1.0, 1.0)])], Speed(1.0, 1.0), min)
 
 
 def elementwise(numel, op="relu", kernel="native"):
@@ -263,7 +279,7 @@ def test_what_others_use_is_what_the_system_counts_while_this_process_sleeps(tmp
 
 
 def test_steps_of_a_program_are_timed_under_the_keys_of_its_plan():
-    found = {s.work.key for s in steps_of([little], None, 0.0, min)}
+    found = {s.work.key for s in measured_steps(little)}
     made = little()
     plan = dry_plan(made.main, batch=4, fetch=[v.name for v in made.fetch])
     works = [work_of(s, plan.values) for s in plan.steps if s.kernel not in ("view", "joined", "nothing")]
@@ -280,11 +296,11 @@ def test_steps_of_ranks_are_those_of_a_job_that_trains_together():
             fx.optimizer.SGD(0.1).minimize(loss)
         return CalibrationProgram(main, startup, {"x": np.ones((4, 6), "float32")}, [loss])
 
-    found = [s.work for s in steps_of([normalized], fx.cpu_places(2), 0.0, min)]
+    found = [s.work for s in measured_steps(normalized, fx.cpu_places(2))]
     assert {"bn_mean", "bn_variance", "bn_apply", "sgd"} <= {w.first for w in found}
     assert not any("all_reduce" in w.ops for w in found)
     assert {w.types[0].shape for w in found if w.first == "mul"} == {(4, 6)}
-    assert {w.first for w in (s.work for s in steps_of([copies], fx.cpu_places(2), 0.0, min))} == {"assign"}
+    assert {w.first for w in (s.work for s in measured_steps(copies, fx.cpu_places(2)))} == {"assign"}
 
 
 def test_the_programs_of_a_calibration_can_be_planned_and_have_all_kinds_of_steps():

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +17,14 @@ from ...ir.errors import FluidxError, nearest
 from ...profiler.ceilings import Ceilings, ceilings, threads_of
 from . import links
 from .context import context_bytes
+from .links import LinkTurns
 from .machine import CalibratedMachine, Others, check_idle, check_steady, others
 from .mpi_rank import curves_of_mpi
+from .probe import UNSTEADY, Clock, Probe, Speed, middle, summed_up
 from .programs import CalibrationProgram, copies, networks
 from .records import CurvePoint, Curves, Measured, TracedProfile
 from .samples import sample_programs, sampled_ops
-from .steps import Clock, one_device_run, steps_of
+from .steps import EmptyTurns, StepTurns, steps_in_turns
 from .traces import Statistic, read_trace
 
 BACKENDS: dict[str, Callable[[int], Sequence[Place]]] = {
@@ -30,12 +33,18 @@ BACKENDS: dict[str, Callable[[int], Sequence[Place]]] = {
     "mpi": process_places,  # for steps; what they send is measured under mpirun
 }
 _SOURCE = "fluidx calibrate"
+_ADVICE = (
+    ", which is much: times are those at its median speed, and intervals of predictions are wider by that; `fluidx calibrate --check` "
+    "tells how fast it is at another time"
+)
+_TOGETHER = 40  # samples that share a turn
 _CONTEXT = 48e6  # bytes of an interpreter with fluidx and NumPy, where they cannot be measured
 
 
 class CalibrationScope(NamedTuple):
-    """How much a calibration measures: seconds for each program, the programs, the ops whose samples run, and the sizes of messages; the
-    share of the time of steps that may have a spread above 10 %; and what tells the bytes of a process, or gives a guess back."""
+    """How much a calibration measures: seconds for each program in all rounds together, the programs, the ops whose samples run, and the
+    sizes of messages; the share of the time of steps that may have a spread above 10 %; what tells the bytes of a process, or gives a guess
+    back; the probe; the rounds, and the seconds after which no further round begins."""
 
     seconds: float = 0.5
     programs: Sequence[Callable[[], CalibrationProgram]] = ()
@@ -44,6 +53,9 @@ class CalibrationScope(NamedTuple):
     ceilings: Callable[[int], Ceilings] = ceilings
     unsteady: float = 0.5
     context: Callable[[float], float] = context_bytes
+    probe: Callable[[Clock], Callable[[], Speed]] = Probe
+    rounds: int = 6
+    limit: float = 75.0
 
     @staticmethod
     def full() -> CalibrationScope:
@@ -79,12 +91,16 @@ def calibrate(
     if not anyway:
         check_idle(busy(), machine.cores)
     run = _Calibration(scope, statistic, clock)
-    run.one_device()
+    try:
+        run.one_device()
+        for n in ranks:
+            run.ranks(BACKENDS[backend](n), n, backend, min(n, machine.cores))
+        run.measure()
+    finally:
+        run.close()
+    measured = run.measured(machine, traced)
     if not anyway:
-        check_steady(run.steps[1], scope.unsteady)
-    for n in ranks:
-        run.ranks(BACKENDS[backend](n), n, backend, min(n, machine.cores))
-    measured = Measured(machine, run.steps, run.runs, run.curves, tuple(traced))
+        check_steady(measured.steps[1], scope.unsteady)
     found = _hardware(machine, scope.ceilings(threads_of(1)), measured, backend, scope.context(_CONTEXT))
     if output is not None:
         files.save(found, output)
@@ -113,31 +129,81 @@ def with_ranks(hardware: Hardware, backend: str, found: Mapping[int, tuple[Curve
 
 
 class _Calibration:
-    """The tables, as they are filled."""
+    """What is measured in turns, round by round with a look of the probe between two turns, and the tables that come of it."""
 
     def __init__(self, scope: CalibrationScope, statistic: Statistic, clock: Clock):
         self.scope, self.statistic, self.clock = scope, statistic, clock
-        self.steps: dict[int, Any] = {}
-        self.runs: dict[str, dict[int, CurvePoint]] = {}
-        self.curves: dict[str, dict[int, Curves]] = {}
+        self.started = clock()
+        self.all: list[Any] = []  # what takes turns
+        self.steps: dict[int, list[StepTurns]] = {}
+        self.samples: list[StepTurns] = []
+        self.runs: dict[tuple[str, int], EmptyTurns] = {}
+        self.links: dict[tuple[str, int], LinkTurns] = {}
+        self.fixed: dict[tuple[str, int], tuple[Curves, CurvePoint]] = {}  # of ranks under mpirun, which are measured at one time
+        self.speeds: dict[int, list[Speed]] = {}  # of each turn, by the id of what has it
 
     def one_device(self) -> None:
-        networks = steps_of(self.scope.programs, None, self.scope.seconds, self.statistic, self.clock)
-        samples = steps_of(sample_programs(self.scope.ops), None, 0.0, self.statistic, self.clock)
-        known = {s.work.key for s in networks}  # among the other steps of a network a step runs as it does in a program
-        self.steps[1] = (*networks, *(s for s in samples if s.work.key not in known))
-        self.runs["one"] = {1: one_device_run(self.statistic, self.clock)}
+        self.steps[1] = [self._added(StepTurns([make], None, self._seconds)) for make in self.scope.programs]
+        samples = sample_programs(self.scope.ops)
+        while some := list(islice(samples, _TOGETHER)):
+            self.samples.append(self._added(StepTurns(some, None, 0.0)))
+        self.runs["one", 1] = self._added(EmptyTurns())
 
     def ranks(self, places: Sequence[Place], n: int, backend: str, at_once: int) -> None:
         """What n ranks take: their steps where all compute at once, collectives, and a run."""
         if at_once not in self.steps:
-            self.steps[at_once] = tuple(steps_of(self.scope.programs, places[:at_once], self.scope.seconds, self.statistic, self.clock))
+            self.steps[at_once] = [self._added(StepTurns([make], places[:at_once], self._seconds)) for make in self.scope.programs]
         if backend == "mpi":
-            found, run = curves_of_mpi(n, 2 * self.scope.seconds)
+            self.fixed[backend, n] = curves_of_mpi(n, 2 * self.scope.seconds)
         else:
-            found, run = links.curves(places, 2 * self.scope.seconds, self.statistic, self.clock, self.scope.sizes)
-        self.curves.setdefault(backend, {})[n] = found
-        self.runs.setdefault(backend, {})[n] = run
+            self.links[backend, n] = self._added(LinkTurns(places, 2 * self._seconds, self.scope.sizes))
+            self.runs[backend, n] = self._added(EmptyTurns(places))
+
+    @property
+    def _seconds(self) -> float:
+        return self.scope.seconds / self.scope.rounds
+
+    def _added(self, one: Any) -> Any:
+        self.all.append(one)
+        return one
+
+    def measure(self) -> None:
+        """Rounds in which each has a turn: all that there are to be, or two, and then as many as there is time for."""
+        probe = self.scope.probe(self.clock)
+        before = probe()
+        for k in range(self.scope.rounds):
+            began = self.clock()
+            for one in self.all:
+                one.turn(self.clock)
+                after = probe()
+                self.speeds.setdefault(id(one), []).append(middle([before, after]))
+                before = after
+            now = self.clock()
+            if k and now - self.started + now - began > self.scope.limit:
+                break
+
+    def close(self) -> None:
+        for one in self.all:
+            one.close()
+
+    def measured(self, machine: CalibratedMachine, traced: Sequence[TracedProfile]) -> Measured:
+        """The tables, at the median speed of the machine."""
+        looks = [speed for some in self.speeds.values() for speed in some]
+        usual = middle(looks)
+        with_speeds = [[(s, self.speeds[id(s)]) for s in some] for some in (*self.steps.values(), self.samples)]
+        *networks, samples = [steps_in_turns(some, usual, self.statistic) for some in with_speeds]
+        steps = dict(zip(self.steps, networks, strict=True))
+        known = {s.work.key for s in steps[1]}  # among the other steps of a network a step runs as it does in a program
+        steps[1] += tuple([s for s in samples if s.work.key not in known])
+        runs: dict[str, dict[int, CurvePoint]] = {}
+        curves: dict[str, dict[int, Curves]] = {}
+        for (kind, n), empty in self.runs.items():
+            runs.setdefault(kind, {})[n] = empty.point(self.speeds[id(empty)], usual, self.statistic)
+        for (kind, n), links_ in self.links.items():
+            curves.setdefault(kind, {})[n] = links_.curves(self.speeds[id(links_)], usual, self.statistic)
+        for (kind, n), (found, run) in self.fixed.items():
+            curves.setdefault(kind, {})[n], runs.setdefault(kind, {})[n] = found, run
+        return Measured(machine, steps, runs, curves, tuple(traced), summed_up(looks))
 
 
 def _hardware(machine: CalibratedMachine, best: Ceilings, measured: Measured, backend: str, context: float) -> Hardware:
@@ -188,6 +254,8 @@ def summary(hardware: Hardware) -> Iterator[str]:
     assert hardware.measured is not None
     found = Measured.from_json(hardware.measured, hardware.name)
     yield f"{hardware.name}: {found.machine.threads} threads, kernel level {found.machine.level}, load {found.machine.load}"
+    if found.probe is not None:
+        yield f"  the speed of this machine varied by {found.spread:.0%}" + (_ADVICE if found.spread > UNSTEADY else "")
     for n, steps in sorted(found.steps.items()):
         unsure = sum(s.spread > 0.1 for s in steps)
         yield f"  steps of {n} rank{'s' if n > 1 else ''} at once: {len(steps)}, of {unsure} the spread is above 10 %"

@@ -13,8 +13,9 @@ from ...executor.ranks.parallel_executor import ParallelExecutor
 from ...ir.opdef import Effect, opdef
 from ...ir.program import Program, ProgramPair
 from ...profiler.profile import Profile
+from .probe import Clock, Speed
 from .records import MESSAGE, CurvePoint, Curves
-from .steps import Clock, observe, timed_runs
+from .steps import EmptyTurns, observe
 from .traces import Statistic, relative_spread
 
 SIZES = (256, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 23, 1 << 26)  # bytes of the whole value
@@ -24,35 +25,50 @@ _PLACED = {"x": "", "y": "", "r": f"shard(0) over {_GROUP}", "c": f"shard(1) ove
 _SMALL, _COPIES = 1 << 16, 4  # up to this size, so many arrays of each size
 
 
+class LinkTurns:
+    """Collectives and messages among ranks on some places, which are timed in turns of about `seconds`."""
+
+    def __init__(self, places: Sequence[Place], seconds: float, sizes: Sequence[int] = SIZES, least: int = 1):
+        self.seconds, self._least, self._n = seconds, least, len(places)
+        self._ranks = ParallelExecutor(_programs(self._n, sizes), places=places, verify=False)
+        self._ranks.run_startup()
+        self._ranks.run([], {})
+        self.turns: list[Any] = []
+
+    def turn(self, clock: Clock) -> None:
+        profile = Profile()
+        observe(profile, lambda: self._ranks.run([], {}), self.seconds, clock, self._least)
+        self.turns.append(_times(profile, self._n))
+
+    def close(self) -> None:
+        self._ranks.close()
+
+    def curves(self, speeds: Sequence[Speed], usual: Speed, statistic: Statistic) -> Curves:
+        """The times by size at the `usual` speed of the machine. `speeds` are those of the machine in each turn."""
+        found: dict[str, dict[int, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        for turn, speed in zip(self.turns, speeds, strict=True):
+            for op, sizes in turn.items():
+                for size, calls in sizes.items():
+                    for number, times in calls.items():
+                        found[op][size][number] += [t / speed.over(usual, 0, size) for t in times]
+        return {op: tuple(_points(samples, statistic)) for op, samples in found.items()}
+
+
 def curves(
     places: Sequence[Place], seconds: float, statistic: Statistic = statistics.median, clock: Clock = time.perf_counter,
     sizes: Sequence[int] = SIZES,
 ) -> tuple[Curves, CurvePoint]:  # fmt: skip
-    """The times of collectives and messages among ranks on these places, and that of a run of a program without them."""
-    n = len(places)
-    ranks = ParallelExecutor(_programs(n, sizes), places=places, verify=False)
-    try:
-        ranks.run_startup()
-        ranks.run([], {})
-        profile = Profile()
-        observe(profile, lambda: ranks.run([], {}), seconds, clock)
-    finally:
-        ranks.close()
-    found = {op: tuple(_points(op, n, samples, statistic)) for op, samples in _times(profile, n).items()}
-    return found, empty_run(places, statistic, clock)
-
-
-def empty_run(places: Sequence[Place], statistic: Statistic, clock: Clock, count: int = 50) -> CurvePoint:
-    """The time of a run of ranks that do nothing but fill one element."""
-    one = ["%x = fill_constant() {shape=[1], value=0.0}"]
-    programs = [_pair(len(places), r, ["  var %x: f32[1] persistable"], one, one) for r in range(len(places))]
-    ranks = ParallelExecutor(programs, places=places, verify=False)
-    try:
-        ranks.run_startup()
-        times = timed_runs(lambda: ranks.run([], {}), clock, count)
-    finally:
-        ranks.close()
-    return CurvePoint(0, statistic(times), relative_spread(times))
+    """The times of collectives and messages among ranks on these places, and that of a run of a program without them, in one turn."""
+    same = Speed(1.0, 1.0)
+    made: list[Any] = []
+    for begin in (lambda: LinkTurns(places, seconds, sizes, least=5), lambda: EmptyTurns(places)):
+        one = begin()
+        try:
+            one.turn(clock)
+        finally:
+            one.close()
+        made.append(one)
+    return made[0].curves([same], same, statistic), made[1].point([same], same, statistic)
 
 
 def _pair(n: int, rank: int, declared: Sequence[str], startup: Sequence[str], main: Sequence[str]) -> ProgramPair:
@@ -144,7 +160,7 @@ def _messages(messages: Sequence[tuple[Any, float]], values: Any) -> Iterator[tu
             spent = 0.0
 
 
-def _points(op: str, n: int, samples: dict[int, dict[int, list[float]]], statistic: Statistic) -> Iterator[CurvePoint]:
+def _points(samples: dict[int, dict[int, list[float]]], statistic: Statistic) -> Iterator[CurvePoint]:
     for size, calls in sorted(samples.items()):
         each = [(statistic(times), relative_spread(times)) for times in calls.values()]
         yield CurvePoint(size, sum(t for t, _ in each) / len(each), sum(s for _, s in each) / len(each))

@@ -23,6 +23,14 @@ class CurvePoint(NamedTuple):
     spread: float
 
 
+class ProbedSpeed(NamedTuple):
+    """The speed of the machine while it was calibrated: the median seconds of the probe's product and of its copy, and their spread."""
+
+    product: float
+    copy: float
+    spread: float
+
+
 MESSAGE = "message"  # the curve of messages of one rank to another
 Curves = Mapping[str, tuple[CurvePoint, ...]]  # by type of operator
 
@@ -38,18 +46,24 @@ class TracedProfile(NamedTuple):
 @dataclass(frozen=True)
 class Measured:
     """The tables of a calibration. `steps` are by the number of ranks that computed at once, `runs` and `curves` by the kind of ranks
-    ("processes", "threads", "mpi"; "one" for one device) and their number."""
+    ("processes", "threads", "mpi"; "one" for one device) and their number. Older files have no `probe`."""
 
     machine: CalibratedMachine
     steps: Mapping[int, tuple[TimedStep, ...]]
     runs: Mapping[str, Mapping[int, CurvePoint]]
     curves: Mapping[str, Mapping[int, Curves]]
     profiles: tuple[TracedProfile, ...] = field(default=())
+    probe: ProbedSpeed | None = None
 
     @property
     def kind(self) -> str:
         """The kind of ranks that was measured; if there are several, the first one."""
         return next((kind for kind in self.runs if kind != "one"), "processes")
+
+    @property
+    def spread(self) -> float:
+        """The relative spread of the machine's own speed."""
+        return self.probe.spread if self.probe else 0.0
 
     def run(self, kind: str | None, ranks: int, name: str) -> CurvePoint:
         """A run of an empty program by ranks of a kind. Raises FluidxError, with what to do, if it was not measured."""
@@ -64,6 +78,7 @@ class Measured:
             raise ValueError("it has no steps of one rank")
         times = [s.seconds for some in self.steps.values() for s in some]
         times += [p.seconds for some in self.runs.values() for p in some.values()]
+        times += self.probe or ()
         wrong = next((t for t in times if not 0 <= t < inf), None)
         if wrong is not None:
             raise ValueError(f"{wrong} is no number of seconds")
@@ -73,7 +88,7 @@ class Measured:
 
     def as_json(self) -> dict[str, Any]:
         """The JSON form, which `from_json` reads to an equal record."""
-        return {
+        found = {
             "machine": self.machine._asdict(),
             "steps": {str(n): [_row(s) for s in some] for n, some in self.steps.items()},
             "runs": {kind: {str(n): list(p) for n, p in some.items()} for kind, some in self.runs.items()},
@@ -83,6 +98,7 @@ class Measured:
             },
             "profiles": [{"file": p.file, "ranks": p.ranks, "steps": [_row(s) for s in p.steps]} for p in self.profiles],
         }
+        return found if self.probe is None else {**found, "probe": list(self.probe)}
 
     @staticmethod
     def from_json(data: Any, name: str) -> Measured:
@@ -97,6 +113,7 @@ class Measured:
                     for kind, some in data["curves"].items()
                 },
                 tuple(TracedProfile(p["file"], p["ranks"], tuple(map(_step, p["steps"]))) for p in data["profiles"]),
+                ProbedSpeed(*map(float, data["probe"])) if "probe" in data else None,
             )
             found.check()
             return found

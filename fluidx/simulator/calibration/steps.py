@@ -1,11 +1,10 @@
-"""Run programs under a profiler, on one device and on ranks that all compute at once, and take the times of their steps."""
+"""Programs that run in turns under a profiler, on one device and on ranks that all compute at once, and the times of their steps."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,92 +19,120 @@ from ...profiler import timeline
 from ...profiler.profile import Profile
 from ...transpiler.transpiler import DistributeTranspiler
 from ..step_table import TimedStep
+from .probe import Clock, Speed
 from .programs import CalibrationProgram, Feed
 from .records import CurvePoint
-from .traces import Statistic, relative_spread, timed_steps
+from .traces import PlaceTimes, Statistic, relative_spread
 
-Clock = Callable[[], float]
-_LEAST, _MOST = 5, 40  # runs of a program
+_LEAST, _MOST = 2, 40  # runs of a program in a turn
+_RUNS = 20  # of an empty program in a turn
 
 
-def steps_of(
-    programs: Iterable[Callable[[], CalibrationProgram | None]], places: Sequence[Place] | None, seconds: float, statistic: Statistic,
-    clock: Clock = time.perf_counter,
-) -> list[TimedStep]:  # fmt: skip
-    """The times of the steps of programs. Each runs for about `seconds`: on one device without `places`, otherwise on all places at once.
-    A program with steps whose spread is above 10 % runs once more for as long. Programs that fail are left out."""
-    profile = Profile()
-    for make in programs:
-        if (program := make()) is not None:
+class Running(NamedTuple):
+    """A program that was started: a call that runs it once, and one that ends its executor."""
+
+    run: Callable[[], Any]
+    close: Callable[[], Any]
+
+
+class StepTurns:
+    """Programs whose steps are timed in turns: on one device without `places`, otherwise on all places at once. Each runs for about
+    `seconds` in a turn. Programs that fail are left out."""
+
+    def __init__(self, programs: Iterable[Callable[[], CalibrationProgram | None]], places: Sequence[Place] | None, seconds: float):
+        self.seconds = seconds
+        self.turns: list[PlaceTimes] = []
+        self._running: list[Running] = []
+        for make in programs:
+            if (program := make()) is None:
+                continue
             with suppress(ExecutionError, ValueError):  # a sample with longer axes
-                profile.runs += _observed(program, places, seconds, statistic, clock).runs
-    return list(timed_steps(timeline.events(profile.runs), statistic).steps)
+                started = running(program, places)
+                try:
+                    started.run()  # touches its memory for the first time
+                    self._running.append(started)
+                except BaseException:
+                    started.close()
+                    raise
+
+    def turn(self, clock: Clock) -> None:
+        found = PlaceTimes()
+        for program in self._running:
+            program.run()  # what ran before it has the caches
+            profile = Profile()
+            observe(profile, program.run, self.seconds, clock)
+            found.add(timeline.events(profile.runs))
+        self.turns.append(found)
+
+    def close(self) -> None:
+        for program in self._running:
+            program.close()
 
 
-def _observed(
-    program: CalibrationProgram, places: Sequence[Place] | None, seconds: float, statistic: Statistic, clock: Clock
-) -> Profile:
-    profile = Profile()
-    run, close = _runner(program, places)
-    try:
-        run()  # touches its memory for the first time
-        observe(profile, run, seconds, clock)
-        if seconds and _uncertain(profile, statistic):
-            observe(profile, run, seconds, clock)
-    finally:
-        close()
-    return profile
+class EmptyTurns:
+    """Runs of a program that does nothing but fill one element."""
+
+    def __init__(self, places: Sequence[Place] | None = None):
+        self._running = running(_empty(), places)
+        self.turns: list[float] = []
+
+    def turn(self, clock: Clock) -> None:
+        self._running.run()
+        times = []
+        for _ in range(_RUNS):
+            start = clock()
+            self._running.run()
+            times.append(clock() - start)
+        self.turns.append(sorted(times)[_RUNS // 2])
+
+    def close(self) -> None:
+        self._running.close()
+
+    def point(self, speeds: Sequence[Speed], usual: Speed, statistic: Statistic) -> CurvePoint:
+        """The time of a run. `speeds` are those of the machine in each turn."""
+        times = [t / speed.over(usual) for t, speed in zip(self.turns, speeds, strict=True)]
+        return CurvePoint(0, statistic(times), relative_spread(times))
 
 
-def one_device_run(statistic: Statistic, clock: Clock, count: int = 100) -> CurvePoint:
-    """The time of a run on one device that fills one element."""
-    main = Program("empty")
-    main.global_block().create_var("x", (1,), "float32", persistable=True)
-    main.global_block().append_op("fill_constant", {}, {"Out": "x"}, {"shape": (1,), "value": 0.0})
-    run, close = _runner(CalibrationProgram(main, Program("empty startup"), {}, []), None)
-    try:
-        times = timed_runs(run, clock, count)
-    finally:
-        close()
-    return CurvePoint(0, statistic(times), relative_spread(times))
+def steps_in_turns(some: Iterable[tuple[StepTurns, Sequence[Speed]]], usual: Speed, statistic: Statistic) -> tuple[TimedStep, ...]:
+    """The times of steps at the `usual` speed of the machine, from programs and the speed in each of their turns."""
+    found = PlaceTimes()
+    for programs, speeds in some:
+        for turn, speed in zip(programs.turns, speeds, strict=True):
+            found.add_turn(turn, statistic, lambda work, speed=speed: speed.over(usual, work.flops, work.nbytes))
+    return found.steps(statistic)
 
 
-def timed_runs(run: Callable[[], Any], clock: Clock, count: int) -> list[float]:
-    """The seconds of runs, without the first fifth of them."""
-    times = []
-    for _ in range(count):
-        start = clock()
-        run()
-        times.append(clock() - start)
-    return times[count // 5 :]
-
-
-def _uncertain(profile: Profile, statistic: Statistic) -> bool:
-    """Do steps with a spread above 10 % take a tenth of the time or more?"""
-    steps = timed_steps(timeline.events(profile.runs), statistic).steps
-    return sum(s.seconds for s in steps if s.spread > 0.1) > 0.1 * sum(s.seconds for s in steps)
-
-
-def observe(profile: Profile, run: Callable[[], Any], seconds: float, clock: Clock) -> None:
+def observe(profile: Profile, run: Callable[[], Any], seconds: float, clock: Clock, least: int = _LEAST) -> None:
     """Make runs for about so many seconds, seen by the profile."""
     observers.watchers.append(profile)
     try:
         end, count = clock() + seconds, 0
-        while count < _LEAST or (clock() < end and count < _MOST):
+        while count < least or (clock() < end and count < _MOST):
             run()
             count += 1
     finally:
         observers.watchers.remove(profile)
 
 
-def _runner(program: CalibrationProgram, places: Sequence[Place] | None) -> tuple[Callable[[], Any], Callable[[], None]]:
-    """A call that runs the program once, and one that ends its executor."""
+def running(program: CalibrationProgram, places: Sequence[Place] | None) -> Running:
+    """Start a program on one device, or on all places."""
     if places is None:
         one, scope = Executor(CPUPlace()), Scope()
         one.run(program.startup, scope=scope)
-        return lambda: one.run(program.main, feed=program.feed, fetch_list=program.fetch, scope=scope), one.close
+        return Running(lambda: one.run(program.main, feed=program.feed, fetch_list=program.fetch, scope=scope), one.close)
     ranks, feed = started_job(program, places)
-    return lambda: ranks.run(program.fetch, feed), ranks.close
+    return Running(lambda: ranks.run(program.fetch, feed), ranks.close)
+
+
+def _empty() -> CalibrationProgram:
+    main = Program("empty")
+    main.global_block().create_var("x", (1,), "float32", persistable=True)
+    main.global_block().append_op("fill_constant", {}, {"Out": "x"}, {"shape": (1,), "value": 0.0})
+    startup = Program("empty startup")
+    startup.global_block().create_var("x", (1,), "float32", persistable=True)
+    startup.global_block().append_op("fill_constant", {}, {"Out": "x"}, {"shape": (1,), "value": 0.0})
+    return CalibrationProgram(main, startup, {}, [])
 
 
 def started_job(program: CalibrationProgram, places: Sequence[Place]) -> tuple[ParallelExecutor, Feed]:

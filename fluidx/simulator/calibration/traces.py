@@ -26,32 +26,56 @@ class TracedSteps(NamedTuple):
     ranks: int
 
 
+class PlaceTimes:
+    """The seconds of every place in the programs of a timeline, by work: {key of the work: {place: seconds}}."""
+
+    def __init__(self) -> None:
+        self.times: dict[tuple, dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self.works: dict[tuple, StepWork] = {}
+        self.rows: set[int] = set()
+
+    def add(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take the steps that compute from the events of a timeline."""
+        at: dict[int, tuple[str, int]] = {}
+        for e in events:
+            if e.get("ph") != "X" or not isinstance(args := e.get("args"), Mapping):
+                continue
+            row, kind = e["tid"], str(e.get("cat", "")).partition(",")[0]
+            if kind == "run":
+                at[row] = str(e["name"]).rpartition(", run ")[0], 0
+            elif kind == "operator" and args["body"] not in ("control", "wait"):
+                program, number = at.get(row, ("", 0))
+                at[row] = program, number + 1
+                work = _work(str(e["name"]), args)
+                self.works[work.key] = work
+                self.times[work.key][program, number, row].append(e["dur"] / 1e6)
+        self.rows |= set(at)
+
+    def add_turn(self, turn: PlaceTimes, statistic: Statistic, slower: Callable[[StepWork], float]) -> None:
+        """Add one time for each place of a turn, at the speed of a machine that is `slower` by a factor."""
+        self.works.update(turn.works)
+        for key, places in turn.times.items():
+            factor = slower(turn.works[key])
+            for place, times in places.items():
+                self.times[key][place].append(statistic(times) / factor)
+
+    def steps(self, statistic: Statistic) -> tuple[TimedStep, ...]:
+        """The times of steps. Every place is timed by itself; places of equal work are averaged: one may find its operands in a cache, and
+        another not."""
+        return tuple([_timed(self.works[key], places.values(), statistic) for key, places in self.times.items()])
+
+
 def timed_steps(events: Iterable[Mapping[str, Any]], statistic: Statistic = statistics.median) -> TracedSteps:
-    """The times of steps in the events of a timeline. Every place in a program is timed by itself over all runs; places of equal work are
-    averaged: one may find its operands in a cache, and another not.
+    """The times of steps in the events of a timeline.
 
     >>> event = {"ph": "X", "cat": "operator", "name": "relu", "tid": 0, "dur": 3.0,
     ...          "args": {"body": "native", "reads": "%x f32[4]", "makes": "%y f32[4]", "bytes": 32, "flops": 4}}
     >>> timed_steps([event]).steps[0].seconds
     3e-06
     """
-    times: dict[tuple, dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
-    works: dict[tuple, StepWork] = {}
-    at: dict[int, tuple[str, int]] = {}
-    for e in events:
-        if e.get("ph") != "X" or not isinstance(args := e.get("args"), Mapping):
-            continue
-        row, kind = e["tid"], str(e.get("cat", "")).partition(",")[0]
-        if kind == "run":
-            at[row] = str(e["name"]).rpartition(", run ")[0], 0
-        elif kind == "operator" and args["body"] not in ("control", "wait"):
-            program, number = at.get(row, ("", 0))
-            at[row] = program, number + 1
-            work = _work(str(e["name"]), args)
-            works[work.key] = work
-            times[work.key][program, number, row].append(e["dur"] / 1e6)
-    found = [_timed(works[key], places.values(), statistic) for key, places in times.items()]
-    return TracedSteps(tuple(found), max(1, len(at)))
+    found = PlaceTimes()
+    found.add(events)
+    return TracedSteps(found.steps(statistic), max(1, len(found.rows)))
 
 
 def read_trace(path: str | Path, statistic: Statistic = statistics.median) -> TracedSteps:
