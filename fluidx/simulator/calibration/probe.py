@@ -79,7 +79,8 @@ def summed_up(speeds: Sequence[Speed]) -> ProbedSpeed:
 
 def speed_now(seconds: float = 1.0, clock: Clock = time.perf_counter) -> Speed:
     """The speed of this machine, from looks for about so many seconds."""
-    probe, end, found = Probe(clock), clock() + seconds, []
+    probe, end = Probe(clock), clock() + seconds
+    found: list[Speed] = []
     while len(found) < 3 or clock() < end:
         found.append(probe())
     return middle(found)

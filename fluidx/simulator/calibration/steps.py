@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from ...profiler import timeline
 from ...profiler.profile import Profile
 from ...transpiler.transpiler import DistributeTranspiler
 from ..step_table import TimedStep
+from ..work import StepWork
 from .probe import Clock, Speed
 from .programs import CalibrationProgram, Feed
 from .records import CurvePoint
@@ -99,8 +101,12 @@ def steps_in_turns(some: Iterable[tuple[StepTurns, Sequence[Speed]]], usual: Spe
     found = PlaceTimes()
     for programs, speeds in some:
         for turn, speed in zip(programs.turns, speeds, strict=True):
-            found.add_turn(turn, statistic, lambda work, speed=speed: speed.over(usual, work.flops, work.nbytes))
+            found.add_turn(turn, statistic, partial(_slower, speed, usual))
     return found.steps(statistic)
+
+
+def _slower(speed: Speed, usual: Speed, work: StepWork) -> float:
+    return speed.over(usual, work.flops, work.nbytes)
 
 
 def observe(profile: Profile, run: Callable[[], Any], seconds: float, clock: Clock, least: int = _LEAST) -> None:
