@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from fluidx.ir.opdef import all_ops
-from fluidx.onnx import import_tables, known
-from fluidx.onnx.import_tables import IMPORTERS, NUMPY_IMPORTERS
+from fluidx.onnx import known
 from fluidx.onnx.normalize import domain_of
 from fluidx.onnx.registry import OnnxOperator
+from fluidx.onnx.table import IMPORTERS, NUMPY_IMPORTERS, is_own
 from fluidx.testing.one_operator import onnx_operators
 
 HEAD = """\
@@ -45,7 +45,7 @@ def _is_fluidx(k: OnnxOperator) -> bool:
     """Is it an operator of fluidx, not one that a user registered?"""
     key = domain_of(k.domain), k.name
     found = IMPORTERS.get(key) or NUMPY_IMPORTERS.get(key)
-    return found is None or found.__module__.startswith(import_tables.FUNCTIONS)
+    return found is None or is_own(found)
 
 
 def page() -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..ir.errors import nearest
 from .errors import OnnxError
-from .import_tables import IMPORTERS, NUMPY_IMPORTERS, load_all
 from .normalize import domain_of, graphs_of, opsets_of
+from .table import IMPORTERS, NUMPY_IMPORTERS, load_all
 
 _MOST = 20  # nodes that a message lists
 

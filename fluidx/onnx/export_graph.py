@@ -18,9 +18,9 @@ from ..ir.sizes import StandInShapes
 from ..ir.types import ANY, Dim, size_names
 from ..ir.unique_name import UnusedNames, unused
 from .errors import OnnxError
-from .exporters import EXPORTERS, load_all
-from .exporters.elementwise import by_expression, has_expression
+from .expression_nodes import by_expression, has_expression
 from .rank_models import opaque_node
+from .table import EXPORTERS, load_all
 from .types import open_sizes, type_proto_of
 from .values import dtype_code
 
@@ -294,6 +294,11 @@ class Op:
         if shape.count(ANY) > 1:
             raise self.wrong("more than one size of its result is open")
         return self.emit("Reshape", value, self.ints(shape))
+
+    def scalar(self, slot: str, dtype: str) -> str:
+        """A single number in a dtype, without axes."""
+        found = self.cast(slot, dtype)
+        return self.emit("Reshape", found, self.ints([])) if self.type_of(slot).ndim else found
 
     def const(self, array: np.ndarray) -> str:
         return self.graph.constant(array)

@@ -21,11 +21,11 @@ from ..ir.errors import FluidxError
 from . import limits
 from .constants import block_output
 from .errors import OnnxError
-from .import_tables import DYNAMIC_IMPORTERS, IMPORTERS, NUMPY_IMPORTERS, PURE, load_all
 from .node import Node
 from .normalize import domain_of, opsets_of
 from .schema_functions import function_of, output_names, with_attributes
 from .symbolic_sizes import OpenSizes, open_size_outputs
+from .table import DYNAMIC_IMPORTERS, IMPORTERS, NUMPY_IMPORTERS, PURE, load_all
 from .value_reader import Evaluate, HostCall, ValueReader
 from .values import Outputs, RuntimeValue, Weight, array_of, as_outputs, fits_program, is_string_array, leaves
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import import_tables
 from .errors import OnnxError, need_onnx
-from .import_tables import DYNAMIC_IMPORTERS, IMPORTERS, NUMPY_IMPORTERS, ImportFunction, load_all
 from .normalize import domain_of
 from .read import NEWEST, OPSET_8
+from .table import DYNAMIC_IMPORTERS, IMPORTERS, NUMPY_IMPORTERS, ImportFunction, is_own, load_all
 
 OPERATORS, HOST, BODY = "operators", "host", "body"
 
@@ -89,7 +88,7 @@ def _own(table: dict[tuple[str, str], ImportFunction], names: tuple[str, ...], d
         raise OnnxError(f"name the operators that the function implements: @fx.onnx.face('MyOp', domain='com.example'); got {names}")
     keys = [(domain_of(domain), n) for n in names]
     for key in keys:
-        if key in table and table[key].__module__.startswith(import_tables.FUNCTIONS):
+        if key in table and is_own(table[key]):
             raise OnnxError(f"fluidx has operator {key[1]} of domain {domain or 'ai.onnx'!r}; use another name or a domain of your own")
 
     def register(f: ImportFunction) -> ImportFunction:

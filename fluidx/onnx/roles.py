@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from ..ir.dtypes import FLOATS
 from ..ir.unique_name import unused
 from .check import all_graphs
-from .import_tables import FACTORS, STATISTICS, load_all
 from .normalize import domain_of
+from .table import FACTORS, STATISTICS, load_all
 from .values import numpy_dtype
 
 _SHOWN = 5  # weights named in one line

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..ir import Variable
 from ..ir.errors import nearest
-from .import_tables import IMPORTERS, NUMPY_IMPORTERS
 from .node import Node
 from .normalize import domain_of
+from .table import IMPORTERS, NUMPY_IMPORTERS
 from .types import type_proto_of
 from .values import ABSENT, type_proto
 

@@ -57,8 +57,8 @@ def onnx_operators(name: str) -> list[str]:
     """
     from ..onnx.errors import OnnxError
     from ..onnx.export import to_onnx
-    from ..onnx.exporters import EXPORTERS, load_all
-    from ..onnx.exporters.elementwise import has_expression
+    from ..onnx.expression_nodes import has_expression
+    from ..onnx.table import EXPORTERS, load_all
 
     load_all()
     if name not in EXPORTERS and not has_expression(name):

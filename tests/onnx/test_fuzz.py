@@ -109,7 +109,7 @@ def test_the_message_says_how_much_is_asked_for_and_how_much_there_is():
 
 
 def test_what_is_not_expected_names_the_node_its_operands_and_the_cause(monkeypatch):
-    from fluidx.onnx.import_tables import IMPORTERS
+    from fluidx.onnx.table import IMPORTERS
 
     monkeypatch.setitem(IMPORTERS, ("", "Relu"), lambda n: {}["lost"])
     with pytest.raises(OnnxError, match=r"^node 'Relu' \(Relu\): KeyError: 'lost'; the operands are float32\[2, 3\]$") as e:

@@ -15,8 +15,8 @@ onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper  # noqa: E402
 
-from fluidx.onnx.import_tables import IMPORTERS, NUMPY_IMPORTERS  # noqa: E402
 from fluidx.onnx.read import NEWEST  # noqa: E402
+from fluidx.onnx.table import IMPORTERS, NUMPY_IMPORTERS  # noqa: E402
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

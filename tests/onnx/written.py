@@ -8,8 +8,8 @@ import onnxruntime as ort
 import fluidx as fx
 from fluidx.ir.opdef import OPS
 from fluidx.onnx.export import to_onnx
-from fluidx.onnx.exporters import EXPORTERS, load_all
-from fluidx.onnx.exporters.elementwise import has_expression
+from fluidx.onnx.expression_nodes import has_expression
+from fluidx.onnx.table import EXPORTERS, load_all
 from fluidx.testing.one_operator import program_of_sample
 
 load_all()

@@ -1,0 +1,262 @@
+"""Operators on images: resizing, reading at computed positions, regions, boxes, and decoding of files."""
+
+from __future__ import annotations
+
+import io
+from functools import reduce
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...ir import Variable
+from ...ir.dtypes import FLOATS, np_dtype
+from ...ops.data.boxes import NonMaxSuppression
+from ...ops.nn.resize import size_scaled
+from ..export_graph import Op
+from ..limits import checked_shape
+from ..node import Node
+from ..table import dynamic, exports, imports, on_numpy
+from ..window_geometry import require_sizes, window_table, windows
+
+
+@on_numpy("NonMaxSuppression", pure=True)
+def non_max_suppression(n: Node) -> object:
+    """A score must be above the threshold. ONNX Runtime and TensorFlow drop equal scores too, such as scores padded with 0."""
+    boxes, scores, *limits = [None if v is None else np.asarray(v) for v in n.values()]
+    center = bool(n.attr("center_point_box", 0))
+    return NonMaxSuppression.kernel(np, boxes, scores, *[*limits, None, None, None][:3], center_point_box=center)
+
+
+@dynamic("NonMaxSuppression", 0, 1, 2, 3, 4)
+def computed_non_max_suppression(n: Node) -> object:
+    limits = [n.x(k) for k in range(2, 5)]
+    return n.b.non_max_suppression(n.x(0), n.x(1), *limits, center_point_box=bool(n.attr("center_point_box", 0)))
+
+
+@imports("GridSample")
+def grid_sample(n: Node) -> object:
+    work = "float64" if n.dtype(0) == "float64" else "float32"
+    attrs = {"mode": n.attr("mode", "linear"), "padding_mode": n.attr("padding_mode", "zeros")}
+    y = n.b.grid_sample(n.cast(n.x(0), work), n.cast(n.x(1), work), align_corners=bool(n.attr("align_corners", 0)), **attrs)
+    return n.cast(y, n.dtype(0))
+
+_MODES = {"RGB": "RGB", "BGR": "RGB", "Grayscale": "L"}
+
+
+@on_numpy("ImageDecoder", pure=True)
+def image_decoder(n: Node) -> object:
+    """The decoded image. Data that is not an image gives an empty array, as the standard requires."""
+    data = n.value(0).tobytes()
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise n.wrong("it needs the package pillow, which is not installed") from None
+    wanted = n.attr("pixel_format", "RGB")
+    if wanted not in _MODES:
+        raise n.wrong(f"pixel_format must be one of {', '.join(_MODES)}, found {wanted!r}")
+    try:
+        found = np.array(Image.open(io.BytesIO(data)).convert(_MODES[wanted]))
+    except (UnidentifiedImageError, OSError, ValueError):
+        return np.zeros((0, 0, 1 if wanted == "Grayscale" else 3), np.uint8)
+    if wanted == "Grayscale":
+        return found[..., None]
+    return found[..., ::-1] if wanted == "BGR" else found
+
+
+@imports("RoiAlign")
+def roi_align(n: Node) -> object:
+    return n.b.roi_align(
+        n.x(),
+        n.x(1),
+        n.x(2),
+        pooled_height=n.attr("output_height", 1),
+        pooled_width=n.attr("output_width", 1),
+        spatial_scale=n.attr("spatial_scale", 1.0),
+        sampling_ratio=n.attr("sampling_ratio", 0),
+        aligned=n.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel",
+        mode=n.attr("mode", "avg"),
+    )
+
+
+@imports("MaxRoiPool")
+def max_roi_pool(n: Node) -> object:
+    """MaxRoiPool. The first column of the regions is the index of the image."""
+    height, width = n.attr("pooled_shape")
+    image = n.b.cast(n.b.slice(n.x(1), axes=(1,), starts=(0,), ends=(1,), decrease_axis=(1,)), dtype="int64")
+    rois = n.b.slice(n.x(1), axes=(1,), starts=(1,), ends=(5,))
+    return n.b.roi_pool(n.x(), rois, image, pooled_height=height, pooled_width=width, spatial_scale=n.attr("spatial_scale", 1.0))
+
+
+# -- columns --------------------------------------------------------------------------------------------------------------------------
+
+
+@imports("Col2Im")
+def col2im(n: Node) -> object:
+    require_sizes(n, "Col2Im", n.shape(0))
+    sizes, kernel = n.ints(1) or [], n.ints(2) or []
+    place, inside = window_table(windows(n, kernel, sizes))
+    cells, taps = place.shape
+    rows = n.b.transpose(n.b.reshape(n.x(), shape=(-1, taps, cells)), axis=(2, 1, 0))
+    if not inside.all():
+        rows = n.b.elementwise_mul(rows, n.const(inside[:, :, None], np_dtype(n.dtype(0))))
+    channels = n.shape(0)[1] // taps
+    empty = n.b.fill_constant(shape=(prod(sizes), rows.shape[2]), dtype=n.dtype(0), value=0.0)
+    sums = n.b.scatter_nd_add(empty, n.const(place.reshape(-1, 1)), n.b.reshape(rows, shape=(cells * taps, -1)))
+    return n.b.reshape(n.b.transpose(sums, axis=(1, 0)), shape=(-1, channels, *sizes))
+
+
+@imports("DeformConv")
+def deform_conv(n: Node) -> object:
+    b, x, w, groups, parts = n.b, n.x(0), n.x(1), n.attr("group", 1), n.attr("offset_group", 1)
+    (images, c, h, width), kernel = x.shape, tuple(w.shape[2:])
+    if len(kernel) != 2:
+        raise n.wrong(f"X must be images [N, C, H, W], found {n.type()}")
+    require_sizes(n, "DeformConv", x.shape)
+    down, right = windows(n, kernel)
+    taps, cells = prod(kernel), down.out * right.out
+    offset = b.reshape(n.x(2), shape=(images, parts, taps, 2, cells))
+    grid = np.broadcast_arrays(down.reads.T[:, None, :, None], right.reads.T[None, :, None, :])
+    y, x_at = (
+        b.elementwise_add(b.slice(offset, axes=(3,), starts=(k,), ends=(k + 1,), decrease_axis=(3,)),
+                          n.const(grid[k].reshape(taps, cells), np_dtype(n.dtype(0)))) for k in (0, 1)
+    )  # fmt: skip
+    channels = b.reshape(x, shape=(images * parts, c // parts, h * width))
+    pixels = b.reshape(b.transpose(channels, axis=(0, 2, 1)), shape=(-1, c // parts))
+    begin = n.const((np.arange(images * parts) * h * width).reshape(images, parts, 1, 1))
+    terms = []
+    for row, row_weight in _neighbouring_pixels(n, y, h):
+        for column, column_weight in _neighbouring_pixels(n, x_at, width):
+            place = b.elementwise_add(b.elementwise_add(b.scale(row, scale=float(width)), column), begin)
+            read = b.reshape(b.gather(pixels, b.reshape(place, shape=(-1,))), shape=(images, parts, taps, cells, -1))
+            terms.append(b.elementwise_mul(read, b.unsqueeze(b.elementwise_mul(row_weight, column_weight), axes=(4,))))
+    columns = reduce(b.elementwise_add, terms)
+    if n.has(4):
+        columns = b.elementwise_mul(columns, b.reshape(n.x(4), shape=(images, parts, taps, cells, 1)))
+    columns = b.reshape(b.transpose(columns, axis=(0, 1, 4, 2, 3)), shape=(images, groups, -1, cells))
+    filters = b.reshape(w, shape=(groups, w.shape[0] // groups, -1))
+    made = b.reshape(b.matmul(filters, columns), shape=(images, w.shape[0], down.out, right.out))
+    return b.elementwise_add(made, n.x(3), axis=1) if n.has(3) else made
+
+
+def _neighbouring_pixels(n: Node, at: Any, size: int) -> list[tuple[Any, Any]]:
+    """The two pixels next to a position along one axis, as integers, and their weights, which are 0 outside of the image."""
+    b = n.b
+    low = b.floor(at)
+    share = b.elementwise_sub(at, low)
+    found = []
+    for pixel, weight in ((low, b.scale(share, scale=-1.0, bias=1.0)), (b.scale(low, bias=1.0), share)):
+        held = b.clip(pixel, min=0.0, max=float(size - 1))
+        inside = b.cast(b.equal(held, pixel), dtype=n.dtype(0))
+        found.append((b.cast(held, dtype="int64"), b.elementwise_mul(weight, inside)))
+    return found
+
+
+@imports("Resize")
+def resize(n: Node) -> object:
+    mode, dtype = n.attr("mode", "nearest"), n.dtype()
+    y = n.x()
+    work = dtype
+    if mode != "nearest" and dtype not in ("float32", "float64"):
+        work = "float32" if dtype in FLOATS else "float64"
+    if work != dtype:
+        y = n.b.cast(y, dtype=work)
+    y = n.b.resize(
+        y,
+        mode=mode,
+        coordinates=n.attr("coordinate_transformation_mode", "half_pixel"),
+        nearest=n.attr("nearest_mode", "round_prefer_floor"),
+        cubic_coeff_a=n.attr("cubic_coeff_a", -0.75),
+        antialias=bool(n.attr("antialias", 0)),
+        exclude_outside=bool(n.attr("exclude_outside", 0)),
+        extrapolation_value=n.attr("extrapolation_value", 0.0),
+        **_sizes(n),
+    )
+    return _as_dtype(n, y, dtype)
+
+
+def _sizes(n: Node) -> dict[str, Any]:
+    """The axes to resize, with sizes, scales and regions of interest."""
+    shape = n.shape()
+    axes = [a % len(shape) for a in n.attr("axes", range(len(shape)))]
+    spans = [float(v) for v in np.asarray(n.value(1)).ravel()] if n.has(1) else []
+    sizes = n.ints(3) or []
+    scales: list[float] = []
+    if not sizes:
+        given = np.asarray(n.value(2), np.float32).ravel()
+        if len(given) != len(axes):
+            raise n.wrong(f"expected {len(axes)} scales, one for each axis, found {len(given)}; or sizes")
+        scales = given.tolist()
+    elif (policy := n.attr("keep_aspect_ratio_policy", "stretch")) != "stretch":
+        ratios = [s / shape[a] for a, s in zip(axes, sizes)]
+        scale = min(ratios) if policy == "not_larger" else max(ratios)
+        scales, sizes = [scale] * len(axes), [int(scale * shape[a] + 0.5) for a in axes]
+    outs = sizes or [size_scaled(shape[a], s) for a, s in zip(axes, scales)]
+    checked_shape([max(outs, default=0), max(shape, default=0)])  # an interpolation matrix has these sizes
+    crops = n.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
+    return {"axes": tuple(axes), "sizes": tuple(sizes), "scales": tuple(scales), "spans": tuple(spans) if crops else ()}
+
+
+def _as_dtype(n: Node, y: Variable, dtype: str) -> Variable:
+    """y in the dtype of the input; integers are rounded and clipped to its range."""
+    if y.dtype == dtype:
+        return y
+    if dtype not in FLOATS:
+        info = np.iinfo(dtype)
+        y = n.b.clip(n.b.round(y, ties_to_even=True), min=float(info.min), max=float(info.max))
+    return n.b.cast(y, dtype=dtype)
+
+
+@exports("resize")
+def export_resize(op: Op) -> str:
+    a = op.attrs
+    if a["sizes"] and a["scales"]:
+        raise op.wrong("ONNX has no Resize with both sizes and scales; give one of them")
+    spans = op.const(np.array(a["spans"], np.float32)) if a["spans"] else ""
+    lengths = ["", op.ints(a["sizes"])] if a["sizes"] else [op.const(np.array(a["scales"], np.float32))]
+    attrs: dict[str, Any] = {"mode": a["mode"], "coordinate_transformation_mode": a["coordinates"], "axes": list(a["axes"])}
+    if a["mode"] == "nearest":
+        attrs["nearest_mode"] = a["nearest"]
+    if a["mode"] == "cubic":
+        attrs["cubic_coeff_a"] = a["cubic_coeff_a"]
+    if a["extrapolation_value"]:
+        attrs["extrapolation_value"] = a["extrapolation_value"]
+    flags = {name: 1 for name in ("antialias", "exclude_outside") if a[name]}
+    return op.emit("Resize", op["X"], spans, *lengths, **attrs, **flags)
+
+
+@exports("grid_sample")
+def export_grid_sample(op: Op) -> str:
+    a = op.attrs
+    attrs = {"mode": a["mode"], "padding_mode": a["padding_mode"], "align_corners": int(a["align_corners"])}
+    return op.emit("GridSample", op["X"], op["Grid"], **attrs)
+
+
+@exports("roi_align")
+def export_roi_align(op: Op) -> str:
+    a = op.attrs
+    attrs = {"output_height": a["pooled_height"], "output_width": a["pooled_width"], "spatial_scale": a["spatial_scale"], "mode": a["mode"]}
+    seen = "half_pixel" if a["aligned"] else "output_half_pixel"
+    images = op.cast("BatchIndices", "int64")
+    ratio = max(a["sampling_ratio"], 0)
+    return op.emit("RoiAlign", op["X"], op["Rois"], images, coordinate_transformation_mode=seen, sampling_ratio=ratio, **attrs)
+
+
+@exports("roi_pool")
+def roi_pool(op: Op) -> str:
+    """Each region begins with the index of its image."""
+    a = op.attrs
+    images = op.emit("Cast", op["BatchIndices"], to=op.code(np_dtype(op.dtype("Rois")).name))
+    rois = op.emit("Concat", op.emit("Unsqueeze", images, op.ints([1])), op["Rois"], axis=1)
+    return op.emit("MaxRoiPool", op["X"], rois, pooled_shape=[a["pooled_height"], a["pooled_width"]], spatial_scale=a["spatial_scale"])
+
+
+@exports("non_max_suppression")
+def export_non_max_suppression(op: Op) -> str:
+    limits = {"MaxOutput": "int64", "IouThreshold": "float32", "ScoreThreshold": "float32"}
+    if op.dtype("Boxes") != "float32":
+        raise op.wrong(f"NonMaxSuppression takes float32, Boxes are {op.dtype('Boxes')}")
+    given = [op.scalar(slot, dtype) if op.has(slot) else "" for slot, dtype in limits.items()]
+    while given and not given[-1]:
+        given.pop()
+    return op.emit("NonMaxSuppression", op["Boxes"], op["Scores"], *given, center_point_box=int(op.attrs["center_point_box"]))

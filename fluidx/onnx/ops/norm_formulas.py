@@ -1,0 +1,158 @@
+"""Normalizations exported as nodes, in the dtype of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ...ir.dtypes import np_dtype
+from ...ir.types import ANY
+from ..export_graph import Op
+from ..table import exports
+from .conv import channels_first
+from .gradient_formulas import number
+from .norm_gradient_formulas import in_training, neighbours, row_statistics
+
+
+@exports("batch_norm")
+def batch_norm(op: Op) -> str | dict[str, str]:
+    """The inference form, unless the operator uses the statistics of the batch."""
+    if not (op.attrs["is_test"] or op.attrs["use_global_stats"]):
+        return in_training(op)
+    return _by_running_statistics(op, momentum=op.attrs["momentum"])
+
+
+@exports("ghost_batch_norm")
+def ghost_batch_norm(op: Op) -> str:
+    """The inference form, which is that of batch_norm."""
+    if not op.attrs["is_test"]:
+        raise op.wrong("it uses the statistics of parts of the batch")
+    return _by_running_statistics(op)
+
+
+def _by_running_statistics(op: Op, **attrs: float) -> str:
+    layout = op.attrs["data_layout"] if op.type_of("X").ndim > 2 else "NCHW"
+    weights = [op[s] for s in ("Scale", "Bias", "Mean", "Variance")]
+
+    def emit(x: str) -> str:
+        return op.emit("BatchNormalization", x, *weights, epsilon=op.attrs["epsilon"], **attrs)
+
+    return channels_first(op, "X", layout, emit if op.opset >= 15 else lambda x: _as_weights(op, x, emit))
+
+
+@exports("layer_norm")
+def layer_norm(op: Op) -> dict[str, str]:
+    return {"Y": _rows_normalized(op), **(row_statistics(op) if op.is_used("Mean") else {})}
+
+
+def _rows_normalized(op: Op) -> str:
+    x, axis = op.type_of("X"), op.attrs["begin_norm_axis"]
+    sizes = x.shape[axis:]
+    if ANY in sizes:
+        raise op.wrong("an axis that it normalizes is open")
+    scale = _by_element(op, "Scale", sizes) if op.has("Scale") else _ones(op, sizes)
+    bias = [_by_element(op, "Bias", sizes)] if op.has("Bias") else []
+    if op.lacks("LayerNormalization"):
+        return _as_weights(op, op["X"], lambda a: _rows_written_out(op, a, range(axis, x.ndim), scale, *bias))
+    return _as_weights(op, op["X"], lambda a: op.emit("LayerNormalization", a, scale, *bias, axis=axis, epsilon=op.attrs["epsilon"]))
+
+
+def _rows_written_out(op: Op, x: str, axes: Sequence[int], scale: str, bias: str = "") -> str:
+    centered = op.emit("Sub", x, op.reduced("ReduceMean", x, axes, True))
+    variance = op.reduced("ReduceMean", op.emit("Mul", centered, centered), axes, True)
+    epsilon = op.const(np.array(op.attrs["epsilon"], np_dtype(_weight_dtype(op))))
+    out = op.emit("Mul", op.emit("Div", centered, op.emit("Sqrt", op.emit("Add", variance, epsilon))), scale)
+    return op.emit("Add", out, bias) if bias else out
+
+
+@exports("rms_norm")
+def rms_norm(op: Op) -> dict[str, str]:
+    x, axis = op.type_of("X"), op.attrs["begin_norm_axis"]
+    sizes, axes = x.shape[axis:], range(axis, x.ndim)
+    if ANY in sizes:
+        raise op.wrong("an axis that it normalizes is open")
+    scale = _by_element(op, "Scale", sizes) if op.has("Scale") else _ones(op, sizes)
+
+    def squares(a: str) -> str:
+        return op.reduced("ReduceMean", op.emit("Mul", a, a), axes, True)
+
+    def written_out(a: str) -> str:
+        epsilon = op.const(np.array(op.attrs["epsilon"], np_dtype(_weight_dtype(op))))
+        return op.emit("Mul", op.emit("Div", a, op.emit("Sqrt", op.emit("Add", squares(a), epsilon))), scale)
+
+    def node(a: str) -> str:
+        return op.emit("RMSNormalization", a, scale, axis=axis, epsilon=op.attrs["epsilon"])
+
+    found = {"Y": _as_weights(op, op["X"], written_out if op.lacks("RMSNormalization") else node)}
+    return {**found, **({"MeanSquare": op.emit("Squeeze", squares(op["X"]), op.ints(axes))} if op.is_used("MeanSquare") else {})}
+
+
+def _by_element(op: Op, slot: str, sizes: tuple[int, ...]) -> str:
+    return op[slot] if len(sizes) == 1 else op.emit("Reshape", op[slot], op.ints(sizes))
+
+
+def _weight_dtype(op: Op) -> str:
+    return next((op.dtype(s) for s in ("Scale", "Bias") if op.has(s)), op.dtype("X"))
+
+
+def _as_weights(op: Op, x: str, emit: Callable[[str], str]) -> str:
+    """The result of `emit` for x, computed in the dtype of the weights, which is float32 for 16-bit values."""
+    if (wide := _weight_dtype(op)) == op.dtype("X"):
+        return emit(x)
+    return op.emit("Cast", emit(op.emit("Cast", x, to=op.code(wide))), to=op.code(op.dtype("X")))
+
+
+def _ones(op: Op, sizes: tuple[int, ...], value: float = 1.0) -> str:
+    return op.const(np.full(sizes, value, np_dtype(_weight_dtype(op))))
+
+
+@exports("instance_norm")
+def instance_norm(op: Op) -> str:
+    weights = _by_channel(op, op.type_of("X").shape[1])
+    return _as_weights(op, op["X"], lambda a: op.emit("InstanceNormalization", a, *weights, epsilon=op.attrs["epsilon"]))
+
+
+@exports("group_norm")
+def group_norm(op: Op) -> str:
+    layout, x = op.attrs["data_layout"], op.type_of("X")
+    weights = _by_channel(op, x.shape[-1] if layout == "NHWC" else x.shape[1])
+    attrs = {"num_groups": op.attrs["groups"], "epsilon": op.attrs["epsilon"]}
+
+    def emit(x: str) -> str:
+        return op.emit("GroupNormalization", x, *weights, **attrs) if op.opset >= 21 else _groups_written_out(op, x, *weights)
+
+    return channels_first(op, "X", layout, lambda x: _as_weights(op, x, emit))
+
+
+def _groups_written_out(op: Op, x: str, scale: str, bias: str) -> str:
+    """Groups as channels of an InstanceNormalization. Before opset 21, GroupNormalization has one weight for each group."""
+    groups, behind = op.attrs["groups"], op.ints(range(1, op.type_of("X").ndim - 1))
+    ones, zeros = _ones(op, (groups,)), _ones(op, (groups,), 0.0)
+    even = op.emit("InstanceNormalization", op.emit("Reshape", x, op.ints([0, groups, -1])), ones, zeros, epsilon=op.attrs["epsilon"])
+    even = op.emit("Reshape", even, op.emit("Shape", x))
+    return op.emit("Add", op.emit("Mul", even, op.emit("Unsqueeze", scale, behind)), op.emit("Unsqueeze", bias, behind))
+
+
+def _by_channel(op: Op, channels: int) -> list[str]:
+    if channels == ANY and not (op.has("Scale") and op.has("Bias")):
+        raise op.wrong("the number of channels is open")
+    return [op[s] if op.has(s) else _ones(op, (channels,), value) for s, value in (("Scale", 1.0), ("Bias", 0.0))]
+
+
+@exports("lrn")
+def lrn(op: Op) -> dict[str, str]:
+    """ONNX uses the mean of squares where fluid uses their sum, and does not output the bracket."""
+    a, x = op.attrs, op["X"]
+    found = {"Out": op.emit("LRN", x, size=a["n"], bias=a["k"], alpha=a["alpha"] * a["n"], beta=a["beta"])}
+    if op.is_used("MidOut"):
+        squares = neighbours(op, op.emit("Mul", x, x))
+        found["MidOut"] = op.emit("Add", op.emit("Mul", squares, number(op, a["alpha"], "X")), number(op, a["k"], "X"))
+    return found
+
+
+@exports("norm")
+def norm(op: Op) -> dict[str, str]:
+    squares = op.reduced("ReduceSumSquare", op["X"], [op.attrs["axis"]], True)
+    length = op.emit("Sqrt", op.emit("Add", squares, op.const(np.array(op.attrs["epsilon"], np_dtype(op.dtype("X"))))))
+    return {"Out": op.emit("Div", op["X"], length), "Norm": length}

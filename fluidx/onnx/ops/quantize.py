@@ -1,0 +1,252 @@
+"""Quantized values (integers or short floats with zero point and scale) and of products of them.
+
+Products are computed in floats that hold every sum exactly, because the machine has no fast integer products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ...ir import Variable
+from ...ir.dtypes import FLOATS, TINY, np_dtype
+from ..limits import checked_shape
+from ..node import Node
+from ..table import imports, on_numpy
+from ..values import numpy_dtype
+from ..window_geometry import windows
+from .cast import converted, dtype_of
+from .conv import convolved
+
+_EXACT = 1 << 24  # float32 holds all integers up to here
+_LARGEST = 255  # the largest magnitude of an 8-bit number minus its zero point
+
+
+@imports("QuantizeLinear")
+def quantize_linear(n: Node) -> object:
+    to, work = _target(n), _precision(n)
+    if to.name in TINY:
+        return quantize_on_host(n)
+    real = n.b.elementwise_div(n.cast(n.x(0), work), _aligned_operand(n, 1, work))
+    return _saturated(n, real, _aligned_operand(n, 2, "float32") if n.has(2) else None, to)
+
+
+@on_numpy("QuantizeLinear")
+def quantize_on_host(n: Node) -> object:
+    work = np_dtype(_precision(n))
+    to, real = _target(n), n.value(0).astype(work) / _aligned_array(n, n.value(1)).astype(work)
+    zero = _aligned_array(n, n.value(2)).astype(np.float64) if n.has(2) else 0.0
+    return _rounded(real.astype(np.float64), zero, to, bool(n.attr("saturate", 1)))
+
+
+@imports("DequantizeLinear")
+def dequantize_linear(n: Node) -> object:
+    if _is_known(n, (0, 1, 2)):  # weights are dequantized once, not in each run
+        return dequantize_on_host(n)
+    to = _output(n)
+    x = n.b.cast(n.x(0), dtype="float32")
+    x = n.b.elementwise_sub(x, _aligned_operand(n, 2, "float32")) if n.has(2) else x
+    return n.b.elementwise_mul(n.cast(x, to), _aligned_operand(n, 1, to))
+
+
+@on_numpy("DequantizeLinear")
+def dequantize_on_host(n: Node) -> object:
+    to, zero = np_dtype(_output(n)), _aligned_array(n, n.value(2)).astype(np.float64) if n.has(2) else 0.0
+    return (n.value(0).astype(np.float64) - zero).astype(to) * _aligned_array(n, n.value(1)).astype(to)
+
+
+def _target(n: Node) -> np.dtype:
+    """The dtype of QuantizeLinear's result: that of its zero point, that of its attribute, or uint8."""
+    if n.has(2):
+        return dtype_of(n, 2)
+    return numpy_dtype(n.attr("output_dtype", 0)) if n.attr("output_dtype", 0) else np.dtype(np.uint8)
+
+
+def _precision(n: Node) -> str:
+    """The dtype in which QuantizeLinear divides."""
+    found = numpy_dtype(n.attr("precision", 0)) if n.attr("precision", 0) else dtype_of(n, 1)
+    return found.name if found.name in FLOATS else "float32"
+
+
+def _output(n: Node) -> str:
+    """The dtype of DequantizeLinear's result."""
+    found = numpy_dtype(n.attr("output_dtype", 0)) if n.attr("output_dtype", 0) else dtype_of(n, 1)
+    return found.name if found.name in FLOATS else "float32"
+
+
+# -- rounding -------------------------------------------------------------------------------------------------------------------------
+
+
+def _saturated(n: Node, real: Variable, zero: Variable | None, to: np.dtype) -> Variable:
+    """The nearest integers, ties to even, plus the zero point, clipped to the range of a dtype."""
+    whole = n.cast(n.b.round(real, ties_to_even=True), "float32")
+    whole = whole if zero is None else n.b.elementwise_add(whole, zero)
+    info = np.iinfo(to)
+    return n.b.cast(n.b.clip(whole, min=float(info.min), max=float(info.max)), dtype=to.name)
+
+
+def _rounded(real: np.ndarray, zero: Any, to: np.dtype, saturate: bool = True) -> np.ndarray:
+    """`_saturated` on the host, for any dtype."""
+    import ml_dtypes
+
+    if not (to.kind in "iu" or to.name.lstrip("u").startswith("int")):
+        return converted((real + zero).astype(np.float32), to, saturate)
+    info = ml_dtypes.iinfo(to)
+    return converted(np.clip(np.rint(real) + zero, int(info.min), int(info.max)).astype(np.int64), to)
+
+
+# -- scales and zero points in shapes that broadcast ------------------------------------------------------------------------------
+
+
+def _aligned_operand(n: Node, k: int, dtype: str) -> Variable:
+    """Scale or zero point k in a shape that broadcasts to operand 0."""
+    v = n.operands[k]
+    if not isinstance(v, Variable):
+        return n.const(_aligned_array(n, n.value(k)), np_dtype(dtype))
+    sizes = _broadcast_shape(n, v.shape)
+    if sizes is not None:
+        return n.cast(n.b.reshape(v, shape=sizes), dtype)
+    axis, block = _axis(n), n.attr("block_size", 0)
+    times = tuple(block if a == axis + 1 else 1 for a in range(v.ndim + 1))
+    repeated = n.b.expand(n.b.unsqueeze(v, axes=(axis + 1,)), expand_times=times)
+    flat = n.b.reshape(repeated, shape=(*v.shape[:axis], v.shape[axis] * block, *v.shape[axis + 1 :]))
+    return n.cast(n.b.slice(flat, axes=(axis,), starts=(0,), ends=(n.shape(0)[axis],)), dtype)
+
+
+def _aligned_array(n: Node, v: np.ndarray) -> np.ndarray:
+    """A known scale or zero point in such a shape."""
+    sizes, axis = _broadcast_shape(n, v.shape), _axis(n)
+    if sizes is not None:
+        return v.reshape(sizes)
+    checked_shape([v.size, n.attr("block_size", 0)])
+    return np.repeat(v, n.attr("block_size", 0), axis).take(range(n.shape(0)[axis]), axis)
+
+
+def _broadcast_shape(n: Node, own: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape in which a scale of shape `own` broadcasts to operand 0; None if each element belongs to a block."""
+    if len(own) <= 1 and prod(own) == 1:
+        return ()
+    if len(own) == 1:
+        return tuple(own[0] if k == _axis(n) else 1 for k in range(n.rank()))
+    return None if n.attr("block_size", 0) else own
+
+
+def _axis(n: Node) -> int:
+    return n.attr("axis", 1) % max(n.rank(), 1)
+
+
+def _is_known(n: Node, at: Sequence[int]) -> bool:
+    return not any(isinstance(n.operands[k], Variable) for k in at if n.has(k))
+
+
+# -- products ---------------------------------------------------------------------------------------------------------------------------
+
+
+@imports("MatMulInteger")
+def matmul_integer(n: Node) -> object:
+    return n.b.cast(_product(n, (0, 2), (1, 3)), dtype="int32")
+
+
+@imports("QLinearMatMul")
+def q_linear_matmul(n: Node) -> object:
+    product = n.cast(_product(n, (0, 2), (3, 5)), "float32")
+    rows, columns = _aligned(n, 1, _by_row(n, 1), "float32"), _aligned(n, 4, _by_column(n, 4), "float32")
+    return _requantized(n, product, n.b.elementwise_mul(rows, columns))
+
+
+@on_numpy("QLinearMatMul")
+def q_linear_matmul_on_host(n: Node) -> object:
+    a, b = _dequantized(n, 0, _by_row), _dequantized(n, 3, _by_column)
+    return _rounded(a @ b / n.value(6).astype(np.float64).reshape(()), n.value(7).astype(np.float64).reshape(()), dtype_of(n, 7))
+
+
+def _dequantized(n: Node, k: int, shape: Callable[[Node, int], tuple[int, ...]]) -> np.ndarray:
+    """Operand k dequantized; its scale and zero point are the next operands."""
+    scale, zero = (n.value(j).astype(np.float64).reshape(shape(n, j)) for j in (k + 1, k + 2))
+    return (n.value(k).astype(np.float64) - zero) * scale
+
+
+@imports("ConvInteger")
+def conv_integer(n: Node) -> object:
+    return n.b.cast(_convolution(n, (0, 2), (1, 3)), dtype="int32")
+
+
+@imports("QLinearConv")
+def q_linear_conv(n: Node) -> object:
+    y = n.cast(_convolution(n, (0, 2), (3, 5)), "float32")
+    along = (-1, *[1] * (n.rank() - 2))
+    if n.has(8):
+        y = n.b.elementwise_add(y, _aligned(n, 8, along, "float32"))
+    scales = _aligned(n, 1, (), "float32"), _aligned(n, 4, along if prod(n.shape(4)) > 1 else (), "float32")
+    return _requantized(n, y, n.b.elementwise_mul(*scales))
+
+
+def _requantized(n: Node, sums: Variable, scale: Variable) -> Variable:
+    """Sums of products, in units of `scale`, quantized with scale and zero point of operands 6 and 7."""
+    real = n.b.elementwise_mul(sums, n.b.elementwise_div(scale, _aligned(n, 6, (), "float32")))
+    return _saturated(n, real, _aligned(n, 7, (), "float32"), dtype_of(n, 7))
+
+
+def _product(n: Node, a: tuple[int, int], b: tuple[int, int]) -> Variable:
+    """The matrix product of two operands minus their zero points. `a` and `b` are the numbers of (operand, zero point)."""
+    rows, columns = _by_row(n, a[1]), _by_column(n, b[1])
+    sums = _largest_sum(n, a, rows, -1), _largest_sum(n, b, columns, -2), n.shape(a[0])[-1] * _LARGEST
+    dtype = _exact_float(min(s for s in sums if s is not None))
+    return n.b.matmul(_minus_zero_point(n, a, rows, dtype), _minus_zero_point(n, b, columns, dtype))
+
+
+def _convolution(n: Node, x: tuple[int, int], w: tuple[int, int]) -> Variable:
+    """The convolution of an image with filters, both minus their zero points."""
+    kernel = n.shape(w[0])
+    by_filter = (-1, *[1] * (len(kernel) - 1)) if n.has(w[1]) and prod(n.shape(w[1])) > 1 else ()
+    known = _largest_sum(n, w, by_filter, tuple(range(1, len(kernel))))
+    dtype = _exact_float(prod(kernel[1:]) * _LARGEST if known is None else known)
+    at = windows(n, kernel[2:])
+    return convolved(n.b, _minus_zero_point(n, x, (), dtype), _minus_zero_point(n, w, by_filter, dtype), at, n.attr("group", 1))
+
+
+def _exact_float(factors: int) -> str:
+    """The float dtype that holds sums of 8-bit numbers times factors, if the magnitudes of the factors add up to `factors`."""
+    return "float32" if factors * _LARGEST <= _EXACT else "float64"
+
+
+def _largest_sum(n: Node, at: tuple[int, int], zero_shape: Sequence[int], axes: int | tuple[int, ...]) -> int | None:
+    """The largest sum of magnitudes along axes of a known operand."""
+    if not _is_known(n, at):
+        return None
+    return int(np.abs(_known_minus_zero_point(n, at, zero_shape)).sum(axes).max(initial=0))
+
+
+def _minus_zero_point(n: Node, at: tuple[int, int], zero_shape: Sequence[int], dtype: str) -> Variable:
+    """An operand minus its zero point."""
+    x, zero = at
+    if _is_known(n, at):
+        return n.const(_known_minus_zero_point(n, at, zero_shape), np_dtype(dtype))
+    y = n.b.cast(n.x(x), dtype=dtype)
+    return n.b.elementwise_sub(y, _aligned(n, zero, zero_shape, dtype)) if n.has(zero) else y
+
+
+def _known_minus_zero_point(n: Node, at: tuple[int, int], zero_shape: Sequence[int]) -> np.ndarray:
+    x, zero = n.value(at[0]), n.value(at[1])
+    return x.astype(np.int64) - (0 if zero is None else zero.astype(np.int64).reshape(zero_shape))
+
+
+def _aligned(n: Node, k: int, shape: Sequence[int], dtype: str) -> Variable:
+    """Operand k, a scale or zero point, in another shape and dtype."""
+    if not isinstance(n.operands[k], Variable):
+        return n.const(n.value(k).reshape(tuple(shape)), np_dtype(dtype))
+    return n.cast(n.b.reshape(n.x(k), shape=tuple(shape)), dtype)
+
+
+def _by_row(n: Node, k: int) -> tuple[int, ...]:
+    """The shape in which zero point or scale k broadcasts to the rows of a matrix."""
+    own = n.shape(k) if n.has(k) else ()
+    return () if prod(own) == 1 else (*own, 1) if len(own) == 1 else own
+
+
+def _by_column(n: Node, k: int) -> tuple[int, ...]:
+    own = n.shape(k) if n.has(k) else ()
+    return () if prod(own) == 1 else own

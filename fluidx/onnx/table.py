@@ -1,0 +1,215 @@
+"""The table of ONNX operators, for import and export. The modules of `fluidx.onnx.ops` fill it.
+
+`entry("Elu", "elu", alpha=1.0)` states that an ONNX operator is one operator of fluidx, with the same operands in the same order, and how
+the attributes correspond. It serves both directions, or one `way`. An operator that needs code has functions, registered by decorators:
+
+- `@imports("Relu")`: the function takes a `Node`, writes operators of a program with `n.b` and returns variables, the outputs of the node.
+  If all operands are known, its program runs at once, and the outputs are known too.
+- `@on_numpy("NonZero")`: the function runs on the host. The importer calls it if all operands are known, if a program cannot hold one of
+  them, or if the operator has no function of the first kind. It computes with NumPy; control flow writes sub-graphs instead, sequences may
+  hold variables, and random draws are never known. A `pure` function only computes with NumPy from the values of its operands, so a
+  session can call it in each run.
+- `@dynamic("NonZero", 0)`: the importer calls the function if one of these operands is computed by the program and nothing can run the
+  program for its value. It writes operators whose result sizes depend on values, or that take sequences, optionals or strings.
+- `@exports("relu")`: the function takes an `Op`, emits nodes with `op.emit`, and returns the names of the values of the output slots: one
+  name for the first slot, or a dict of slot to name or names.
+
+An ONNX operator that is not in the table is imported by the function body of its schema. An elementwise operator of fluidx that is not in
+the table is exported from its scalar expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+from ..ir.opdef import opdef
+
+if TYPE_CHECKING:
+    from .export_graph import Op
+    from .node import Node
+
+ImportFunction = Callable[[Any], Any]
+Decorator = Callable[[ImportFunction], ImportFunction]
+ExportFunction = Callable[["Op"], "str | Mapping[str, Any]"]
+IMPORTERS: dict[tuple[str, str], ImportFunction] = {}
+NUMPY_IMPORTERS: dict[tuple[str, str], ImportFunction] = {}
+PURE: set[tuple[str, str]] = set()  # the pure ones of NUMPY_IMPORTERS
+DYNAMIC_IMPORTERS: dict[tuple[str, str], tuple[tuple[int, ...], ImportFunction]] = {}
+FACTORS: set[tuple[str, str]] = set()  # arithmetic operators without weights: a single number that they read is a constant
+STATISTICS: dict[tuple[str, str], Mapping[int, str]] = {}  # operator -> {operand that training updates: what it is, such as "mean"}
+EXPORTERS: dict[str, ExportFunction] = {}
+
+OPERATORS = f"{__package__}.ops"  # the package of the operators
+
+
+def imports(*names: str, domain: str = "", factors: bool = False, statistics: Mapping[int, str] | None = None) -> Decorator:
+    """Register a function that writes operators of a program.
+
+    `factors`: the operators are arithmetic and have no weights. `statistics`: operands that are running statistics, with a word for each.
+    """
+    FACTORS.update((domain, name) for name in names if factors)
+    STATISTICS.update(((domain, name), statistics) for name in names if statistics)
+    return _register(IMPORTERS, names, domain)
+
+
+def on_numpy(*names: str, domain: str = "", pure: bool = False) -> Decorator:
+    """Register a function that runs on the host."""
+    if pure:
+        PURE.update((domain, name) for name in names)
+    return _register(NUMPY_IMPORTERS, names, domain)
+
+
+def dynamic(name: str, *operands: int, domain: str = "") -> Decorator:
+    """Register a function that is called if one of these operands is computed and nothing can run the program for its value."""
+
+    def register(f: ImportFunction) -> ImportFunction:
+        assert (domain, name) not in DYNAMIC_IMPORTERS, name
+        DYNAMIC_IMPORTERS[domain, name] = operands, f
+        return f
+
+    return register
+
+
+def _register(table: dict[tuple[str, str], ImportFunction], names: tuple[str, ...], domain: str) -> Decorator:
+    def register(f: ImportFunction) -> ImportFunction:
+        for name in names:
+            assert (domain, name) not in table, name
+            table[domain, name] = f
+        return f
+
+    return register
+
+
+def exports(*types: str) -> Callable[[ExportFunction], ExportFunction]:
+    """Register a function that exports operators of these types."""
+
+    def register(f: ExportFunction) -> ExportFunction:
+        for name in types:
+            assert name not in EXPORTERS, name
+            EXPORTERS[name] = f
+        return f
+
+    return register
+
+
+# -- operators that both sides have ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OneToOne:
+    """An ONNX operator that is one operator of fluidx, with the same operands.
+
+    `attrs`: attribute of ONNX -> (attribute of fluidx, the default in ONNX); a bool is 0 or 1 in ONNX. `theirs` and `ours` are attributes
+    of the ONNX operator and of fluidx's that must have these values. `operands`: slot -> a function that gives the ONNX operand.
+    """
+
+    onnx: str
+    op: str
+    domain: str
+    attrs: Mapping[str, tuple[str, Any]]
+    theirs: Mapping[str, Any]
+    ours: Mapping[str, Any]
+    operands: Mapping[str, Callable[[Op, str], str]]
+
+    def read(self, n: Node) -> Any:
+        """Write the operator of fluidx for a node."""
+        given = {own: _read(n.attr(name, default), default) for name, (own, default) in self.attrs.items()}
+        return n.b.emit(self.op, *n.xs(), **self.ours, **given)
+
+    def write(self, op: Op) -> str | Mapping[str, Any]:
+        """Write the node for an operator of fluidx."""
+        return self.node(op, self.values(op))
+
+    def node(self, op: Op, operands: Sequence[str]) -> str | Mapping[str, Any]:
+        """A node with these operands and the attributes of an operator."""
+        given = {name: _written(op.attrs[own]) for name, (own, _) in self.attrs.items()}
+        slots = [s.name for s in opdef(op.type).out_slots]
+        made = op.emit_many(self.onnx, len(slots), *operands, **self.theirs, **given, **({"domain": self.domain} if self.domain else {}))
+        return made[0] if len(slots) == 1 else dict(zip(slots, made, strict=True))
+
+    def values(self, op: Op) -> list[str]:
+        """The ONNX operands of an operator. One that is left out is "", and left out at the end."""
+        values: list[str] = []
+        for slot in opdef(op.type).in_slots:
+            change = self.operands.get(slot.name)
+            values += [change(op, slot.name)] if change and op.has(slot.name) else op.many(slot.name) or [""]
+        while values and not values[-1]:
+            values.pop()
+        return values
+
+
+def _read(value: Any, default: Any) -> Any:
+    return bool(value) if isinstance(default, bool) else tuple(value) if isinstance(value, list) else value
+
+
+def _written(value: Any) -> Any:
+    return int(value) if isinstance(value, bool) else list(value) if isinstance(value, tuple) else value
+
+
+ENTRIES: list[OneToOne] = []
+IMPORT, EXPORT, BOTH = "import", "export", "both"  # the ways of an entry
+
+
+def entry(
+    onnx: str,
+    op: str,
+    *,
+    way: str = BOTH,
+    domain: str = "",
+    factors: bool = False,
+    computed: tuple[int, ...] = (),
+    theirs: Mapping[str, Any] | None = None,
+    ours: Mapping[str, Any] | None = None,
+    operands: Mapping[str, Callable[[Op, str], str]] | None = None,
+    write: Callable[[OneToOne, Op], Any] = OneToOne.write,
+    **attrs: Any,
+) -> OneToOne:
+    """State that an ONNX operator and an operator of fluidx are the same: for import and export, or one way.
+
+    A keyword is an attribute of ONNX with its default, or with (its name in fluidx, its default) if the names differ. If `computed` lists
+    operands, the operator is imported so only if one of them is computed, as with the decorator `dynamic`. Entries of one ONNX operator
+    differ in `theirs`. `write` is an exporter that does more than write the node.
+
+    >>> load_all()
+    >>> next(e.attrs for e in ENTRIES if e.onnx == "HardSigmoid")
+    {'alpha': ('slope', 0.2), 'beta': ('offset', 0.5)}
+    """
+    pairs = {name: v if isinstance(v, tuple) else (name, v) for name, v in attrs.items()}
+    made = OneToOne(onnx, op, domain, pairs, theirs or {}, ours or {}, operands or {})
+    ENTRIES.append(made)
+    if way != IMPORT:
+        exports(op)(partial(write, made))
+    if way != EXPORT:
+        kinds = _KINDS.setdefault((domain, onnx), [])
+        kinds.append(made)
+        if len(kinds) == 1:
+            register = dynamic(onnx, *computed, domain=domain) if computed else imports(onnx, domain=domain, factors=factors)
+            register(partial(_read_kind, kinds))
+    return made
+
+
+_KINDS: dict[tuple[str, str], list[OneToOne]] = {}  # ONNX operator -> its entries for import
+
+
+def _read_kind(kinds: list[OneToOne], n: Node) -> Any:
+    """Write the operator of the entry whose attributes a node has."""
+    return next(e for e in kinds if all(n.attr(name, type(value)()) == value for name, value in e.theirs.items())).read(n)
+
+
+# -- functions ------------------------------------------------------------------------------------------------------------------
+
+
+def is_own(f: ImportFunction) -> bool:
+    """Is it a function of fluidx, not one that a user registered?"""
+    return isinstance(f, partial) or f.__module__.startswith(OPERATORS)
+
+
+def load_all() -> None:
+    """Import every module of operators."""
+    for module in iter_modules(import_module(OPERATORS).__path__):
+        import_module(f"{OPERATORS}.{module.name}")
