@@ -3,7 +3,9 @@
 Each rank has a compute stream and a communication stream, each in order. The host issues the items of both, one after the other and ahead
 of the device; no computing item ends before it is issued. An item beside compute starts when the compute stream has come to
 it and all earlier items of the communication stream have ended. A meeting begins when its last member has come. A message up to the eager
-limit of its path lets its sender go on at once; a larger one starts when both ends have come, and both wait until it has arrived.
+limit of its path lets its sender go on at once; a larger one starts when both ends have come, and both wait until it has arrived. What an
+exchange sends, and what it receives, divide their links by bytes before they start, as a grouped call of NCCL assigns its channels: no
+message of it becomes faster because another one is late.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 from ..ir.errors import ExecutionError
@@ -107,6 +110,7 @@ class _Simulation:
         self.transfers: dict[tuple, _Transfer] = {}
         self.flows: dict[tuple, Flow] = {}
         self.link_bytes: dict[str, float] = {}
+        self.carries: dict[tuple[int, int, bool], dict[str, int]] = {}  # by exchange and direction
         self.flow_time, self.flow_version = 0.0, 0
         self.heap: list[tuple[float, int, Callable[[float], None]]] = []
         self.count = 0
@@ -321,8 +325,29 @@ class _Simulation:
             self.arrived(key, t, now)
             return
         self.book(now)
-        self.flows[key] = Flow(uses)
+        self.flows[key] = Flow(uses, self.most(key, t))
         self.reshare_once(now)
+
+    def most(self, key: tuple, t: _Transfer) -> float:
+        """The rate that a message cannot exceed: its part of what each link carries for the exchanges at its two ends."""
+        found = inf
+        for sent, (k, i) in ((True, key[:2]), (False, self.folded.receiver(key))):
+            item = self.schedules[k].items[i]
+            assert isinstance(item, Exchange)
+            if len(item.sends if sent else item.receives) > 1:
+                carried = self.carried(k, i, item, sent)
+                found = min([found, *(self.network.capacity[link] * t.nbytes / carried[link] for link in t.path.links)])
+        return found
+
+    def carried(self, k: int, i: int, item: Exchange, sent: bool) -> dict[str, int]:
+        """The bytes that an exchange sends or receives, by link."""
+        if (k, i, sent) not in self.carries:
+            found = self.carries[k, i, sent] = dict[str, int]()
+            rank, path = self.schedules[k].rank, self.network.path
+            for peer, nbytes in item.sends if sent else item.receives:
+                for link in (path(rank, peer) if sent else path(peer, rank)).links:
+                    found[link] = found.get(link, 0) + nbytes
+        return self.carries[k, i, sent]
 
     def book(self, now: float) -> None:
         for key in self.flows:

@@ -76,6 +76,12 @@ class FoldedRanks:
         rank, item, sent = self._matches[self.schedules[k].rank, i, port]
         return self.class_of[rank], item, sent
 
+    def receiver(self, key: Port) -> tuple[int, int]:
+        """The schedule and the item that receive a message."""
+        k, i, port = key
+        rank, item, _ = self._matches[self.schedules[k].rank, i, -1 - port]
+        return self.class_of[rank], item
+
     def uses(self, key: Port) -> Mapping[str, int]:
         """How many messages like this one, of all ranks of the class, pass each link."""
         if key not in self._uses:

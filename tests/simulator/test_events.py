@@ -153,6 +153,16 @@ def test_two_messages_share_a_link():
     assert ends(result) == [2, 3, 2, 3]
 
 
+def test_messages_of_a_server_divide_its_port_before_they_start():
+    # 20 and 10 bytes at 30 a second: 20 and 10 a second for them, also while the other one is not there
+    network = hosts_with_ports([0, 0, 0], PortFigures(0.0, 30.0), PortFigures(0.0, 1.0))
+    server, second = [Exchange((0,), ((1, 20), (2, 10)), ())], [receive(0, 10)]
+    assert ends(run(server, [receive(0, 20)], second, network=network)) == [1, 1, 1]
+    assert ends(run(server, [receive(0, 20)], [compute(0.5), *second], network=network)) == [1.5, 1, 1.5]
+    gathered = [Exchange((0,), (), ((1, 20), (2, 10)))]
+    assert ends(run(gathered, [send(0, 20)], [compute(2), send(0, 10)], network=network)) == [3, 1, 3]
+
+
 def test_devices_of_a_host_share_its_network_card():
     # two messages between hosts at 10 a second together; one inside a host at 100
     network = hosts_with_ports([0, 0, 1, 1], PortFigures(0.0, 100.0), PortFigures(0.0, 10.0))

@@ -153,6 +153,22 @@ def test_better_machines_are_not_slower_and_slow_ranks_not_faster(kind):
     assert late == sorted(late)
 
 
+@pytest.mark.parametrize("trainers", [2, 4])
+@pytest.mark.parametrize("servers", [{}, {"servers": 2}, {"servers": 2, "min_block": 256}])
+@pytest.mark.parametrize("cluster", ["dgx-v100", "v100-25gb"])
+def test_servers_are_not_faster_with_a_slow_rank_or_more_rows(trainers, servers, cluster):
+    t = transpiled("parameter_server", trainers, **servers)
+
+    def seconds(batch=BATCH, **slow):
+        return fx.simulate(t, cluster=cluster, batch=batch, verify=False, **slow).seconds
+
+    for rank in range(t.world_size):
+        late = [seconds(slow={rank: f}) for f in (1.0, 1.01, 1.02, 1.05, 1.1, 1.35, 2.0, 5.0)]
+        assert all(b >= a * (1 - 1e-9) for a, b in zip(late, late[1:], strict=False)), (rank, late)
+    more = [seconds(n) for n in (32, 48, 64, 128, 192, 256, 1024)]
+    assert all(b >= a * (1 - 1e-9) for a, b in zip(more, more[1:], strict=False)), more
+
+
 # -- communication by itself --------------------------------------------------------------------------------------------------
 
 
