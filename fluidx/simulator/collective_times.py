@@ -119,6 +119,13 @@ class CollectiveTimes:
         """The seconds of a message inside a host of so many ranks, by its bytes; None if they were not measured."""
         return None if self._curves is None else self._curves.message(ranks)
 
+    def call(self, ranks: Sequence[int]) -> float:
+        """The seconds in which the messages of a call without data are on a link that all ranks share; 0 if there is no such link."""
+        shape = self._shape(ranks)
+        links = self._shared_link(shape.hosts)
+        ends = shape.hosts if shape.hosts > 1 else shape.ranks
+        return 0.0 if links is None or links.shared is None else ends * (ends - 1) * links.call_bytes / links.shared.value
+
     def _measured(self, method: str, shape: GroupShape, nbytes: float) -> CostEstimate | None:
         """The time on the curve of a calibration, which has those inside a host."""
         if self._curves is None or shape.hosts > 1 or method not in MEASURED_OP:

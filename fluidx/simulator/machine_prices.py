@@ -22,6 +22,7 @@ class Factors(NamedTuple):
 
 
 AS_IT_IS = Factors()
+RUN_CALLS = 2  # of all ranks, without data: one begins a run, and one ends it
 
 
 def scaled(hardware: Hardware, factors: Factors) -> Hardware:
@@ -63,6 +64,7 @@ class MachinePrices:
         self.host_of = [r // ranks_per_host for r in range(world_size)]
         on_host = min(world_size, ranks_per_host)
         self.costs = Costs(hardware, on_host)
+        self._everyone = tuple(range(world_size))
         # measured curves are of this machine: factors are then taken on what is beyond their smallest value
         self._scales = hardware.measured is not None
         self.times = CollectiveTimes(hardware if self._scales else scaled(hardware, factors), ranks_per_host)
@@ -101,8 +103,10 @@ class MachinePrices:
         return 0.0 if found is None else found.value / self.factors.compute
 
     def around(self, plan: Plan) -> CostEstimate:
-        found = self.costs.around(plan)
-        return found._replace(seconds=found.seconds * self.turns / self.factors.compute)
+        """Those of `Costs`, and the calls of all ranks that begin and end a run, on a link that they share."""
+        found, f = self.costs.around(plan), self.factors
+        calls = RUN_CALLS * self.times.call(self._everyone) / (f.network if self._scales else 1.0)
+        return found._replace(seconds=found.seconds * self.turns / f.compute + calls)
 
     @property
     def network(self) -> Network:

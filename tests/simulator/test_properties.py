@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from fluidx.ir import Shard
 from fluidx.simulator.collective_times import CollectiveTimes
 from fluidx.simulator.events import simulate_events
 from fluidx.simulator.folding import unfolded
-from fluidx.simulator.machine_prices import MachinePrices
+from fluidx.simulator.machine_prices import Factors, MachinePrices
 from fluidx.simulator.rank_items import ItemMaker
 from fluidx.simulator.schedule import Exchange, Meeting
 from fluidx.transpiler.strategies import CATALOGUE
@@ -189,6 +190,16 @@ def one_gradient(width=1024):
     with fx.program_guard(main, startup), fx.unique_name.guard():
         fx.optimizer.SGD(0.1).minimize(L.mean(L.fc(fx.data("x", [-1, width], "float32"), width, bias_attr=False)))
     return main, startup
+
+
+@pytest.mark.parametrize("ranks, messages", [(1, 0), (2, 2), (4, 12)])
+def test_a_run_begins_and_ends_with_a_call_of_all_ranks_on_the_link_that_they_share(ranks, messages):
+    free = only_links()
+    hub = replace(free, inside=replace(free.inside, shared=Figure(1e6, "made up"), call_bytes=500))
+    plan = dry_plan(one_gradient()[0], batch=8, device="cuda")
+    without, limited = (MachinePrices(h, ranks, 64).around(plan).seconds for h in (free, hub))
+    assert limited - without == pytest.approx(2 * messages * 500 / 1e6)
+    assert MachinePrices(hub, ranks, 64, Factors(network=2.0)).around(plan).seconds == pytest.approx(without + messages * 500 / 1e6)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
