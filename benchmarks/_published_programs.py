@@ -90,6 +90,16 @@ def transformer(layers: int, width: int, heads: int, vocabulary: int, length: in
     return main, startup
 
 
+def gradients(mib: float, count: int = 1) -> tuple[Any, Any]:
+    """A program with `count` gradients of `mib` MiB, which are ready together, and hardly any compute."""
+    main, startup = fx.Program("gradients"), fx.Program("gradients_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x = fx.data("x", [-1, 64], "float32")
+        made = [L.mean(L.fc(x, round(mib * 2**20 / 256), bias_attr=False)) for _ in range(count)]
+        fx.optimizer.SGD(0.1).minimize(L.sums(made) if count > 1 else made[0])
+    return main, startup
+
+
 def _conv(x: Any, filters: int, size: int, stride: int = 1, act: str | None = "relu", norm: bool = True) -> Any:
     y = L.conv2d(x, filters, size, stride=stride, padding=size // 2, bias_attr=not norm and None, act=None if norm else act)
     return L.batch_norm(y, act=act, use_global_stats=True) if norm else y  # no rank asks others for statistics, as in DDP and Horovod

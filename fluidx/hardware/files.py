@@ -136,9 +136,10 @@ def _links(part: _JsonPart) -> LinkFigures:
         eager=part.whole("eager", LinkFigures.eager, 0),
         in_switch=part.optional("in_switch", lambda key: _switch(part.part(key))) if "in_switch" in part.data else None,
         shared=part.optional("shared", part.figure) if "shared" in part.data else None,
+        message=part.optional("message", part.figure) if "message" in part.data else None,
         call_bytes=part.whole("call_bytes", LinkFigures.call_bytes, 0),
     )
-    part.end(("latency", "bandwidth", "count", "by_group", "collective_latency", "eager", "in_switch", "shared", "call_bytes"))
+    part.end(tuple(LinkFigures.__dataclass_fields__))
     return found
 
 

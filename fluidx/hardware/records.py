@@ -50,16 +50,20 @@ class SwitchFigures(NamedTuple):
 class LinkFigures:
     """The links inside a host, or between hosts: seconds of a message, and bytes a second of one link in one direction, as they are
     reached. `count` is the number of such links of a host: network cards between hosts, 1 inside a host. `shared` is a limit that all
-    messages have in common, in both directions together: a hub, or a rate that is set for the device that all of them pass."""
+    messages have in common, in both directions together: a hub, or a rate that is set for the device that all of them pass.
+
+    `latency` is that of a message inside a collective of the communicator, and `message` that of one between programs, where a library of
+    its own carries these. Between hosts, `by_group` has the bytes a second that a ring over all devices of n hosts reaches on all cards."""
 
     latency: Figure
     bandwidth: Figure
     count: int = 1
-    by_group: Mapping[int, Figure] = field(default_factory=dict)  # devices in a group -> bytes a second of its ring inside the host
+    by_group: Mapping[int, Figure] = field(default_factory=dict)  # devices in a group, or hosts -> bytes a second of its ring
     collective_latency: Figure | None = None  # seconds of the smallest collective
     eager: int = 1 << 16  # bytes of the largest message for which a sender does not wait
     in_switch: SwitchFigures | None = None  # None: the switch adds nothing up
     shared: Figure | None = None  # bytes a second of one link that all messages pass; None: there is no such link
+    message: Figure | None = None  # seconds of a message from program to program beside its bytes; None: latency
     call_bytes: int = 0  # that each rank of a collective sends each other one on that link beside its data
 
     def ring_bandwidth(self, n: int) -> float:

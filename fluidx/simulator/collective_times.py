@@ -192,6 +192,8 @@ class _Forms:
             card, cards = between.bandwidth.value, between.count
             self.far = between.latency.value
             self.out = card * min(shape.fewest * max(1.0, cards / devices_per_host), cards / sharing)
+            if between.by_group:
+                self.out *= min(1.0, between.ring_bandwidth(self.k) / (card * cards))
 
     def all_reduce(self) -> Iterator[float]:
         """The times of the forms of all_reduce."""

@@ -48,6 +48,7 @@ def _links(links: LinkFigures, f: Factors) -> LinkFigures:
     return replace(
         links,
         latency=times(links.latency, f.latency),
+        message=times(links.message, f.latency),
         bandwidth=times(links.bandwidth, f.network),
         by_group={n: times(figure, f.network) for n, figure in links.by_group.items()},
         collective_latency=times(links.collective_latency, f.latency),
@@ -121,7 +122,7 @@ class MachinePrices:
     def _ports(self, link: LinkFigures) -> PortFigures:
         f = self.factors
         shared = None if link.shared is None else link.shared.value * f.network
-        return PortFigures(link.latency.value * f.latency, link.bandwidth.value * f.network, shared)
+        return PortFigures((link.message or link.latency).value * f.latency, link.bandwidth.value * f.network, shared)
 
     @property
     def slowdown(self) -> float:

@@ -49,7 +49,8 @@ def test_what_is_written_is_read_back(tmp_path):
     switch = SwitchFigures(Figure(1e-5, "a"), Figure(2e10, "b", 0.2))
     made = from_json(form(), "two.json")
     made = replace(made, inside=replace(made.inside, in_switch=switch, eager=0, collective_latency=Figure(1e-5, "c")))
-    made = replace(made, inside=replace(made.inside, shared=Figure(1e9, "d"), call_bytes=600), measured={"on": 1})
+    made = replace(made, inside=replace(made.inside, shared=Figure(1e9, "d"), call_bytes=600, message=Figure(1e-4, "m")))
+    made = replace(made, measured={"on": 1})
     save(made, tmp_path / "two.json")
     assert load(tmp_path / "two.json") == made
     for name in names():

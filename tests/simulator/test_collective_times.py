@@ -8,6 +8,7 @@ import pytest
 from fluidx import FluidxError
 from fluidx.hardware import Device, Figure, Hardware, LinkFigures, SwitchFigures, load
 from fluidx.simulator.collective_times import METHODS, PIECE, SLICE, CollectiveTimes, GroupShape
+from fluidx.simulator.machine_prices import Factors, MachinePrices
 from tests.each import each
 
 
@@ -236,3 +237,21 @@ def test_the_texts_of_a_call_pass_a_shared_link_too():
     assert seconds("all_reduce", range(4), 0, of=hub) == pytest.approx(seconds("all_reduce", range(4), 0) + 6e-3)
     assert seconds("spread", range(2), 0, 2, of=hub) == pytest.approx(seconds("spread", range(2), 0) + 2e-3)
     assert seconds("spread", range(2), 1000, of=hub) == pytest.approx(seconds("spread", range(2), 1000) + 1e-3 + 1e-3)
+
+
+def test_a_ring_over_hosts_reaches_a_part_of_the_cards():
+    # 8 ranks on 2 hosts: without inner time, 2 (k-1)/k n bytes a host pass its cards
+    two = replace(TOY, between=replace(TOY.between, by_group={2: figure(TOY.between.bandwidth.value * TOY.between.count / 4)}))
+    ranks, n = range(2 * TOY.devices_per_host), 1 << 30
+    least = [CollectiveTimes(h, None).seconds("spread", ranks, 0) for h in (TOY, two)]
+    whole, part = (CollectiveTimes(h, None).seconds("spread", ranks, n) for h in (TOY, two))
+    assert least[0] == least[1]
+    over = n / 2 / (TOY.between.bandwidth.value * TOY.between.count)
+    assert part - whole == pytest.approx(3 * over, rel=0.1)
+
+
+def test_a_message_between_programs_may_take_longer_than_one_of_the_communicator():
+    far = replace(TOY, between=replace(BETWEEN, message=figure(1e-3)))
+    assert [MachinePrices(h, 8, 4).network.path(0, 4).latency for h in (TOY, far)] == [5e-6, 1e-3]
+    assert MachinePrices(far, 8, 4, Factors(latency=0.5)).network.path(0, 4).latency == 5e-4
+    assert seconds("all_reduce", range(8), BIG, of=far) == seconds("all_reduce", range(8), BIG)
