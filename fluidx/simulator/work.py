@@ -52,6 +52,21 @@ class StepWork(NamedTuple):
         return "copy" if self.kernel == "native" and not self.flops else ""
 
     @property
+    def elementwise(self) -> bool:
+        """Are its first operands of one shape, so that only their number of elements counts?"""
+        return not self.product and all(t.shape == self.types[0].shape for t in self.types[:2])
+
+    @property
+    def window(self) -> tuple[int, ...]:
+        """What tells of the algorithm of a convolution: the sizes of its filter, and its operations for each place of the image, rounded to
+        a power of 2, which follow from strides and from the gradients that it has."""
+        if len(self.types) < 2 or len(self.types[0].shape) < 2:
+            return ()
+        x, filters = self.types[:2]
+        places = self.flops * x.shape[1] / max(1, x.numel * filters.numel)
+        return *filters.shape[2:], round(log(max(places, 1e-3)) / log(2))
+
+    @property
     def key(self) -> tuple:
         """What a profile says of it."""
         return self.ops, self.kernel, self.types, self.flops, self.nbytes
@@ -62,7 +77,7 @@ class StepWork(NamedTuple):
         also of the places that its filters have for each place of the image."""
         sizes: list[float] = [self.flops, self.nbytes]
         shaped = self.types[:2]
-        if self.product or any(t.shape != shaped[0].shape for t in shaped):
+        if not self.elementwise:
             for t in shaped:
                 sizes += (t.numel, *t.shape) if len(t.shape) == 4 else (t.numel, t.shape[-1] if t.shape else 1)
             if self.kind == "convolution" and len(shaped) == 2 and len(shaped[0].shape) == 4:

@@ -130,6 +130,41 @@ def test_a_chain_takes_after_its_product_if_no_such_chain_was_timed():
     assert table.find(chain, alike=True) is None
 
 
+def test_half_and_double_the_batch_tell_of_a_step_whatever_else_is_near():
+    """Factors 2 and 8 over the rates at half and double the batch: 4 between, on a line in logarithms, and 2 ** 1.5 at the square root of 2
+    times the half."""
+    steps = [timed(product(32, 96, 64), 2), timed(product(128, 96, 64), 8)]
+    table = StepTable([*steps, timed(product(64, 98, 64), 50), timed(product(64, 96, 66), 50)], RATES)
+    work = product(64, 96, 64)
+    assert table.find(work).seconds == pytest.approx(4 * RATES.seconds(work))
+    work = product(45, 96, 64)
+    assert table.find(work).seconds == pytest.approx(2.828 * RATES.seconds(work), rel=0.02)
+    work = product(256, 96, 64)  # beyond both the nearest
+    assert table.find(work).seconds == pytest.approx(8 * RATES.seconds(work))
+
+
+def test_a_product_takes_after_the_same_product_with_another_tail():
+    steps = [timed(product(32, 96, 64, "matmul + relu_grad", "fused"), 3), timed(product(40, 80, 64), 1)]
+    work = product(64, 96, 64)
+    assert StepTable(steps, RATES).find(work).seconds == pytest.approx(3 * RATES.seconds(work))
+    assert StepTable(steps, RATES).find(work, alike=True).seconds == pytest.approx(RATES.seconds(work))
+
+
+def convolution(batch, channels, filters, stride):
+    image, side = (batch, channels, 16, 16), 16 // stride
+    types = [TensorType("float32", s) for s in (image, (filters, channels, 3, 3), (batch, filters, side, side))]
+    flops = 2 * batch * filters * side * side * channels * 9
+    return StepWork("conv2d", "native", tuple(types), flops, sum(t.nbytes for t in types))
+
+
+def test_convolutions_of_another_stride_are_far():
+    """Another algorithm computes them: of two that are as near in all sizes, the one with the stride of the step counts."""
+    assert convolution(8, 64, 64, 1).window == (3, 3, 1) and convolution(8, 64, 64, 2).window == (3, 3, -1)
+    table = StepTable([timed(convolution(8, 64, 72, 1), 1), timed(convolution(8, 72, 64, 2), 3)], RATES)
+    work = convolution(8, 64, 64, 2)
+    assert table.find(work).seconds == pytest.approx(3 * RATES.seconds(work), rel=0.01)
+
+
 def test_an_operator_like_no_other_has_no_time():
     assert StepTable([timed(elementwise(10), 1)], RATES).find(elementwise(10, "my_op")) is None
 

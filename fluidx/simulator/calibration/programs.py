@@ -31,7 +31,7 @@ def networks() -> Iterator[Callable[[], CalibrationProgram]]:
     for batch, widths, update in _DENSE:
         yield partial(_trained, f"dense {batch}", batch, widths[:1], partial(_dense, widths[1:]), widths[-1], update)
     for batch, image, plan, update in _CONVOLUTIONS:
-        yield partial(_trained, f"convolutions {batch}", batch, image, partial(_convolved, plan), 16, update)
+        yield partial(_trained, f"convolutions {batch}x{image}", batch, image, partial(_convolved, plan), 16, update)
     for batch, tokens, width, heads in _ATTENTION:
         yield partial(_transformer, batch, tokens, width, heads)
 
@@ -48,17 +48,25 @@ _DENSE = (
     (192, (1024, 768, 768, 20), "adam"),
     (512, (384, 1536, 384, 100), "momentum"),
 )
-# (filters, size of a filter, stride, what follows): "p" pools by 2, "n" normalizes, "r" adds what went in, "b" has a bias and no norm
+# (filters, size of a filter, stride, what follows): "p" pools by 2, "n" normalizes, "r" adds what went in, "b" has a bias and no norm,
+# "l" has no relu behind
+# Channels are those that networks usually have, powers of 2: images that lie so far apart collide in caches.
 _CONVOLUTIONS = (
-    (48, (1, 24, 24), ((10, 5, 1, "bp"), (20, 5, 1, "bp")), "momentum"),
+    (48, (1, 28, 28), ((8, 5, 1, "bp"), (16, 5, 1, "bp")), "momentum"),
     (96, (3, 32, 32), ((8, 5, 1, "bp"), (16, 5, 1, "bp"), (32, 3, 1, "b")), "sgd"),
+    (40, (1, 24, 24), ((4, 5, 1, "bp"), (12, 5, 1, "bp")), "sgd"),
     (16, (3, 32, 32), ((48, 3, 1, "n"), (48, 3, 1, "nr"), (96, 3, 2, "n"), (96, 3, 1, "nr")), "momentum"),
     (64, (3, 32, 32), ((32, 3, 1, "n"), (32, 3, 1, "nr"), (64, 3, 2, "n")), "momentum"),
-    (48, (3, 16, 16), ((80, 3, 1, "n"), (80, 3, 1, "nr"), (160, 1, 2, "n"), (160, 3, 1, "n")), "momentum"),
-    (24, (160, 16, 16), ((192, 3, 2, "n"), (320, 3, 1, "n"), (320, 3, 1, "nr"), (384, 1, 2, "n")), "momentum"),
-    (24, (320, 8, 8), ((384, 3, 2, "n"), (448, 3, 1, "n"), (448, 3, 1, "nr")), "momentum"),
-    (6, (128, 28, 28), ((192, 3, 2, "n"), (192, 3, 1, "nr"), (384, 1, 2, "n"), (384, 3, 1, "nr")), "momentum"),
+    (20, (64, 32, 32), ((64, 3, 1, "n"), (64, 3, 1, "nr"), (128, 3, 2, "n"), (256, 1, 2, "nl")), "momentum"),
+    (20, (128, 16, 16), ((128, 3, 1, "n"), (128, 3, 1, "nr"), (256, 3, 2, "n"), (512, 1, 2, "nl")), "momentum"),
+    (20, (256, 8, 8), ((256, 3, 1, "n"), (256, 3, 1, "nr"), (512, 3, 2, "n")), "momentum"),
+    (20, (512, 4, 4), ((512, 3, 1, "n"), (512, 3, 1, "nr")), "momentum"),
+    (24, (320, 8, 8), ((384, 3, 2, "n"), (448, 3, 1, "n")), "momentum"),
+    (6, (128, 28, 28), ((128, 3, 1, "n"), (128, 3, 1, "nr"), (256, 1, 2, "n"), (256, 3, 1, "nr")), "momentum"),
     (4, (3, 112, 112), ((32, 7, 2, "np"), (64, 1, 1, "n"), (64, 3, 1, "n"), (128, 1, 1, "n")), "momentum"),
+    # of more images, without the long products
+    (40, (16, 32, 32), ((64, 1, 1, "n"), (64, 1, 1, "nr"), (128, 1, 2, "nl"), (128, 1, 1, "nr")), "momentum"),
+    (40, (16, 8, 8), ((256, 1, 1, "n"), (256, 1, 1, "nr"), (512, 1, 2, "nl"), (512, 1, 1, "nr")), "momentum"),
 )
 _ATTENTION = ((16, 128, 128, 4), (6, 96, 320, 5), (2, 256, 192, 6))
 
@@ -113,7 +121,8 @@ def _convolved(plan: Sequence[tuple[int, int, int, str]], x: Any) -> Any:
             x = layers.batch_norm(x)
         if "r" in then:
             x = layers.elementwise_add(x, before)
-        x = layers.relu(x)
+        if "l" not in then:
+            x = layers.relu(x)
         if "p" in then:
             x = layers.pool2d(x, 2, "max", 2)
     if x.shape[-1] < 8:
