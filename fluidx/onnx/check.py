@@ -8,7 +8,7 @@ from typing import Any
 from ..ir.errors import nearest
 from .errors import OnnxError
 from .normalize import domain_of, graphs_of, opsets_of
-from .table import IMPORTERS, NUMPY_IMPORTERS, load_all
+from .table import imported, load_all
 
 _MOST = 20  # nodes that a message lists
 
@@ -86,7 +86,7 @@ def _has(p: Any, opsets: Mapping[str, int], own: set[tuple[str, str]]) -> bool:
 
     domain = domain_of(p.domain)
     key = domain, p.op_type
-    if key in IMPORTERS or key in NUMPY_IMPORTERS or key in own:
+    if key in own or key in imported():
         return True
     try:
         schema = onnx.defs.get_schema(p.op_type, opsets.get(domain, 1), domain)
@@ -99,7 +99,7 @@ def _has(p: Any, opsets: Mapping[str, int], own: set[tuple[str, str]]) -> bool:
 
 def _missing(p: Any, opsets: Mapping[str, int]) -> str:
     domain = domain_of(p.domain)
-    known = [op for d, op in (*IMPORTERS, *NUMPY_IMPORTERS) if d == domain]
+    known = sorted(op for d, op in imported() if d == domain)
     where = f" of domain {domain!r}" if domain else ""
     name = p.name or (p.output[0] if p.output else "")
     hint = nearest(p.op_type, known, "fluidx has") if known else "fluidx has no operator of that domain"

@@ -88,18 +88,16 @@ def aligned(op: Op) -> list[str]:
     return values
 
 
-def written_out(op: Op, e: Expr, values: Mapping[str, str]) -> str:
-    """The nodes of an expression, with `values` for its symbols. Its numbers have the dtype of the first operand."""
-    return _written(op, e, values, {})
-
-
-def _written(op: Op, e: Expr, values: Mapping[str, str], seen: dict[Expr, str]) -> str:
+def written_out(op: Op, e: Expr, values: Mapping[str, str], seen: dict[Expr, str] | None = None) -> str:
+    """The nodes of an expression, with `values` for its symbols. Its numbers have the dtype of the first operand. `seen` has the values of
+    expressions that are written already."""
+    seen = {} if seen is None else seen
     if e.fn == "sym":
         return values[e.args[0]]
     if e.fn == "const":
         return op.const(_number(op, e.args[0]))
     if e not in seen:
-        args = [_written(op, a, values, seen) for a in e.args]
+        args = [written_out(op, a, values, seen) for a in e.args]
         seen[e] = _COMPOSED[e.fn](op, *args) if e.fn in _COMPOSED else op.emit(_nodes()[e.fn], *args)
     return seen[e]
 

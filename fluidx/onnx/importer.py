@@ -8,6 +8,7 @@ writes the rest for that value.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,14 @@ from ..ir.errors import FluidxError
 from . import limits
 from .constants import block_output
 from .errors import OnnxError
+from .host_builder import HostBuilder, HostTensor
 from .node import Node
 from .normalize import domain_of, opsets_of
 from .schema_functions import function_of, output_names, with_attributes
 from .symbolic_sizes import OpenSizes, open_size_outputs
 from .table import DYNAMIC_IMPORTERS, IMPORTERS, NUMPY_IMPORTERS, PURE, load_all
 from .value_reader import Evaluate, HostCall, ValueReader
-from .values import Outputs, RuntimeValue, Weight, array_of, as_outputs, fits_program, is_string_array, leaves
+from .values import Outputs, RuntimeValue, Weight, array_of, as_outputs, fits_program, is_string_array, leaves, map_leaves
 
 
 class Importer(ValueReader):
@@ -59,6 +61,7 @@ class Importer(ValueReader):
         self.inputs: list[Variable] = []  # tensors that are fed
         self.fed: dict[str, np.ndarray] = {}
         self.node_cache: dict[int, tuple[Any, Any]] = {}  # id of a node -> the node, kept alive, and a value made of its attributes
+        self._host: _HostImporter | None = None
         self.open_axes: dict[int, tuple[Variable, int]] = {}  # number that stands for an open size -> a variable and its axis of that size
 
     # -- graphs -----------------------------------------------------------------------------------------------------------------
@@ -158,21 +161,21 @@ class Importer(ValueReader):
         needed, dynamic = DYNAMIC_IMPORTERS.get(key, ((), None))
         if dynamic is not None and self.evaluate is None and any(n.has(k) and isinstance(n.operands[k], Variable) for k in needed):
             return dynamic(n)
-        write, on_host = IMPORTERS.get(key), NUMPY_IMPORTERS.get(key)
-        later = any(isinstance(v, RuntimeValue) for v in n.operands)
-        if on_host is not None and key in PURE and self.evaluate is not None:
-            if later or (write is None and any(isinstance(v, Variable) for v in n.operands)):
-                return self._called(n, on_host)
+        write: Any = IMPORTERS.get(key, dynamic)
+        on_host = NUMPY_IMPORTERS.get(key)
+        if write is None and on_host is None:
+            return self.by_body(n)
+        pure = on_host is None or key in PURE
+        later, odd = any(isinstance(v, RuntimeValue) for v in n.operands), any(map(self._stays_on_host, n.operands))
+        computed = later or any(isinstance(v, Variable) for v in n.operands)
+        if pure and computed and self.evaluate is not None and (later or odd or key not in IMPORTERS):
+            return self._called(n, on_host or partial(self._on_host, write))
         if later:
             n.operands = [self.resolved(v, n) for v in n.operands]
         known = bool(n.operands) and all(v is None or self._is_known(v) for v in n.operands)
-        if on_host is not None and (write is None or known or any(self._stays_on_host(v) for v in n.operands)):
+        if on_host is not None and (key not in IMPORTERS or known or odd):
             return on_host(n)
-        if write is None:
-            return self.by_body(n)
-        if known:
-            return self._folded(n, write)
-        return write(n)
+        return self._folded(n, write) if known else write(n)
 
     def _called(self, n: Node, on_host: Any) -> Any:
         """Outputs that the host computes again in each run. They are data variables if the program can hold them, RuntimeValues if not."""
@@ -201,14 +204,14 @@ class Importer(ValueReader):
         return self.evaluate is not None or not is_string_array(value)  # a program that runs later has operators on strings
 
     def _folded(self, n: Node, write: Any) -> Any:
-        """The outputs of a node whose operands are all known, computed by a program of their own."""
-        inner = Importer(Program("folded"), Program("folded_startup"), self.opsets)
-        inner.evaluate = run_once(inner)
-        made = write(Node(inner, n.proto, n.operands))
-        outputs = as_outputs(made)
-        computed = [v for v in outputs if isinstance(v, Variable)]
-        values = iter(inner.evaluate(inner.main, computed) if computed else [])
-        return Outputs([next(values) if isinstance(v, Variable) else v for v in outputs])
+        """The outputs of a node whose operands are all known."""
+        return self._on_host(write, n)
+
+    def _on_host(self, write: Any, n: Node) -> Any:
+        """The outputs of a node with known operands, by the function that writes its operators."""
+        host = self._host = self._host or _HostImporter(self.opsets, self.node_cache)
+        host.opsets = self.opsets
+        return host.arrays(write(Node(host, n.proto, n.operands)))
 
     def by_body(self, n: Node) -> Any:
         """Write the nodes of the function that the schema of an operator defines."""
@@ -255,6 +258,28 @@ class Importer(ValueReader):
         self.keep_names([made])
         self.fed[made.name] = value
         return made.name
+
+
+class _HostImporter(Importer):
+    """An importer that computes nodes whose operands are all known."""
+
+    def __init__(self, opsets: Mapping[str, int], node_cache: dict[int, tuple[Any, Any]]):
+        super().__init__(Program("known"), Program("known_startup"), opsets)
+        self.b, self.node_cache = HostBuilder(), node_cache
+        self.evaluate = lambda main, wanted: []  # no value is missing
+
+    def variable(self, value: Any) -> Any:
+        return value if isinstance(value, HostTensor) else HostTensor(self.array(value))
+
+    def value(self, value: Any, n: Node | None = None) -> Any:
+        return map_leaves(value, lambda v: v.array if isinstance(v, HostTensor) else self.array(v))
+
+    def _folded(self, n: Node, write: Any) -> Any:
+        return self.arrays(write(n))
+
+    def arrays(self, made: Any) -> Outputs:
+        """Outputs with arrays in place of HostTensors."""
+        return Outputs(self.value(v) for v in as_outputs(made))
 
 
 def run_once(importer: Importer) -> Evaluate:

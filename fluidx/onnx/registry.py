@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .errors import OnnxError, need_onnx
 from .normalize import domain_of
 from .read import NEWEST, OPSET_8
-from .table import DYNAMIC_IMPORTERS, IMPORTERS, NUMPY_IMPORTERS, ImportFunction, is_own, load_all
+from .table import DYNAMIC_IMPORTERS, IMPORTERS, NUMPY_IMPORTERS, ImportFunction, imported, is_own, load_all
 
 OPERATORS, HOST, BODY = "operators", "host", "body"
 
@@ -39,7 +39,7 @@ def known(domain: str | None = None) -> list[OnnxOperator]:
     need_onnx()
     load_all()
     versions, bodies = _schemas()
-    keys = {key for key in (*IMPORTERS, *NUMPY_IMPORTERS, *bodies) if key[0] != OPSET_8}
+    keys = {key for key in (*imported(), *bodies) if key[0] != OPSET_8}
     found = [OnnxOperator(d or "ai.onnx", name, versions.get((d, name), ()), _how((d, name))) for d, name in keys]
     return sorted(k for k in found if domain is None or k.domain == (domain or "ai.onnx"))
 

@@ -9,7 +9,7 @@ from ..ir import Variable
 from ..ir.errors import nearest
 from .node import Node
 from .normalize import domain_of
-from .table import IMPORTERS, NUMPY_IMPORTERS
+from .table import imported
 from .types import type_proto_of
 from .values import ABSENT, type_proto
 
@@ -26,7 +26,7 @@ def function_of(importer: Importer, n: Node) -> tuple[Any, Any]:
     try:
         schema = onnx.defs.get_schema(n.op_type, opset, domain)
     except onnx.defs.SchemaError:
-        known = sorted({k[1] for k in (*IMPORTERS, *NUMPY_IMPORTERS) if k[0] == domain})
+        known = sorted(op for d, op in imported() if d == domain)
         where = f" of domain {domain!r}" if domain else ""
         raise n.wrong(f"there is no operator {n.op_type}{where} in opset {opset}; {nearest(n.op_type, known, 'fluidx has')}") from None
     if schema.has_context_dependent_function:

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..ir.opdef import opdef
 
@@ -100,36 +101,59 @@ def exports(*types: str) -> Callable[[ExportFunction], ExportFunction]:
 # -- operators that both sides have ---------------------------------------------------------------------------------------------
 
 
+class Attribute(NamedTuple):
+    """The attribute of fluidx for one of ONNX: its name there, the default in ONNX, and its values by those of ONNX, if they differ."""
+
+    name: str
+    default: Any
+    words: Mapping[Any, Any] = MappingProxyType({})
+
+    def read(self, value: Any) -> Any:
+        if self.words:
+            return self.words[value]
+        return bool(value) if isinstance(self.default, bool) else tuple(value) if isinstance(value, list) else value
+
+    def written(self, value: Any) -> Any:
+        """The value in ONNX; None if it is left out: older opsets lack some flags, and no node has an empty list."""
+        if value == () or isinstance(self.default, bool) and value == self.default:
+            return None
+        if self.words:
+            return next(theirs for theirs, ours in self.words.items() if ours == value)
+        return int(value) if isinstance(value, bool) else list(value) if isinstance(value, tuple) else value
+
+
 @dataclass(frozen=True)
 class OneToOne:
     """An ONNX operator that is one operator of fluidx, with the same operands.
 
-    `attrs`: attribute of ONNX -> (attribute of fluidx, the default in ONNX); a bool is 0 or 1 in ONNX. `theirs` and `ours` are attributes
-    of the ONNX operator and of fluidx's that must have these values. `operands`: slot -> a function that gives the ONNX operand.
+    `theirs` and `ours` are attributes of the ONNX operator and of fluidx's that must have these values. `operands`: slot -> a function that
+    gives the ONNX operand.
     """
 
     onnx: str
     op: str
     domain: str
-    attrs: Mapping[str, tuple[str, Any]]
+    attrs: Mapping[str, Attribute]
     theirs: Mapping[str, Any]
     ours: Mapping[str, Any]
     operands: Mapping[str, Callable[[Op, str], str]]
 
-    def read(self, n: Node) -> Any:
-        """Write the operator of fluidx for a node."""
-        given = {own: _read(n.attr(name, default), default) for name, (own, default) in self.attrs.items()}
-        return n.b.emit(self.op, *n.xs(), **self.ours, **given)
+    def read(self, n: Node, operands: Sequence[Any] | None = None) -> Any:
+        """Write the operator of fluidx for a node, by default for the operands of the node."""
+        given = {a.name: a.read(n.attr(name, a.default)) for name, a in self.attrs.items()}
+        xs = n.xs() if operands is None else operands
+        return n.b.emit(self.op, *([xs] if opdef(self.op).in_slots[0].many else xs), **self.ours, **given)
 
     def write(self, op: Op) -> str | Mapping[str, Any]:
         """Write the node for an operator of fluidx."""
         return self.node(op, self.values(op))
 
-    def node(self, op: Op, operands: Sequence[str]) -> str | Mapping[str, Any]:
-        """A node with these operands and the attributes of an operator."""
-        given = {name: _written(op.attrs[own]) for name, (own, _) in self.attrs.items()}
+    def node(self, op: Op, operands: Sequence[str], **more: Any) -> str | Mapping[str, Any]:
+        """A node with these operands, the attributes of an operator, and more."""
+        given = {name: v for name, a in self.attrs.items() if (v := a.written(op.attrs[a.name])) is not None}
         slots = [s.name for s in opdef(op.type).out_slots]
-        made = op.emit_many(self.onnx, len(slots), *operands, **self.theirs, **given, **({"domain": self.domain} if self.domain else {}))
+        said = {**self.theirs, **given, **({"domain": self.domain} if self.domain else {}), **more}
+        made = op.emit_many(self.onnx, len(slots), *operands, **said)
         return made[0] if len(slots) == 1 else dict(zip(slots, made, strict=True))
 
     def values(self, op: Op) -> list[str]:
@@ -141,14 +165,6 @@ class OneToOne:
         while values and not values[-1]:
             values.pop()
         return values
-
-
-def _read(value: Any, default: Any) -> Any:
-    return bool(value) if isinstance(default, bool) else tuple(value) if isinstance(value, list) else value
-
-
-def _written(value: Any) -> Any:
-    return int(value) if isinstance(value, bool) else list(value) if isinstance(value, tuple) else value
 
 
 ENTRIES: list[OneToOne] = []
@@ -166,42 +182,49 @@ def entry(
     theirs: Mapping[str, Any] | None = None,
     ours: Mapping[str, Any] | None = None,
     operands: Mapping[str, Callable[[Op, str], str]] | None = None,
+    read: Callable[[OneToOne, Node], Any] = OneToOne.read,
     write: Callable[[OneToOne, Op], Any] = OneToOne.write,
     **attrs: Any,
 ) -> OneToOne:
     """State that an ONNX operator and an operator of fluidx are the same: for import and export, or one way.
 
-    A keyword is an attribute of ONNX with its default, or with (its name in fluidx, its default) if the names differ. If `computed` lists
+    A keyword is an attribute of ONNX with its default, or with what `Attribute` has if the names or the values differ. If `computed` lists
     operands, the operator is imported so only if one of them is computed, as with the decorator `dynamic`. Entries of one ONNX operator
-    differ in `theirs`. `write` is an exporter that does more than write the node.
+    differ in `theirs`. `read` and `write` are an importer and an exporter that do more than write the operator and the node.
 
     >>> load_all()
-    >>> next(e.attrs for e in ENTRIES if e.onnx == "HardSigmoid")
-    {'alpha': ('slope', 0.2), 'beta': ('offset', 0.5)}
+    >>> [a.name for e in ENTRIES if e.onnx == "HardSigmoid" for a in e.attrs.values()]
+    ['slope', 'offset']
     """
-    pairs = {name: v if isinstance(v, tuple) else (name, v) for name, v in attrs.items()}
-    made = OneToOne(onnx, op, domain, pairs, theirs or {}, ours or {}, operands or {})
+    known = {name: Attribute(*v) if isinstance(v, tuple) else Attribute(name, v) for name, v in attrs.items()}
+    made = OneToOne(onnx, op, domain, known, theirs or {}, ours or {}, operands or {})
     ENTRIES.append(made)
     if way != IMPORT:
         exports(op)(partial(write, made))
     if way != EXPORT:
         kinds = _KINDS.setdefault((domain, onnx), [])
-        kinds.append(made)
+        kinds.append((made, read))
         if len(kinds) == 1:
             register = dynamic(onnx, *computed, domain=domain) if computed else imports(onnx, domain=domain, factors=factors)
             register(partial(_read_kind, kinds))
     return made
 
 
-_KINDS: dict[tuple[str, str], list[OneToOne]] = {}  # ONNX operator -> its entries for import
+_KINDS: dict[tuple[str, str], list[tuple[OneToOne, Any]]] = {}  # ONNX operator -> its entries for import, with their importers
 
 
-def _read_kind(kinds: list[OneToOne], n: Node) -> Any:
+def _read_kind(kinds: list[tuple[OneToOne, Any]], n: Node) -> Any:
     """Write the operator of the entry whose attributes a node has."""
-    return next(e for e in kinds if all(n.attr(name, type(value)()) == value for name, value in e.theirs.items())).read(n)
+    made, read = next(e for e in kinds if all(n.attr(name, type(value)()) == value for name, value in e[0].theirs.items()))
+    return read(made, n)
 
 
 # -- functions ------------------------------------------------------------------------------------------------------------------
+
+
+def imported() -> set[tuple[str, str]]:
+    """(domain, name) of each ONNX operator in the table."""
+    return {*IMPORTERS, *NUMPY_IMPORTERS, *DYNAMIC_IMPORTERS}
 
 
 def is_own(f: ImportFunction) -> bool:

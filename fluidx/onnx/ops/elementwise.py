@@ -61,6 +61,7 @@ _elementwise("ThresholdedRelu", "thresholded_relu", alpha=("threshold", 1.0))
 _elementwise("HardSigmoid", "hard_sigmoid", alpha=("slope", 0.2), beta=("offset", 0.5))
 _elementwise("HardSwish", "hard_swish", ours={"threshold": 6.0, "scale": 6.0, "offset": 3.0})
 _elementwise("Swish", "swish", alpha=("beta", 1.0))
+_elementwise("Gelu", "gelu", approximate=("approximate", "none", {"none": False, "tanh": True}))
 _elementwise("BitShift", "shift_left", theirs={"direction": "LEFT"})
 _elementwise("BitShift", "shift_right", theirs={"direction": "RIGHT"})
 _elementwise("Mod", "elementwise_fmod", theirs={"fmod": 1}, factors=True)
@@ -73,11 +74,6 @@ for _onnx, _op in _EXPORTED.items():
 @imports("Equal", factors=True)
 def equal(n: Node) -> object:
     return n.b.emit("string_equal" if n.dtype() == "string" else "equal", n.x(0), n.x(1))
-
-
-@imports("Gelu")
-def gelu(n: Node) -> object:
-    return n.b.gelu(n.x(), approximate=n.attr("approximate", "none") == "tanh")
 
 
 @imports("PRelu")
@@ -149,11 +145,6 @@ def equal_on_host(n: Node) -> object:
     return np.asarray(n.value(0) == n.value(1), bool)
 
 
-@on_numpy("Where", pure=True)
-def where_on_host(n: Node) -> object:
-    return np.where(n.value(0), n.value(1), n.value(2))
-
-
 @on_numpy("IsNaN", pure=True)
 def is_nan_on_host(n: Node) -> object:
     return np.isnan(n.value(0).astype(np.float32))
@@ -178,13 +169,6 @@ def total(op: Op) -> str:
     if op.type_of("X").is_float:
         return op.emit("Sum", *op.many("X"))
     return reduce(lambda a, b: op.emit("Add", a, b), op.many("X"))
-
-
-@exports("gelu")
-def export_gelu(op: Op) -> str:
-    if op.lacks("Gelu"):
-        return by_expression(op)
-    return op.emit("Gelu", op["X"], approximate="tanh" if op.attrs["approximate"] else "none")
 
 
 @exports("clip")

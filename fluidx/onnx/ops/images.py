@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 from typing import Any
 
@@ -11,35 +11,55 @@ import numpy as np
 
 from ...ir import Variable
 from ...ir.dtypes import FLOATS, np_dtype
-from ...ops.data.boxes import NonMaxSuppression
 from ...ops.nn.resize import size_scaled
 from ..export_graph import Op
 from ..limits import checked_shape
 from ..node import Node
-from ..table import dynamic, exports, imports, on_numpy
+from ..table import OneToOne, entry, exports, imports, on_numpy
 from ..window_geometry import require_sizes, window_table, windows
+from .shape import as_int64
 
 
-@on_numpy("NonMaxSuppression", pure=True)
-def non_max_suppression(n: Node) -> object:
-    """A score must be above the threshold. ONNX Runtime and TensorFlow drop equal scores too, such as scores padded with 0."""
-    boxes, scores, *limits = [None if v is None else np.asarray(v) for v in n.values()]
-    center = bool(n.attr("center_point_box", 0))
-    return NonMaxSuppression.kernel(np, boxes, scores, *[*limits, None, None, None][:3], center_point_box=center)
-
-
-@dynamic("NonMaxSuppression", 0, 1, 2, 3, 4)
-def computed_non_max_suppression(n: Node) -> object:
-    limits = [n.x(k) for k in range(2, 5)]
-    return n.b.non_max_suppression(n.x(0), n.x(1), *limits, center_point_box=bool(n.attr("center_point_box", 0)))
-
-
-@imports("GridSample")
-def grid_sample(n: Node) -> object:
+def _sampled(made: OneToOne, n: Node) -> Any:
     work = "float64" if n.dtype(0) == "float64" else "float32"
-    attrs = {"mode": n.attr("mode", "linear"), "padding_mode": n.attr("padding_mode", "zeros")}
-    y = n.b.grid_sample(n.cast(n.x(0), work), n.cast(n.x(1), work), align_corners=bool(n.attr("align_corners", 0)), **attrs)
-    return n.cast(y, n.dtype(0))
+    return n.cast(made.read(n, [n.cast(x, work) for x in n.xs()]), n.dtype(0))
+
+
+def _aligned(made: OneToOne, op: Op) -> Any:
+    return made.node(op, made.values(op), sampling_ratio=max(op.attrs["sampling_ratio"], 0))
+
+
+entry("GridSample", "grid_sample", read=_sampled, mode="linear", padding_mode="zeros", align_corners=False)
+entry(
+    "RoiAlign",
+    "roi_align",
+    operands={"BatchIndices": as_int64},
+    write=_aligned,
+    output_height=("pooled_height", 1),
+    output_width=("pooled_width", 1),
+    spatial_scale=1.0,
+    sampling_ratio=0,
+    coordinate_transformation_mode=("aligned", "half_pixel", {"half_pixel": True, "output_half_pixel": False}),
+    mode="avg",
+)
+
+
+def _suppression(made: OneToOne, op: Op) -> Any:
+    if op.dtype("Boxes") != "float32":
+        raise op.wrong(f"NonMaxSuppression takes float32, Boxes are {op.dtype('Boxes')}")
+    return made.write(op)
+
+
+_LIMITS = {"MaxOutput": "int64", "IouThreshold": "float32", "ScoreThreshold": "float32"}
+entry(
+    "NonMaxSuppression",
+    "non_max_suppression",
+    computed=(0, 1, 2, 3, 4),
+    operands={slot: partial(Op.scalar, dtype=dtype) for slot, dtype in _LIMITS.items()},
+    write=_suppression,
+    center_point_box=False,
+)
+
 
 _MODES = {"RGB": "RGB", "BGR": "RGB", "Grayscale": "L"}
 
@@ -62,21 +82,6 @@ def image_decoder(n: Node) -> object:
     if wanted == "Grayscale":
         return found[..., None]
     return found[..., ::-1] if wanted == "BGR" else found
-
-
-@imports("RoiAlign")
-def roi_align(n: Node) -> object:
-    return n.b.roi_align(
-        n.x(),
-        n.x(1),
-        n.x(2),
-        pooled_height=n.attr("output_height", 1),
-        pooled_width=n.attr("output_width", 1),
-        spatial_scale=n.attr("spatial_scale", 1.0),
-        sampling_ratio=n.attr("sampling_ratio", 0),
-        aligned=n.attr("coordinate_transformation_mode", "half_pixel") == "half_pixel",
-        mode=n.attr("mode", "avg"),
-    )
 
 
 @imports("MaxRoiPool")
@@ -225,23 +230,6 @@ def export_resize(op: Op) -> str:
     return op.emit("Resize", op["X"], spans, *lengths, **attrs, **flags)
 
 
-@exports("grid_sample")
-def export_grid_sample(op: Op) -> str:
-    a = op.attrs
-    attrs = {"mode": a["mode"], "padding_mode": a["padding_mode"], "align_corners": int(a["align_corners"])}
-    return op.emit("GridSample", op["X"], op["Grid"], **attrs)
-
-
-@exports("roi_align")
-def export_roi_align(op: Op) -> str:
-    a = op.attrs
-    attrs = {"output_height": a["pooled_height"], "output_width": a["pooled_width"], "spatial_scale": a["spatial_scale"], "mode": a["mode"]}
-    seen = "half_pixel" if a["aligned"] else "output_half_pixel"
-    images = op.cast("BatchIndices", "int64")
-    ratio = max(a["sampling_ratio"], 0)
-    return op.emit("RoiAlign", op["X"], op["Rois"], images, coordinate_transformation_mode=seen, sampling_ratio=ratio, **attrs)
-
-
 @exports("roi_pool")
 def roi_pool(op: Op) -> str:
     """Each region begins with the index of its image."""
@@ -249,14 +237,3 @@ def roi_pool(op: Op) -> str:
     images = op.emit("Cast", op["BatchIndices"], to=op.code(np_dtype(op.dtype("Rois")).name))
     rois = op.emit("Concat", op.emit("Unsqueeze", images, op.ints([1])), op["Rois"], axis=1)
     return op.emit("MaxRoiPool", op["X"], rois, pooled_shape=[a["pooled_height"], a["pooled_width"]], spatial_scale=a["spatial_scale"])
-
-
-@exports("non_max_suppression")
-def export_non_max_suppression(op: Op) -> str:
-    limits = {"MaxOutput": "int64", "IouThreshold": "float32", "ScoreThreshold": "float32"}
-    if op.dtype("Boxes") != "float32":
-        raise op.wrong(f"NonMaxSuppression takes float32, Boxes are {op.dtype('Boxes')}")
-    given = [op.scalar(slot, dtype) if op.has(slot) else "" for slot, dtype in limits.items()]
-    while given and not given[-1]:
-        given.pop()
-    return op.emit("NonMaxSuppression", op["Boxes"], op["Scores"], *given, center_point_box=int(op.attrs["center_point_box"]))

@@ -13,8 +13,11 @@ from ...ir.types import ANY
 from ...ops.shared.types import mul_sizes
 from ..export_graph import Op
 from ..node import Node
-from ..table import exports, imports, on_numpy
-from .shape import known_sizes, reshaped
+from ..table import EXPORT, entry, exports, imports
+from .shape import as_int64, known_sizes, reshaped
+
+entry("GatherElements", "take_along_axis", way=EXPORT, axis=0)
+entry("GatherND", "gather_nd", way=EXPORT, operands={"Index": as_int64})
 
 
 def _positions(n: Node, k: int, sizes: int | Sequence[int], axis: int | None = None) -> Variable:
@@ -61,7 +64,7 @@ def gather(n: Node) -> object:
     if isinstance(known, np.ndarray) and known.size == 1 and known.ndim < 2:
         return _single_index(n, axis, int(known.flat[0]), known.ndim == 0)
     places = _positions(n, 1, old[axis], axis)
-    if axis == 0 and len(old) == 2:
+    if axis == 0 and len(old) == 2 and n.dtype() != "string":
         return n.b.lookup_table_v2(n.x(), places)
     found = n.b.index_select(n.x(), reshaped(n, places, (mul_sizes(ids),)), dim=axis)
     return found if len(ids) == 1 else reshaped(n, found, (*old[:axis], *ids, *old[axis + 1 :]))
@@ -74,12 +77,6 @@ def _single_index(n: Node, axis: int, place: int, drop: bool) -> Variable:
         raise n.wrong(f"it reads position {place} of axis {axis}, which has size {size}")
     end = np.iinfo(np.int32).max if place == -1 else place + 1
     return n.b.slice(n.x(), axes=(axis,), starts=(place,), ends=(int(end),), decrease_axis=(axis,) if drop else ())
-
-
-@on_numpy("Gather", pure=True)
-def host_gather(n: Node) -> object:
-    x = n.value(0)
-    return np.asarray(np.take(x, n.value(1), axis=n.attr("axis", 0)), x.dtype)
 
 
 def _longer_axes(n: Node, axis: int) -> tuple[list[int], list[int]]:
@@ -97,14 +94,6 @@ def gather_elements(n: Node) -> object:
     return n.b.take_along_axis(x, _positions(n, 1, n.shape()[axis], axis), axis=axis)
 
 
-@on_numpy("GatherElements", pure=True)
-def host_gather_elements(n: Node) -> object:
-    axis, x = n.attr("axis", 0) % n.rank(), n.value(0)
-    long, ends = _longer_axes(n, axis)
-    window = [slice(ends[long.index(k)]) if k in long else slice(None) for k in range(x.ndim)]
-    return np.take_along_axis(x[tuple(window)], n.value(1), axis=axis)
-
-
 @imports("GatherND")
 def gather_nd(n: Node) -> object:
     shared, old, ids = n.attr("batch_dims", 0), n.shape(), n.shape(1)
@@ -119,13 +108,6 @@ def gather_nd(n: Node) -> object:
     sizes, rest = old[: shared + depth], old[shared + depth :]
     found = n.b.index_select(reshaped(n, n.x(), (prod(sizes), *rest)), _flat_index(n, at, sizes), dim=0)
     return reshaped(n, found, (*ids[:-1], *rest))
-
-
-@on_numpy("GatherND", pure=True)
-def host_gather_nd(n: Node) -> object:
-    x, ids, shared = n.value(0), n.value(1), n.attr("batch_dims", 0)
-    grid = np.indices(x.shape[:shared]).reshape(shared, *x.shape[:shared], *(1,) * (ids.ndim - 1 - shared))
-    return np.asarray(x[(*grid, *np.moveaxis(ids, -1, 0))], x.dtype)
 
 
 # -- writing --------------------------------------------------------------------------------------------------------------------------
@@ -170,30 +152,6 @@ def scatter_nd(n: Node) -> object:
     return reshaped(n, _scattered(n, reshaped(n, n.x(), (prod(sizes), *rest)), flat, rows), old)
 
 
-_UFUNCS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
-
-
-def _host_scatter(n: Node, where: tuple) -> object:
-    out, how = n.value(0).copy(), n.attr("reduction", "none")
-    if how == "none":
-        out[where] = n.value(2)
-    else:
-        _UFUNCS[how].at(out, where, n.value(2))
-    return out
-
-
-@on_numpy("ScatterElements", "Scatter", pure=True)
-def host_scatter_elements(n: Node) -> object:
-    where = list(np.indices(n.shape(1)))
-    where[n.attr("axis", 0)] = n.value(1)
-    return _host_scatter(n, tuple(where))
-
-
-@on_numpy("ScatterND", pure=True)
-def host_scatter_nd(n: Node) -> object:
-    return _host_scatter(n, tuple(np.moveaxis(n.value(1), -1, 0)))
-
-
 def _cache_order(n: Node) -> tuple[int, ...]:
     """The order of axes of TensorScatter's cache: samples, steps, all others."""
     axis = n.attr("axis", -2) % n.rank()
@@ -214,17 +172,6 @@ def tensor_scatter(n: Node) -> object:
     rows = reshaped(n, update, (samples * steps, *rest))
     made = n.b.scatter(reshaped(n, cache, (samples * room, *rest)), reshaped(n, flat, (samples * steps,)), rows)
     return n.b.transpose(reshaped(n, made, cache.shape), axis=tuple(int(k) for k in np.argsort(order)))
-
-
-@on_numpy("TensorScatter")
-def host_tensor_scatter(n: Node) -> object:
-    order, out = _cache_order(n), n.value(0).copy()
-    cache, update = out.transpose(order), n.value(1).transpose(order)
-    at = np.arange(update.shape[1]) + (n.value(2)[:, None] if n.has(2) else np.zeros((len(cache), 1), np.int64))
-    if n.attr("mode", "linear") == "circular":
-        at = at % cache.shape[1]
-    cache[np.arange(len(cache))[:, None], at] = update
-    return out
 
 
 @exports("index_select")
@@ -251,13 +198,3 @@ def lookup(op: Op) -> str:
 def export_gather(op: Op) -> str:
     flat = op.type_of("Index").ndim == 1
     return op.emit("Gather", op["X"], op["Index"] if flat else op.emit("Reshape", op["Index"], op.ints([-1])), axis=0)
-
-
-@exports("take_along_axis")
-def take_along_axis(op: Op) -> str:
-    return op.emit("GatherElements", op["X"], op["Index"], axis=op.attrs["axis"])
-
-
-@exports("gather_nd")
-def export_gather_nd(op: Op) -> str:
-    return op.emit("GatherND", op["X"], op.emit("Cast", op["Index"], to=op.code("int64")))

@@ -9,47 +9,26 @@ from ...ir.dtypes import FLOATS, np_dtype
 from ...ops.shared.tables import table_values
 from ..limits import checked_shape
 from ..node import Node
-from ..table import dynamic, on_numpy
+from ..table import dynamic, imports, on_numpy
 from .ml_maps import KeyedValues, look_up
 from .shape import known_sizes
 
 _ML = "ai.onnx.ml"
 
 
-@on_numpy("ArrayFeatureExtractor", domain=_ML, pure=True)
-def array_feature_extractor(n: Node) -> object:
-    x, at = n.value(0), n.value(1).ravel()
-    size = x.shape[-1]
-    if len(at) and not (0 <= at.min() and at.max() < size):
-        raise n.wrong(f"it reads positions {at.min()} to {at.max()} of a last axis of {size}")
-    return np.take(np.atleast_2d(x) if x.ndim < 2 else x, at, -1)
-
-
-@dynamic("ArrayFeatureExtractor", 0, 1, domain=_ML)
+@imports("ArrayFeatureExtractor", domain=_ML)
 def computed_extractor(n: Node) -> object:
     x = n.x() if n.rank() > 1 else n.b.reshape(n.x(), shape=(1, -1))
     return n.b.index_select(x, n.b.reshape(n.x(1), shape=(-1,)), dim=-1)
 
 
-@on_numpy("Binarizer", domain=_ML, pure=True)
-def binarizer(n: Node) -> object:
-    x = n.value(0)
-    return (x > n.attr("threshold", 0.0)).astype(x.dtype)
-
-
-@dynamic("Binarizer", 0, domain=_ML)
+@imports("Binarizer", domain=_ML)
 def computed_binarizer(n: Node) -> object:
     x = n.x() if n.dtype() in FLOATS else n.b.cast(n.x(), dtype="float64")  # float64 holds every threshold between integers
     return n.b.cast(n.b.greater_than(x, n.b.fill_any_like(x, value=n.attr("threshold", 0.0))), dtype=n.dtype())
 
 
-@on_numpy("Scaler", domain=_ML, pure=True)
-def scaler(n: Node) -> object:
-    x = n.value(0).astype(np.float32)
-    return (x - np.float32(n.attr("offset", [0.0]))) * np.float32(n.attr("scale", [1.0]))
-
-
-@dynamic("Scaler", 0, domain=_ML)
+@imports("Scaler", domain=_ML)
 def computed_scaler(n: Node) -> object:
     x, offset, scale = _floats(n), n.attr("offset", [0.0]), n.attr("scale", [1.0])
     return n.b.elementwise_mul(n.b.elementwise_sub(x, n.const(offset, np.float32)), n.const(scale, np.float32))
@@ -59,14 +38,7 @@ def _floats(n: Node) -> Variable:
     return n.cast(n.x(), "float32")
 
 
-@on_numpy("Imputer", domain=_ML, pure=True)
-def imputer(n: Node) -> object:
-    x, (wanted, values) = n.value(0), _imputer_values(n)
-    missing = np.isnan(x) if wanted != wanted else x == x.dtype.type(wanted)
-    return np.where(missing, values, x)
-
-
-@dynamic("Imputer", 0, domain=_ML)
+@imports("Imputer", domain=_ML)
 def computed_imputer(n: Node) -> object:
     x, (wanted, values) = n.x(), _imputer_values(n)
     missing = n.b.isnan(x) if wanted != wanted else n.b.equal(x, n.b.fill_any_like(x, value=float(wanted)))
@@ -83,12 +55,6 @@ def _imputer_values(n: Node) -> tuple[float, np.ndarray]:
     return n.attr(kind[0], 0), values
 
 
-def _lengths(x: np.ndarray, norm: str) -> np.ndarray:
-    if norm == "MAX":
-        return x.max(-1, keepdims=True)
-    return np.abs(x).sum(-1, keepdims=True) if norm == "L1" else np.sqrt(np.square(x).sum(-1, keepdims=True))
-
-
 def _norm(n: Node) -> str:
     norm: str = n.attr("norm", "MAX")
     if norm not in ("MAX", "L1", "L2"):
@@ -96,14 +62,7 @@ def _norm(n: Node) -> str:
     return norm
 
 
-@on_numpy("Normalizer", domain=_ML, pure=True)
-def normalizer(n: Node) -> object:
-    norm, x = _norm(n), n.value(0).astype(np.float32)
-    length = _lengths(x, norm)
-    return np.divide(x, length, out=x.copy(), where=length != 0)
-
-
-@dynamic("Normalizer", 0, domain=_ML)
+@imports("Normalizer", domain=_ML)
 def computed_normalizer(n: Node) -> object:
     """A row of length 0 stays as it is."""
     norm, x, last = _norm(n), _floats(n), {"dim": (-1,), "keep_dim": True}

@@ -10,7 +10,6 @@ from ...ir import Variable
 from ...ir.dtypes import as_dtype, np_dtype
 from ...ir.valuetypes import MapType, SequenceType
 from ...ops.shared.maps import maps_as_rows, rows_as_maps, values_in_order
-from ...ops.shared.tables import table_values
 from ..export_graph import Op
 from ..limits import checked_shape
 from ..node import Node
@@ -31,11 +30,6 @@ class KeyedValues(NamedTuple):
     @property
     def dtype(self) -> str:
         return as_dtype(self.values.dtype)
-
-
-@on_numpy("LabelEncoder", domain=_ML, pure=True)
-def label_encoder(n: Node) -> object:
-    return table_values(n.value(0), *_labels(n))
 
 
 @dynamic("LabelEncoder", 0, domain=_ML)
@@ -84,11 +78,6 @@ def _default(n: Node, values: np.ndarray) -> Any:
         return tensor.ravel()[0]
     name, default = _DEFAULTS[{"O": "strings", "f": "floats"}.get(values.dtype.kind, "int64s")]
     return n.attr(name, default)
-
-
-@on_numpy("CategoryMapper", domain=_ML, pure=True)
-def category_mapper(n: Node) -> object:
-    return table_values(n.value(0), *_categories(n))
 
 
 @dynamic("CategoryMapper", 0, domain=_ML)

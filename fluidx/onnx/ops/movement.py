@@ -12,24 +12,19 @@ from ...ops.data.slicing import INT_MAX
 from ..export_graph import Op
 from ..limits import checked_shape
 from ..node import Node
-from ..table import dynamic, exports, imports, on_numpy
+from ..table import dynamic, entry, exports, imports, on_numpy
 from ..values import numpy_dtype
-from .shape import known_sizes, reshaped
+from .shape import as_int64, known_sizes, reshaped
 
 
-@dynamic("Range", 0, 1, 2)
-def computed_range(n: Node) -> object:
-    return n.b.range_between(*n.xs())
+def _same_scalar(op: Op, slot: str) -> str:
+    return op.scalar(slot, op.dtype(slot))
 
 
-@dynamic("Expand", 1)
-def computed_expand(n: Node) -> object:
-    return n.b.expand_by(n.x(), n.x(1))
-
-
-@dynamic("Tile", 1)
-def computed_tile(n: Node) -> object:
-    return n.b.tile_by(n.x(), n.x(1))
+entry("Concat", "concat", axis=0)
+entry("Range", "range_between", computed=(0, 1, 2), operands=dict.fromkeys(("Start", "End", "Step"), _same_scalar))
+entry("Expand", "expand_by", computed=(1,), operands={"Shape": as_int64})
+entry("Tile", "tile_by", computed=(1,), operands={"Times": as_int64})
 
 
 @dynamic("Slice", 1, 2)
@@ -41,16 +36,6 @@ def computed_slice(n: Node) -> object:
 
 
 # -- joining and splitting --------------------------------------------------------------------------------------------------------
-
-
-@imports("Concat")
-def concat(n: Node) -> object:
-    return n.b.concat(n.xs(), axis=n.attr("axis", 0))
-
-
-@on_numpy("Concat")
-def host_concat(n: Node) -> object:
-    return np.concatenate([n.value(k) for k in range(len(n.operands))], axis=n.attr("axis", 0))
 
 
 def _split_sizes(n: Node) -> list[int]:
@@ -69,11 +54,6 @@ def _split_sizes(n: Node) -> list[int]:
 def split(n: Node) -> object:
     parts = _split_sizes(n)
     return tuple(n.b.split(n.x(), sections=tuple(parts), axis=n.attr("axis", 0), n_out=len(parts)))
-
-
-@on_numpy("Split")
-def host_split(n: Node) -> object:
-    return tuple(np.split(n.value(0), np.cumsum(_split_sizes(n))[:-1], axis=n.attr("axis", 0)))
 
 
 _ALL = 10**9  # a larger end of a slice means the end of the axis: converters write such numbers
@@ -98,14 +78,6 @@ def slice_(n: Node) -> object:
     return n.b.strided_slice(n.x(), axes=tuple(axes), starts=tuple(starts), ends=tuple(ends), strides=tuple(steps))
 
 
-@on_numpy("Slice", pure=True)
-def host_slice(n: Node) -> object:
-    window = [slice(None)] * n.rank()
-    for axis, start, end, step in zip(*_slice_bounds(n), strict=True):
-        window[axis] = slice(start, end, step)
-    return n.value(0)[tuple(window)]
-
-
 # -- repeating ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -125,22 +97,9 @@ def expand(n: Node) -> object:
     return _repeated(n, old, [t if d == 1 else 1 for d, t in zip(old, new, strict=True)])
 
 
-@on_numpy("Expand", pure=True)
-def host_expand(n: Node) -> object:
-    x = n.value(0)
-    return np.broadcast_to(x, checked_shape(np.broadcast_shapes(x.shape, tuple(n.ints(1) or ())), x.itemsize)).copy()
-
-
 @imports("Tile")
 def tile(n: Node) -> object:
     return _repeated(n, list(n.shape()), n.ints(1) or [])
-
-
-@on_numpy("Tile", pure=True)
-def host_tile(n: Node) -> object:
-    x, times = n.value(0), n.ints(1) or []
-    checked_shape([d * t for d, t in zip(x.shape, times, strict=True)], x.itemsize)
-    return np.tile(x, times)
 
 
 # -- padding ----------------------------------------------------------------------------------------------------------------------
@@ -241,12 +200,6 @@ def blocks(n: Node) -> object:
     return reshaped(n, n.b.transpose(reshaped(n, n.x(), cut), axis=tuple(order)), shape)
 
 
-@on_numpy(*_BLOCKS)
-def host_blocks(n: Node) -> object:
-    cut, order, shape = _BLOCKS[n.op_type](n)
-    return n.value(0).reshape(cut).transpose(order).reshape(shape)
-
-
 # -- triangles, diagonals, ranges and reversed rows -------------------------------------------------------------------------------
 
 
@@ -257,13 +210,6 @@ def _diagonal(n: Node) -> int:
 @imports("Trilu")
 def trilu(n: Node) -> object:
     return n.b.tril_triu(n.x(), diagonal=_diagonal(n), lower=not n.attr("upper", 1))
-
-
-@on_numpy("Trilu")
-def host_trilu(n: Node) -> object:
-    keep = (np.triu if n.attr("upper", 1) else np.tril)(np.ones(n.shape()[-2:], bool), _diagonal(n))
-    x = n.value(0)
-    return np.where(keep, x, "" if x.dtype == object else np.zeros((), x.dtype))
 
 
 @on_numpy("EyeLike")
@@ -303,23 +249,7 @@ def reverse_sequence(n: Node) -> object:
     return n.b.transpose(reshaped(n, found, x.shape), axis=(time, batch, *range(2, n.rank())))
 
 
-@on_numpy("ReverseSequence")
-def host_reverse_sequence(n: Node) -> object:
-    time, batch = n.attr("time_axis", 0), n.attr("batch_axis", 1)
-    x, lengths = n.value(0), n.value(1)
-    out = x.copy()
-    source, made = np.moveaxis(x, (time, batch), (0, 1)), np.moveaxis(out, (time, batch), (0, 1))
-    for k, m in enumerate(lengths):
-        made[:m, k] = source[:m, k][::-1]
-    return out
-
-
 # -- joining, cutting, repeating ----------------------------------------------------------------------------------------------
-
-
-@exports("concat")
-def export_concat(op: Op) -> str:
-    return op.emit("Concat", *op.many("X"), axis=op.attrs["axis"])
 
 
 @exports("stack")
@@ -416,21 +346,6 @@ def _value(op: Op, value: float) -> str:
 
 
 # -- sizes from computed values ---------------------------------------------------------------------------------------------------
-
-
-@exports("range_between")
-def range_between(op: Op) -> str:
-    return op.emit("Range", *(op.scalar(slot, op.dtype(slot)) for slot in ("Start", "End", "Step")))
-
-
-@exports("expand_by")
-def expand_by(op: Op) -> str:
-    return op.emit("Expand", op["X"], op.cast("Shape", "int64"))
-
-
-@exports("tile_by")
-def tile_by(op: Op) -> str:
-    return op.emit("Tile", op["X"], op.cast("Times", "int64"))
 
 
 @exports("slice_by")

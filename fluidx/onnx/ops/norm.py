@@ -6,17 +6,17 @@ from typing import Any
 
 from ...ir import ANY
 from ...ir.dtypes import HALVES, np_dtype
-from ..export_graph import Op
 from ..node import Node
-from ..table import exports, imports
+from ..table import OneToOne, entry, imports
 from ..values import dtype_code
 
 
-@imports("Softmax", "LogSoftmax")
-def softmax(n: Node) -> object:
-    if n.dtype() in HALVES:  # the operator's definition rounds each step to 16 bits
-        return n.by_body()
-    return n.b.emit("softmax" if n.op_type == "Softmax" else "log_softmax", n.x(), axis=n.attr("axis", -1))
+def _softmax(made: OneToOne, n: Node) -> Any:
+    return n.by_body() if n.dtype() in HALVES else made.read(n)  # the operator's definition rounds each step to 16 bits
+
+
+entry("Softmax", "softmax", read=_softmax, axis=-1)
+entry("LogSoftmax", "log_softmax", read=_softmax, axis=-1)
 
 
 @imports("BatchNormalization", statistics={3: "running_mean", 4: "running_var"})
@@ -93,8 +93,3 @@ def lp_norm(n: Node) -> object:
 
 
 # -- softmax ------------------------------------------------------------------------------------------------------------------
-
-
-@exports("softmax", "log_softmax")
-def export_softmax(op: Op) -> str:
-    return op.emit({"softmax": "Softmax", "log_softmax": "LogSoftmax"}[op.type], op["X"], axis=op.attrs["axis"])

@@ -10,13 +10,12 @@ from ...ir import Variable
 from ...ir.dtypes import FLOATS, np_dtype
 from ..export_graph import Op
 from ..node import Node
-from ..table import exports, imports
+from ..table import EXPORT, entry, exports, imports
 from .shape import known_sizes, reshaped
 
-
-@imports("Det")
-def det(n: Node) -> object:
-    return n.b.det(n.x())
+entry("Det", "det")
+entry("MatMul", "bmm", way=EXPORT)
+entry("Einsum", "einsum", way=EXPORT, equation="")
 
 
 @imports("Einsum")
@@ -110,11 +109,6 @@ def swapped(ndim: int) -> list[int]:
     return [*range(ndim - 2), ndim - 1, ndim - 2]
 
 
-@exports("bmm")
-def bmm(op: Op) -> str:
-    return op.emit("MatMul", op["X"], op["Y"])
-
-
 @exports("mul")
 def mul(op: Op) -> str:
     x, y, nx, ny = op.type_of("X"), op.type_of("Y"), op.attrs["x_num_col_dims"], op.attrs["y_num_col_dims"]
@@ -124,13 +118,3 @@ def mul(op: Op) -> str:
     columns = op["Y"] if y.ndim == 2 else op.emit("Flatten", op["Y"], axis=ny)
     out = op.emit("MatMul", rows, columns)
     return out if op.out_type("Out").ndim == 2 else op.shaped(out, "Out")
-
-
-@exports("einsum")
-def export_einsum(op: Op) -> str:
-    return op.emit("Einsum", *op.many("X"), equation=op.attrs["equation"])
-
-
-@exports("det")
-def export_det(op: Op) -> str:
-    return op.emit("Det", op["X"])

@@ -20,10 +20,12 @@ def running(n: Node) -> object:
     op = {"CumSum": "cumsum", "CumProd": "cumprod"}[n.op_type]
     return n.b.emit(op, n.x(), axis=axis % n.rank(), exclusive=bool(n.attr("exclusive", 0)), reverse=bool(n.attr("reverse", 0)))
 
-_REDUCTIONS = {
-    "ReduceSum": "reduce_sum", "ReduceMean": "reduce_mean", "ReduceMax": "reduce_max", "ReduceMin": "reduce_min",
-    "ReduceProd": "reduce_prod", "ReduceLogSumExp": "logsumexp",
+
+_REDUCE = {
+    "reduce_sum": "ReduceSum", "reduce_mean": "ReduceMean", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin",
+    "reduce_prod": "ReduceProd", "logsumexp": "ReduceLogSumExp",
 }  # fmt: skip
+_REDUCTIONS = {theirs: ours for ours, theirs in _REDUCE.items()}
 _OF_BOOLS = {"ReduceMax": "reduce_any", "ReduceMin": "reduce_all"}
 # operator -> (before the sum, after it). The function bodies of their schemas compute in float32 for every dtype
 _AROUND_SUMS = {
@@ -92,11 +94,6 @@ def cumsum(op: Op) -> str:
 
 
 # -- reductions ---------------------------------------------------------------------------------------------------------------
-
-_REDUCE = {
-    "reduce_sum": "ReduceSum", "reduce_mean": "ReduceMean", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin",
-    "reduce_prod": "ReduceProd", "logsumexp": "ReduceLogSumExp",
-}  # fmt: skip
 
 
 @exports(*_REDUCE)

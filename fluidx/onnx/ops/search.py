@@ -13,13 +13,10 @@ from ...ops.shared.types import mul_sizes
 from ..export_graph import Op
 from ..limits import checked_shape
 from ..node import Node
-from ..table import dynamic, exports, imports, on_numpy
-from .shape import known_sizes, reshaped
+from ..table import dynamic, entry, exports, imports, on_numpy
+from .shape import as_int64, known_sizes, reshaped
 
-
-@dynamic("TopK", 1)
-def computed_top_k(n: Node) -> object:
-    return n.b.top_k_by(n.x(), n.x(1), axis=n.attr("axis", -1), largest=bool(n.attr("largest", 1)))
+entry("TopK", "top_k_by", computed=(1,), operands={"K": as_int64}, axis=-1, largest=True)
 
 
 # -- the largest ----------------------------------------------------------------------------------------------------------------------
@@ -77,15 +74,6 @@ def one_hot(n: Node) -> object:
     return n.b.where(hit, reshaped(n, on, shape), reshaped(n, off, shape))
 
 
-@on_numpy("OneHot", pure=True)
-def host_one_hot(n: Node) -> object:
-    axis, depth = _one_hot_axis(n)
-    ids, values = np.expand_dims(n.value(0).astype(np.int64), axis), n.value(2)
-    checked_shape([depth, ids.size], values.itemsize)
-    at = np.arange(depth).reshape([depth if k == axis else 1 for k in range(ids.ndim)])
-    return values[((ids == at) | (ids == at - depth)).astype(np.int64)]
-
-
 # -- selection --------------------------------------------------------------------------------------------------------------------
 
 
@@ -94,16 +82,6 @@ def compress(n: Node) -> object:
     axis, chosen = n.attr("axis"), np.flatnonzero(n.value(1))
     x = reshaped(n, n.x(), (mul_sizes(n.shape()),)) if axis is None else n.x()
     return n.b.index_select(x, n.const(chosen, np.int64), dim=axis or 0)
-
-
-@on_numpy("Compress", pure=True)
-def host_compress(n: Node) -> object:
-    return np.compress(n.value(1), n.value(0), axis=n.attr("axis"))
-
-
-@on_numpy("NonZero", pure=True)
-def non_zero(n: Node) -> object:
-    return np.array(np.nonzero(np.atleast_1d(n.value(0))), np.int64)
 
 
 @dynamic("NonZero", 0)
@@ -187,8 +165,3 @@ def export_unique(op: Op) -> dict[str, Any]:
     if op.attrs["dtype"] != "int64":
         made[1:] = [op.emit("Cast", v, to=op.code(op.attrs["dtype"])) for v in made[1:]]
     return dict(zip(("Out", "First", "Index", "Count"), made, strict=True))
-
-
-@exports("top_k_by")
-def top_k_by(op: Op) -> dict[str, Any]:
-    return top_k_nodes(op, op.cast("K", "int64"))

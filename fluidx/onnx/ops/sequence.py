@@ -17,7 +17,7 @@ from ...ops.shared.lists import element, erased, inserted, part_sizes
 from ..export_graph import Op
 from ..limits import checked_shape
 from ..node import Node
-from ..table import dynamic, exports, on_numpy
+from ..table import EXPORT, dynamic, entry, exports, on_numpy
 from ..types import open_sizes, type_proto_of
 from ..values import ABSENT, Outputs, numpy_dtype
 
@@ -63,19 +63,18 @@ def _sequence(n: Node) -> list[Any]:
     return found
 
 
-# operator -> (operator of fluidx, operands of which one must be computed to use it)
-_OF_PROGRAMS = {
-    "SequenceLength": ("sequence_length", (0,)), "SequenceAt": ("sequence_at", (0, 1)), "SequenceInsert": ("sequence_insert", (0, 2)),
-    "SequenceErase": ("sequence_erase", (0, 1)),
-}  # fmt: skip
+def _exported_position(op: Op, slot: str) -> str:
+    """A position. In ONNX it is a number of 32 or 64 bits without axes."""
+    return op.scalar(slot, "int32" if op.dtype(slot) == "int32" else "int64")
 
 
-def _of_program(n: Node) -> object:
-    return n.b.emit(_OF_PROGRAMS[n.op_type][0], *n.xs())
-
-
-for _name, (_, _needed) in _OF_PROGRAMS.items():
-    dynamic(_name, *_needed)(_of_program)
+_POSITION = {"Position": _exported_position}
+entry("SequenceConstruct", "sequence_construct", way=EXPORT)
+entry("SequenceLength", "sequence_length", computed=(0,))
+entry("SequenceAt", "sequence_at", computed=(0, 1), operands=_POSITION)
+entry("SequenceInsert", "sequence_insert", computed=(0, 2), operands=_POSITION)
+entry("SequenceErase", "sequence_erase", computed=(0, 1), operands=_POSITION)
+entry("ConcatFromSequence", "concat_from_sequence", computed=(0,), axis=0, new_axis=False)
 
 
 def _position(n: Node, k: int) -> int | None:
@@ -140,11 +139,6 @@ def concat_from_sequence(n: Node) -> object:
     return joined(n, found, n.attr("axis") % rank, new)
 
 
-@dynamic("ConcatFromSequence", 0)
-def computed_concat(n: Node) -> object:
-    return n.b.concat_from_sequence(n.x(), axis=n.attr("axis"), new_axis=bool(n.attr("new_axis", 0)))
-
-
 @on_numpy("SequenceMap")
 def sequence_map(n: Node) -> object:
 
@@ -197,19 +191,7 @@ def empty_stack(info: Any, axis: int) -> Any:
     return np.zeros(checked_shape(sizes), numpy_dtype(declared.elem_type or 1))
 
 
-def _export_position(op: Op) -> list[str]:
-    """The position operand, if there is one. In ONNX it is a number of 32 or 64 bits without axes."""
-    if not op.has("Position"):
-        return []
-    return [op.scalar("Position", "int32" if op.dtype("Position") == "int32" else "int64")]
-
-
 # -- sequences --------------------------------------------------------------------------------------------------------------------
-
-
-@exports("sequence_construct")
-def export_sequence_construct(op: Op) -> str:
-    return op.emit("SequenceConstruct", *op.many("X"))
 
 
 @exports("sequence_empty")
@@ -218,26 +200,6 @@ def export_sequence_empty(op: Op) -> str:
     if not isinstance(elem, (TensorType, AnyRankType)):
         raise op.wrong(f"SequenceEmpty takes tensors, not {elem}")
     return op.emit("SequenceEmpty", dtype=op.code(elem.dtype))
-
-
-@exports("sequence_at")
-def export_sequence_at(op: Op) -> str:
-    return op.emit("SequenceAt", op["S"], *_export_position(op))
-
-
-@exports("sequence_insert")
-def export_sequence_insert(op: Op) -> str:
-    return op.emit("SequenceInsert", op["S"], op["X"], *_export_position(op))
-
-
-@exports("sequence_erase")
-def export_sequence_erase(op: Op) -> str:
-    return op.emit("SequenceErase", op["S"], *_export_position(op))
-
-
-@exports("sequence_length")
-def export_sequence_length(op: Op) -> str:
-    return op.emit("SequenceLength", op["S"])
 
 
 @exports("split_to_sequence")
@@ -251,11 +213,6 @@ def _sizes(op: Op) -> list[str]:
         return []
     known = op.dtype("Split") in ("int32", "int64")
     return [op["Split"] if known else op.emit("Cast", op["Split"], to=op.code("int64"))]
-
-
-@exports("concat_from_sequence")
-def export_concat_from_sequence(op: Op) -> str:
-    return op.emit("ConcatFromSequence", op["S"], axis=op.attrs["axis"], new_axis=int(op.attrs["new_axis"]))
 
 
 # -- optionals --------------------------------------------------------------------------------------------------------------------

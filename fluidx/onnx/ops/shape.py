@@ -12,12 +12,16 @@ from ...ir import Variable
 from ...ir.types import ANY
 from ..export_graph import Op
 from ..node import Node
-from ..table import dynamic, exports, imports, on_numpy
+from ..table import EXPORT, entry, exports, imports, on_numpy
 
 
-@dynamic("Reshape", 1)
-def computed_reshape(n: Node) -> object:
-    return n.b.reshape_by(n.x(), n.x(1), zeros=bool(n.attr("allowzero", 0)))
+def as_int64(op: Op, slot: str) -> str:
+    """An operand as int64, which is the only dtype that ONNX has for sizes."""
+    return op.cast(slot, "int64")
+
+
+entry("Flatten", "flatten", way=EXPORT, axis=1)
+entry("Reshape", "reshape_by", computed=(1,), operands={"Shape": as_int64}, allowzero=("zeros", False))
 
 
 @on_numpy("Shape")
@@ -72,26 +76,10 @@ def reshape(n: Node) -> object:
     return reshaped(n, n.x(0), _target(n))
 
 
-@on_numpy("Reshape", pure=True)
-def host_reshape(n: Node) -> object:
-    return n.value(0).reshape(_target(n))
-
-
-def _flat(n: Node) -> tuple[int, int]:
-    axis, old = n.attr("axis", 1), n.shape()
-    axis += n.rank() if axis < 0 else 0
-    return prod(old[:axis]), prod(old[axis:])
-
-
 @imports("Flatten")
 def flatten(n: Node) -> object:
     axis = n.attr("axis", 1)
     return n.b.flatten(n.x(0), axis=axis + n.rank() if axis < 0 else axis)
-
-
-@on_numpy("Flatten", pure=True)
-def host_flatten(n: Node) -> object:
-    return n.value(0).reshape(_flat(n))
 
 
 @imports("Squeeze")
@@ -100,21 +88,10 @@ def squeeze(n: Node) -> object:
     return n.x() if axes == [] else n.b.squeeze(n.x(), axes=tuple(axes_of(axes or (), n.rank())))
 
 
-@on_numpy("Squeeze", pure=True)
-def host_squeeze(n: Node) -> object:
-    axes = n.ints(1)
-    return np.squeeze(n.value(0), None if axes is None else tuple(axes))
-
-
 @imports("Unsqueeze")
 def unsqueeze(n: Node) -> object:
     axes = n.ints(1) or []
     return n.b.unsqueeze(n.x(), axes=tuple(axes_of(axes, n.rank() + len(axes))))
-
-
-@on_numpy("Unsqueeze", pure=True)
-def host_unsqueeze(n: Node) -> object:
-    return np.expand_dims(n.value(0), tuple(n.ints(1) or ()))
 
 
 def _order(n: Node) -> tuple[int, ...]:
@@ -126,22 +103,12 @@ def transpose(n: Node) -> object:
     return n.b.transpose(n.x(0), axis=_order(n))
 
 
-@on_numpy("Transpose", pure=True)
-def host_transpose(n: Node) -> object:
-    return n.value(0).transpose(_order(n))
-
-
 # -- shapes -------------------------------------------------------------------------------------------------------------------
 
 
 @exports("reshape")
 def export_reshape(op: Op) -> str:
     return op.emit("Reshape", op["X"], op.ints(op.attrs["shape"]))
-
-
-@exports("flatten")
-def export_flatten(op: Op) -> str:
-    return op.emit("Flatten", op["X"], axis=op.attrs["axis"])
 
 
 @exports("squeeze")
@@ -169,8 +136,3 @@ def export_transpose(op: Op) -> str:
 def export_shape(op: Op) -> str:
     found = op.emit("Shape", op["Input"])
     return found if op.attrs["dtype"] == "int64" else op.emit("Cast", found, to=op.code(op.attrs["dtype"]))
-
-
-@exports("reshape_by")
-def reshape_by(op: Op) -> str:
-    return op.emit("Reshape", op["X"], op.cast("Shape", "int64"), **({"allowzero": 1} if op.attrs["zeros"] else {}))

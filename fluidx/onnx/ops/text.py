@@ -6,63 +6,32 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import Variable
-from ...ops.shared.texts import concatenated, matched, normalized, split, texts
+from ...ops.shared.texts import texts
 from ..export_graph import Op
 from ..limits import checked_shape
 from ..node import Node
-from ..table import dynamic, exports, on_numpy
-from ..values import Outputs
+from ..table import EXPORT, OneToOne, entry, exports, on_numpy
+
+entry("StringConcat", "string_concat", computed=(0, 1))
+entry("StringSplit", "string_split", computed=(0,), delimiter="", maxsplit=-1)
+entry(
+    "StringNormalizer",
+    "string_normalizer",
+    computed=(0,),
+    case_change_action=("case", "NONE"),
+    is_case_sensitive=("case_sensitive", False),
+    stopwords=("stopwords", ()),
+)
+entry("RegexFullMatch", "regex_full_match", computed=(0,), pattern="")
 
 
-@on_numpy("StringConcat", pure=True)
-def string_concat(n: Node) -> object:
-    return concatenated(*n.values())
+def _equal(made: OneToOne, op: Op) -> Any:
+    if op.opset < 19:
+        raise op.wrong("Equal takes strings in ONNX from opset 19 on")
+    return made.write(op)
 
 
-@dynamic("StringConcat", 0, 1)
-def computed_concat(n: Node) -> object:
-    return n.b.string_concat(n.x(0), n.x(1))
-
-
-@on_numpy("StringSplit", pure=True)
-def string_split(n: Node) -> object:
-    return Outputs(split(n.value(0), n.attr("delimiter", ""), n.attr("maxsplit", -1)))
-
-
-@dynamic("StringSplit", 0)
-def computed_split(n: Node) -> object:
-    made: tuple[Variable, Variable] = n.b.string_split(n.x(), delimiter=n.attr("delimiter", ""), maxsplit=n.attr("maxsplit", -1))
-    return made
-
-
-@on_numpy("StringNormalizer", pure=True)
-def string_normalizer(n: Node) -> object:
-    x = n.value(0)
-    if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
-        raise n.wrong(f"it takes strings of shape [C] or [1, C], found {list(x.shape)}")
-    return normalized(x, *_normalizer_options(n))
-
-
-@dynamic("StringNormalizer", 0)
-def computed_normalizer(n: Node) -> object:
-    case, sensitive, stopwords = _normalizer_options(n)
-    return n.b.string_normalizer(n.x(), case=case, case_sensitive=sensitive, stopwords=tuple(stopwords))
-
-
-def _normalizer_options(n: Node) -> tuple[str, bool, list[str]]:
-    """The case to convert to, whether case matters for stop words, and the stop words."""
-    return n.attr("case_change_action", "NONE"), bool(n.attr("is_case_sensitive", 0)), n.attr("stopwords", [])
-
-
-@on_numpy("RegexFullMatch", pure=True)
-def regex_full_match(n: Node) -> object:
-    return matched(n.value(0), n.attr("pattern", ""))
-
-
-@dynamic("RegexFullMatch", 0)
-def computed_match(n: Node) -> object:
-    return n.b.regex_full_match(n.x(), pattern=n.attr("pattern", ""))
+entry("Equal", "string_equal", way=EXPORT, write=_equal)
 
 
 @on_numpy("TfIdfVectorizer", pure=True)
@@ -113,35 +82,3 @@ def fill_string(op: Op) -> str:
 @exports("string_cast")
 def string_cast(op: Op) -> str:
     return op.emit("Cast", op["X"], to=op.code(op.attrs["dtype"]))
-
-
-@exports("string_equal")
-def string_equal(op: Op) -> str:
-    if op.opset < 19:
-        raise op.wrong("Equal takes strings in ONNX from opset 19 on")
-    return op.emit("Equal", op["X"], op["Y"])
-
-
-@exports("string_concat")
-def export_string_concat(op: Op) -> str:
-    return op.emit("StringConcat", op["X"], op["Y"])
-
-
-@exports("string_split")
-def export_string_split(op: Op) -> dict[str, Any]:
-    attrs = {"delimiter": op.attrs["delimiter"]} if op.attrs["delimiter"] else {}
-    if op.attrs["maxsplit"] >= 0:
-        attrs["maxsplit"] = op.attrs["maxsplit"]
-    return dict(zip(("Out", "Count"), op.emit_many("StringSplit", 2, op["X"], **attrs), strict=True))
-
-
-@exports("string_normalizer")
-def export_string_normalizer(op: Op) -> str:
-    stopwords = {"stopwords": list(op.attrs["stopwords"])} if op.attrs["stopwords"] else {}
-    case, sensitive = op.attrs["case"], int(op.attrs["case_sensitive"])
-    return op.emit("StringNormalizer", op["X"], case_change_action=case, is_case_sensitive=sensitive, **stopwords)
-
-
-@exports("regex_full_match")
-def export_regex_full_match(op: Op) -> str:
-    return op.emit("RegexFullMatch", op["X"], pattern=op.attrs["pattern"])
