@@ -78,7 +78,7 @@ def prepared(row: Row, model: str) -> tuple[Any, Any, dict[str, np.ndarray], lis
 
 def held(exe: Any) -> tuple[float, float]:
     """MB of the fullest rank: as planned, and in arrays that are there."""
-    bounds = [b for b in exe._current if b is not None]
+    bounds = [r.current for r in exe.group.ranks if r.current is not None]
     planned = max(b.plan.peak_bytes for b in bounds)
     there = max(
         sum(a.nbytes for a in scope.arrays.values()) + sum(a.nbytes for _, a in bound.feeds) + bound.plan.arena_bytes

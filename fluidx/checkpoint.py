@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from .files.state import persistables, program_or_default
 from .ir import FluidxError, ParseError, Program, Var
 from .ir.jsonform import from_json, to_json
 from .ir.parts import coords_of, holds, join
+
+if TYPE_CHECKING:
+    from .executor.ranks.state import State
 
 _LOADS = "load a checkpoint"
 PARAMETERS_ONLY = "fx.io.load(program, path, executor, var_list=program.all_parameters())"
@@ -55,19 +58,19 @@ def save_shards(program: Program | None, folder: Any, executor: Any = None, extr
 
 def _save(program: Program, folder: str, executor: Any, extra: Mapping[str, Any] | None, copies: bool = False, **then: Any) -> Save:
     """A Save of a checkpoint. With `copies` it saves the current values, even if they change before it is written."""
-    group = state.group(executor)
+    held = state.state_of(executor, program)
 
     def make() -> Made:
-        files = _files_of_ranks(state.parts(program, executor), executor, copies)
-        layout = state.layout(program, executor)
+        layout = held.layout()
+        files = _files_of_ranks(held, layout, copies)
         about = {
             "fluidx": __version__,
-            "world_size": state.world_size(executor),
-            "step": state.step(program, executor),
+            "world_size": held.world_size,
+            "step": held.step,
             "layout": to_json(layout),
             "extra": checked_extra(extra),
         }
-        if group.is_first:
+        if held.peers.is_first:
             text = program.to_string().encode()
             files[_PROGRAM] = lambda stream: stream.write(text)
             if constants := program.constants():
@@ -75,14 +78,17 @@ def _save(program: Program, folder: str, executor: Any, extra: Mapping[str, Any]
                 files[name] = _content(name, {digest: a.values for digest, a in constants.items()})
         return files, about
 
-    return Save(group, folder, make, **then)
+    return Save(held.peers, folder, make, **then)
 
 
-def _files_of_ranks(held: Mapping[int, Mapping[str, np.ndarray]], executor: Any, copies: bool) -> dict[str, Write | Elsewhere]:
+def _files_of_ranks(held: State, layout: Program, copies: bool) -> dict[str, Write | Elsewhere]:
     """The files of the ranks' local values. If the executor's ranks are processes, each writes its own."""
-    background_copies = state.background_copies(executor, f"{__name__}:write_part", {r: list(of) for r, of in held.items()}, copies)
+    parts, descs = held.parts(), layout.global_block().descs
+    background_copies = held.background_copies(f"{__name__}:write_part", {r: list(of) for r, of in parts.items()}, copies)
     files: dict[str, Write | Elsewhere] = {}
-    for r, of in held.items():
+    for r, of in parts.items():
+        for name in (n for n in of if not descs[n].placement):
+            state.checked(descs[name], of[name])
         name, aside = _file_of(r), background_copies.get(r)
         if aside is None:
             files[name] = _content(name, {n: np.array(a) if copies else a for n, a in of.items()})
@@ -161,28 +167,28 @@ def load_shards(program: Program | None, folder: Any, executor: Any = None, only
     missing, damaged, or has another shape or dtype.
     """
     program, folder = program_or_default(program), path_of(folder)
+    held = state.state_of(executor, program)
     with ExitStack() as stack:
 
         def opened() -> tuple[_Shards, list[tuple[Var, bool]]]:
             found = _Shards(folder, stack.enter_context(reading(folder, settled=True)), stack)
-            return found, list(_wanted(found, program, executor, only))
+            return found, list(_wanted(found, program, held.layout(), only))
 
         state.made_by_all(executor, _LOADS, lambda: settle(folder))
         shards, wanted = state.made_by_all(executor, _LOADS, opened)
-        stack.enter_context(state.settled(executor))
+        stack.enter_context(held.peers.loading())
         for var, alike in wanted:
-            if alike and hasattr(executor, "set_parts"):
-                executor.set_parts(var.name, shards.parts(var.name))
+            if alike:
+                held.set_parts(var.name, shards.parts(var.name))
             else:
-                state.put(executor, var.name, shards.value(var.name))
+                held.set_state(var.name, shards.value(var.name))
         if only is None:
-            state.set_step(program, executor, shards.step())
+            held.step = shards.step()
         return dict(shards.about.get("extra") or {})
 
 
-def _wanted(shards: _Shards, program: Program, executor: Any, only: Sequence[Var] | None) -> Iterator[tuple[Var, bool]]:
+def _wanted(shards: _Shards, program: Program, layout: Program, only: Sequence[Var] | None) -> Iterator[tuple[Var, bool]]:
     """The variables to load, and whether their placement is that of the checkpoint."""
-    layout = state.layout(program, executor)
     must = {d.name for d in (persistables(program) if only is None else only)}
     if only is None:
         state.check_state(shards.folder, persistables(program), shards.layout.global_block().descs, PARAMETERS_ONLY)

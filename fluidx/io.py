@@ -36,7 +36,7 @@ from .files.program_text import (
     with_suffix,
 )  # fmt: skip
 from .files.safetensors import ArrayFile, CheckpointError, arrays_in, save_arrays
-from .files.state import check_state, from_first, get, made_by_all, persistables, program_or_default, put_all, set_step, step
+from .files.state import check_state, from_first, get, made_by_all, persistables, program_or_default, put_all, state_of
 from .fluid_names import module_getattr
 from .ir import Parameter, Program, TensorType, Var, Variable, as_dtype, flow
 from .ir.constants import is_digest
@@ -115,7 +115,7 @@ def save(
     values = {d.name: get(executor, d) for d in persistables(program)}
     if taken := [n for n in values if is_digest(n)]:
         raise CheckpointError(f"variable {taken[0]!r} cannot be saved under its name, which is that of a constant; rename it")
-    from_first(executor, _WRITES, lambda: save_program(model_path, program, values, step(program, executor), extra))
+    from_first(executor, _WRITES, lambda: save_program(model_path, program, values, state_of(executor, program).step, extra))
 
 
 def load(program: Program | None, model_path: Any, executor: Any = None, var_list: Sequence[Variable] | None = None) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def load(program: Program | None, model_path: Any, executor: Any = None, var_lis
     if said.get("format") != "fluidx":  # of another tool, whose metadata are its own
         return {}
     if var_list is None and "step" in said:
-        set_step(program, executor, int(said["step"]))
+        state_of(executor, program).step = int(said["step"])
     return json.loads(said.get("extra", "{}"))
 
 

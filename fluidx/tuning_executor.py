@@ -9,6 +9,7 @@ from typing import Any
 
 from .executor.places import Place
 from .executor.ranks.parallel_executor import ParallelExecutor
+from .executor.ranks.state import State, StateHolder
 from .ir.errors import FluidxError, TranspileError
 from .ir.program import Program
 from .simulator.planned import Planned
@@ -16,7 +17,7 @@ from .transpiler.strategies import Strategy
 from .tuning import Tried, chosen_strategies, transpiled
 
 
-class TuningExecutor:
+class TuningExecutor(StateHolder):
     """Trains a program like a ParallelExecutor, with one strategy after the other: each for `warm_up` steps that do not count and `steps`
     that do. Then it stays with the one whose median step was shortest.
 
@@ -87,6 +88,10 @@ class TuningExecutor:
         """The number of steps so far."""
         return self._executor.step
 
+    @property
+    def held(self) -> State:
+        return self._executor.held
+
     def state(self, name: str) -> Any:
         """The global value of a persistable variable."""
         return self._executor.state(name)
@@ -109,7 +114,7 @@ class TuningExecutor:
     def _change(self) -> None:
         """Note the times of the strategy in use, and go on with the next one, or with the fastest."""
         mine = self._measured[self._warm_up :]
-        self.tried.append(Tried(self._choice, tuple(self._executor.gather_each("measure steps", lambda: mine)[0])))
+        self.tried.append(Tried(self._choice, tuple(self._executor.peers.gather_each("measure steps", lambda: mine)[0])))
         self._measured = []
         while self._left:
             choice = self._left.pop(0)

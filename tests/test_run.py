@@ -63,7 +63,7 @@ with fx.program_guard(fx.Program("lent"), fx.Program()):
     t = fx.DistributeTranspiler().transpile(trainers=fx.world_size())
 exe = fx.ParallelExecutor(t)
 exe.run_startup()
-merge = exe.splitter.merge
+merge = exe.programs.splitter.merge
 
 
 def merge_late(*args):  # when rank 0 has closed its executor and has written over all memory that this gave back
@@ -73,7 +73,7 @@ def merge_late(*args):  # when rank 0 has closed its executor and has written ov
     return merge(*args)
 
 
-exe.splitter.merge = merge_late
+exe.programs.splitter.merge = merge_late
 (found,) = exe.run(feed={"x": np.ones((4, 1024), "float32")}, fetch_list=[y])
 exe.close()
 del exe, merge, merge_late

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..native.world import NativeWorld
+
 REDUCE_OPS = ("sum", "avg", "max", "min", "prod")
 UFUNCS = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
@@ -107,3 +109,41 @@ class AsynchronousCommunicator(Communicator, Protocol):
 
     def wait(self) -> None:
         """Wait until all started work is done, or the deadline has passed."""
+
+
+class World(Protocol):
+    """The state that ranks share, as one process sees it; their communicators wait and fail together. tests/comm/conformance checks every
+    implementation."""
+
+    world_size: int
+    timeout: float  # seconds that a rank waits for others
+
+    @property
+    def shared(self) -> NativeWorld | None:
+        """Collective calls in C and the flight recorder; None if there are none."""
+
+    @property
+    def threaded(self) -> bool:
+        """May any thread of this process call `check`?"""
+
+    def communicator(self, rank: int) -> Any:
+        """The Communicator of a rank of this process. Raises ValueError for a rank of another one."""
+
+    def begin(self) -> None:
+        """Begin a run in which ranks of this process have two threads: set their progress to 0."""
+
+    def check(self) -> None:
+        """Raise CommAborted when a rank has failed."""
+
+    def abort(self, reason: BaseException) -> None:
+        """Make every rank stop with CommAborted. The first reason counts."""
+
+    def close(self) -> None:
+        """Release what the library behind it holds. No call follows."""
+
+
+class LocalWorld(World, Protocol):
+    """The world of ranks that are threads of one process."""
+
+    def reset(self) -> None:
+        """Forget a failure and drop pending calls and messages. Only while no rank is running."""

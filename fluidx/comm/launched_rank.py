@@ -105,10 +105,6 @@ class LaunchedRank:
         """`nbytes` zero bytes, in shared memory if there is any."""
         return np.zeros(nbytes, np.uint8) if isinstance(self.world, MpiWorld) else take(nbytes)
 
-    def is_shared(self, a: Any) -> bool:
-        """Can other ranks read an array of this rank in place? Not if it is on a GPU."""
-        return type(a) is np.ndarray and a.flags.c_contiguous and (self.memory is None or self.memory.holds(a))
-
     def view_at(self, at: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
         """An array for the contents of another rank's array at an address: a view of shared memory, or a new array that `exchange`
         fills."""

@@ -62,6 +62,9 @@ def _in_a_row(parts: Sequence[Any]) -> bool:
 class NcclWorld:
     """The state that the rank threads of one executor share: an NCCL id for each group, and the first failure."""
 
+    shared = None
+    threaded = True
+
     def __init__(self, devices: Sequence[int] | Mapping[int, int], timeout: float = 60.0, world_size: int | None = None):
         """`devices` are the GPUs of the ranks in this process: all ranks, unless `world_size` is given."""
         self.nccl = library()
@@ -84,6 +87,9 @@ class NcclWorld:
             if ranks not in self._ids:
                 self._ids[ranks] = self.nccl.get_unique_id()
             return self._ids[ranks]
+
+    def begin(self) -> None:
+        """Nothing to do: communication is asynchronous, and no rank has a second thread."""
 
     def check(self) -> None:
         """Raise CommAborted when a rank has failed."""

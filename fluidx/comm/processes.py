@@ -20,7 +20,7 @@ from .threads.native_calls import Calls, NativeCommunicator, in_one_piece
 class ProcessWorld:
     """The world of ranks that share memory, in the process of one rank."""
 
-    threaded = True  # other threads of this process may check whether a rank has failed
+    threaded = True
 
     def __init__(self, memory: Memory, rank: int, timeout: float):
         self.memory, self.rank, self.world_size = memory, rank, memory.ranks
@@ -43,6 +43,9 @@ class ProcessWorld:
 
     def abort(self, reason: BaseException) -> None:
         self.shared.abort(str(reason))
+
+    def close(self) -> None:
+        """Nothing to release: memory is unmapped when no array uses it."""
 
 
 class ProcessCommunicator(NativeCommunicator):

@@ -2,7 +2,6 @@
 
 from .executor import Executor
 from .places import CPUPlace, CUDAPinnedPlace, CUDAPlace, cpu_places, cuda_pinned_places, mpi_places, process_places
-from .ranks import executor_choice as executor_choice  # gives ParallelExecutor its subclasses
 from .ranks.gpu_places import cuda_places
 from .ranks.parallel_executor import ParallelExecutor
 from .scope import Scope, global_scope, scope_guard

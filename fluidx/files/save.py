@@ -7,9 +7,12 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .atomic import CheckpointError, Entries, Files, Manifest, mark, opened, put_in_place, remove_beside, write_beside
+
+if TYPE_CHECKING:
+    from ..executor.ranks.rank_group import Peers
 
 Made = tuple[Files, Mapping[str, Any]]  # the files of a process, and further data for the manifest
 
@@ -22,7 +25,7 @@ class Save:
     or if hosts see different folders.
     """
 
-    def __init__(self, group: Any, folder: str, make: Callable[[], Made], then: Callable[[], None] = lambda: None):
+    def __init__(self, group: Peers, folder: str, make: Callable[[], Made], then: Callable[[], None] = lambda: None):
         """`then` is called by the first process when all files are in place."""
         self.group, self.folder, self.then = group, folder, then
         self._open, self._thread = ExitStack(), threading.Thread(target=self._go_on, name="fluidx checkpoint")

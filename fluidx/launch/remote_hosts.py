@@ -70,7 +70,7 @@ def run(job: str, rank: int, script: Callable[[], None]) -> None:
 
 
 def _own_trail(rank: int) -> FlightRecord | None:
-    world = None if (joined := launched_rank.entered()) is None else getattr(joined.world, "shared", None)
+    world = None if (joined := launched_rank.entered()) is None else joined.world.shared
     return None if world is None else FlightRecord.of(world, rank)
 
 

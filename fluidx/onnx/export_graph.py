@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..executor import Scope, global_scope
+from ..executor.ranks.state import StateHolder
 from ..ir import Block, NotInitializedError, Operator, Program, TensorType
 from ..ir.dtypes import np_dtype
 from ..ir.errors import nearest
@@ -163,8 +164,8 @@ class ExportGraph:
         return numpy_helper.from_array(np.asarray(self._value(name), order="C"), name)  # ascontiguousarray would give a scalar an axis
 
     def _value(self, name: str) -> np.ndarray:
-        if self.executor is not None and hasattr(self.executor, "state"):
-            return np.asarray(self.executor.state(name))
+        if isinstance(self.executor, StateHolder):
+            return np.asarray(self.executor.held.state(name))
         if not isinstance(self.scope, Scope):
             raise OnnxError(f"save: scope must be a Scope, got {type(self.scope).__name__}")
         if name not in self.scope.arrays:

@@ -312,7 +312,7 @@ def test_a_training_step_of_a_rank_is_one_call_into_c(strategy, overlap, monkeyp
     with fx.ParallelExecutor(t, timeout=20) as exe:
         exe.run_startup()
         exe.run(feed=m.feed(12), fetch_list=[m.loss])
-        for bound in next(iter(exe._ready.values())).bounds:
+        for bound in next(iter(exe._ready.values())).step.bounds:
             assert [len(track._calls) for track in bound.call_lists] == [1] * (1 + overlap), bound.plan
 
 

@@ -167,7 +167,7 @@ def test_after_ctrl_c_the_next_run_says_what_to_do(monkeypatch):
     t = transpiled()
     with fx.ParallelExecutor(t) as exe:
         exe.run_startup()
-        monkeypatch.setattr(exe._threads, "hand_out", lambda order: (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr(exe.group.threads, "hand_out", lambda order: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             exe.run_startup()
         text = "an earlier run was interrupted, so the ranks may differ; call run_startup(), then load a checkpoint if there is one"

@@ -55,7 +55,7 @@ def test_one_rank_keeps_to_its_cores(monkeypatch):
     t = fx.DistributeTranspiler("data_parallel").transpile(program=classifier().main, startup_program=classifier().startup, trainers=1)
     monkeypatch.setenv("FLUIDX_AFFINITY", f"{core}")
     with fx.ParallelExecutor(t) as exe:
-        assert exe._on_all_ranks(lambda rank: os.sched_getaffinity(0)) == [{core}]
+        assert exe.group.on_all_ranks(lambda rank: os.sched_getaffinity(0)) == [{core}]
 
 
 @pytest.mark.parametrize("overlap", ["0", "1"], ids=["alone", "beside"])
@@ -70,7 +70,7 @@ def test_ranks_run_on_their_cores_and_the_caller_where_it_did(overlap, monkeypat
             exe.run_startup()
             found = [exe.run(feed=m.feed(8, k), fetch_list=[m.loss])[0] for k in range(3)]
             where, done = {}, threading.Barrier(2)
-            exe._on_all_ranks(lambda rank: (where.update({rank: os.sched_getaffinity(0)}), done.wait(10)))
+            exe.group.on_all_ranks(lambda rank: (where.update({rank: os.sched_getaffinity(0)}), done.wait(10)))
             return found, where
 
     want, where = answers()

@@ -60,8 +60,8 @@ def steps(m, t, count=3, rows=7, n=3):
         exe.run_startup()
         losses = [exe.run(feed=m.feed(rows, k), fetch_list=[m.loss])[0] for k in range(count)]
         ready = next(reversed(exe._ready.values()))
-        call_lists = [len(b.call_lists) for b in ready.bounds]
-        return [*losses, *(exe.state(p) for p, _ in m.gradients)], call_lists, ready.launch is not None
+        call_lists = [len(b.call_lists) for b in ready.step.bounds]
+        return [*losses, *(exe.state(p) for p, _ in m.gradients)], call_lists, ready.step.launch is not None
 
 
 def same(a, b):

@@ -263,12 +263,13 @@ def test_shapes_that_differ_when_they_meet(timeout):
 
 def test_a_failing_startup_is_reported_and_can_be_repeated():
     exe, loss = ranks(timeout=20)
-    real, exe._compile = exe._compile, lambda *a: throw(OSError("disk full"))
+    first = exe.group.ranks[0]
+    first.compile = lambda *a: throw(OSError("disk full"))
     with pytest.raises(fx.RankError, match="^rank 0: OSError: disk full\n  in the startup program\n  on host "):
         exe.run_startup()
     with pytest.raises(fx.RankError, match="a rank failed in an earlier run"):
         exe.run(feed=feed(), fetch_list=[loss])
-    exe._compile = real
+    del first.compile
     works_again(exe, loss)
 
 
@@ -276,7 +277,7 @@ def test_an_interrupt_of_the_caller_stops_the_ranks(monkeypatch):
     exe, loss = ranks(timeout=20)
     gate = threading.Event()
     HOOK["call"] = lambda ctx: gate.wait(0.1) if ctx.rank == 0 else None
-    real, calls = exe._threads.collect, []
+    real, calls = exe.group.threads.collect, []
 
     def collect(*args):
         calls.append(args)
@@ -285,7 +286,7 @@ def test_an_interrupt_of_the_caller_stops_the_ranks(monkeypatch):
         return real(*args)
 
     exe.run(feed=feed(), fetch_list=[loss])
-    monkeypatch.setattr(exe._threads, "collect", collect)
+    monkeypatch.setattr(exe.group.threads, "collect", collect)
     with pytest.raises(KeyboardInterrupt):
         exe.run(feed=feed(), fetch_list=[loss])
     with pytest.raises(fx.RankError, match="an earlier run was interrupted"):
@@ -296,7 +297,7 @@ def test_an_interrupt_of_the_caller_stops_the_ranks(monkeypatch):
 def test_an_executor_that_nobody_holds_ends_its_threads():
     exe, loss = ranks()
     exe.run(feed=feed(), fetch_list=[loss])
-    threads = [w.thread for w in exe._threads.workers]
+    threads = [w.thread for w in exe.group.threads.workers]
     del exe, loss
     gc.collect()
     for t in threads:
@@ -374,7 +375,7 @@ def test_values_that_are_undefined_off_their_root_raise_no_alarm(strategy, monke
         for plan in range(3):
             exe.run(feed=m.feed(6, plan), fetch_list=[m.loss])
         for plans in exe._ready.values():
-            for p in plans.bounds:
+            for p in plans.step.bounds:
                 for name, a in p.arrays.items():
                     if p.plan.buffers[p.plan.values[name].buffer].kind == "arena" and a.dtype == np.float32:  # neither state nor a feed
                         a[...] = np.nan

@@ -107,7 +107,7 @@ def test_a_step_in_c_has_the_bits_of_one_in_python(n, spin, launches, monkeypatc
     with exe:
         found = steps()
         assert len(launches) == 4 and set(launches) == {threading.current_thread()}
-        monkeypatch.setattr(exe, "_launcher", lambda bounds: None)
+        monkeypatch.setattr(exe.group, "launcher", lambda bounds: None)
         exe._ready.clear()
         wanted = steps()
     assert len(launches) == 4
@@ -237,7 +237,7 @@ def test_ctrl_c_ends_a_wait_in_c(early, spin, launches):
         with pytest.raises(fx.RankError, match="^an earlier run was interrupted"):
             exe.run(feed=feed(), fetch_list=[loss])
         exe.run_startup()  # on the same threads, of which none is lost
-        assert all(w.thread.is_alive() for w in exe._threads.workers)
+        assert all(w.thread.is_alive() for w in exe.group.threads.workers)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
@@ -326,7 +326,7 @@ def test_several_executors_launch_from_several_threads_at_once(spin):
 def test_a_thread_that_waits_in_c_keeps_no_executor():
     exe, loss, _ = ranks(2)
     exe.run(feed=feed(), fetch_list=[loss])
-    threads, gone = [w.thread for w in exe._threads.workers], weakref.ref(exe)
+    threads, gone = [w.thread for w in exe.group.threads.workers], weakref.ref(exe)
     del exe
     gc.collect()
     assert gone() is None
@@ -340,8 +340,8 @@ def test_a_rank_that_was_left_behind_gets_no_launch(launches):
     exe, loss, _ = ranks(2)
     with exe:
         want = exe.run(feed=feed(), fetch_list=[loss])[0]
-        go, old = threading.Event(), [w.thread for w in exe._threads.workers]
-        exe.timeout = exe._threads.timeout = 0.1
+        go, old = threading.Event(), [w.thread for w in exe.group.threads.workers]
+        exe.group.timeout = exe.group.threads.timeout = 0.1
 
         def stuck(rank):
             if rank == 1:
@@ -350,10 +350,10 @@ def test_a_rank_that_was_left_behind_gets_no_launch(launches):
                 raise CommAborted("this rank gives up")
 
         with pytest.raises(fx.RankError):
-            exe._on_all_ranks(stuck)
+            exe.group.on_all_ranks(stuck)
         exe.run_startup()
         assert np.array_equal(exe.run(feed=feed(), fetch_list=[loss])[0], want)
-        assert not set(old) & {w.thread for w in exe._threads.workers} and len(launches) == 2
+        assert not set(old) & {w.thread for w in exe.group.threads.workers} and len(launches) == 2
         go.set()
         for t in old:
             t.join(5)

@@ -7,7 +7,7 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
-from fluidx.executor.ranks import launched_executor
+from fluidx.executor.ranks import group_choice, launched_group
 from fluidx.ir import program as ir_program
 from fluidx.launch import process_job
 from fluidx.native import shared
@@ -24,7 +24,8 @@ class PlayedRank:
         self.rank, self.world_size, self.memory = rank, world_size, None
         self.launched = SimpleNamespace(by="a test")
         self.comm = SimpleNamespace(asynchronous=False)
-        self.world = SimpleNamespace(timeout=1.0)
+        self.world = SimpleNamespace(timeout=1.0, shared=None)
+        self.meet = None
 
     def gather(self, said):
         return [said] * self.world_size
@@ -69,11 +70,10 @@ def net():
 
 
 def started(t, rank, world_size, monkeypatch, **how):
-    monkeypatch.setattr(launched_executor, "keep_to", lambda cores: None)
-    monkeypatch.setattr(launched_executor.allocation, "new_bytes", launched_executor.allocation.new_bytes)
-    exe = launched_executor.LaunchedExecutor.of(PlayedRank(rank, world_size))
-    exe.__init__(t, **how)
-    return exe
+    monkeypatch.setattr(launched_group, "keep_to", lambda cores: None)
+    monkeypatch.setattr(launched_group.allocation, "new_bytes", launched_group.allocation.new_bytes)
+    monkeypatch.setattr(group_choice, "member", lambda: PlayedRank(rank, world_size))
+    return fx.ParallelExecutor(t, **how)
 
 
 @pytest.mark.parametrize("verify", [True, False])

@@ -259,22 +259,22 @@ def test_callers_on_several_threads_get_the_values_of_their_own_batches():
 def test_an_interrupt_loses_no_job_and_no_time(when, monkeypatch):
     """Of jobs that are Python's; those in C have tests of their own in test_launch.py."""
     with fx.ParallelExecutor(pairs(data_parallel(3)), timeout=30) as exe:
-        monkeypatch.setattr(exe, "_launcher", lambda bounds: None)
+        monkeypatch.setattr(exe.group, "launcher", lambda bounds: None)
         exe.run_startup()
         wanted = exe.run(feed=feed(6), fetch_list=["loss"])
         exe.run_startup()
         if when == "while jobs are handed out":
-            crew = exe._threads
+            crew = exe.group.threads
             monkeypatch.setattr(crew, "workers", Interrupting(crew.workers))
         else:
 
-            def collect(order, wait=None, real=exe._threads.collect):
+            def collect(order, wait=None, real=exe.group.threads.collect):
                 if wait is None:
                     order.news.get()
                     raise KeyboardInterrupt
                 real(order, wait)
 
-            monkeypatch.setattr(exe._threads, "collect", collect)
+            monkeypatch.setattr(exe.group.threads, "collect", collect)
         begin = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             exe.run(feed=feed(6), fetch_list=["loss"])

@@ -143,7 +143,7 @@ def test_a_rank_is_planned_for_its_part():
     with fx.ParallelExecutor(t, places=fx.cpu_places(2)) as exe:
         exe.run_startup()
         program = t.get_trainer_program(1)
-        ctx = RunContext(1, 2, exe._comms[1], {"dp": (0, 1)})
+        ctx = RunContext(1, 2, exe.group.ranks[1].comm, {"dp": (0, 1)})
         data = [d for d in program.global_block().descs.values() if d.is_data]
         types = {d.name: d.type.with_shape((6, *d.type.shape[1:])) for d in data}
         p = plan(program, types, [], exe.scopes[1].arrays, ctx)

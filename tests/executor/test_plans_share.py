@@ -236,7 +236,8 @@ def plans_made(monkeypatch, strategy, ranks, rows, model=dense):
         made.clear()
         exe.run([loss], feed)
         count, pairs = len(made), []
-        for bound, scope in zip(exe._current, exe.scopes, strict=True):
+        for rank in exe.group.ranks:
+            bound, scope = rank.current, rank.scope
             p = bound.plan
             types = {n: TensorType(str(a.dtype), a.shape) for n, a in feed.items()}
             own = plan(p.program.copy(), types, p.fetches, scope.arrays, bound.ctx)

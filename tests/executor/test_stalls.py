@@ -124,7 +124,7 @@ def test_ranks_that_wait_in_c_say_it_too(heard, monkeypatch, request):
         texts = heard()
         with pytest.raises(fx.RankError, match="rank 1 did not arrive"):
             exe.run(feed={"x": np.ones((6, 4), "float32")}, fetch_list=[loss])
-        assert any(r.launch is not None for r in exe._ready.values())
+        assert any(r.step.launch is not None for r in exe._ready.values())
     assert len(texts) == 1 and texts[0][1].endswith("rank 0 is here, rank 1 has not arrived; it goes on waiting")
 
 

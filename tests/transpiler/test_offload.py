@@ -9,7 +9,7 @@ import fluidx as fx
 from fluidx.comm.threads.communicator import ThreadCommunicator
 from fluidx.comm.threads.world import ThreadWorld
 from fluidx.executor.plan.dry_run import dry_plan
-from fluidx.executor.ranks import parallel_executor
+from fluidx.executor.ranks import local_rank
 from fluidx.ir import ProgramPair
 from fluidx.ir.jsonform import from_json, to_json
 from fluidx.ir.parser import parse_pair
@@ -345,7 +345,7 @@ for _name in ("all_gather", "reduce_scatter", "all_reduce", "broadcast"):
 @pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
 def test_the_host_updates_for_a_device_that_never_sees_the_state(strategy, monkeypatch):
     """Ranks on a stand-in for CuPy, whose arrays refuse to meet NumPy's."""
-    monkeypatch.setattr(parallel_executor, "array_module", lambda place: fake)
+    monkeypatch.setattr(local_rank, "array_module", lambda place: fake)
     monkeypatch.setattr(ThreadWorld, "communicator", lambda world, rank: DeviceCommunicator(world, rank))
     monkeypatch.setenv("FLUIDX_CHECK_NAN", "1")
     model = integer_mlp("sum", fx.optimizer.Momentum(0.5, 0.5))

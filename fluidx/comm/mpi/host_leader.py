@@ -10,7 +10,7 @@ import numpy as np
 
 from ..base import Ranks
 from ..contribution import Block, Contribution, reduce_into
-from ..threads.python_locks import parts_text
+from ..disagreement import other_count, other_type
 from .handshake import type_of
 from .host_pipeline import PipelineItem, items_of
 from .message_collectives import MessageCommunicator
@@ -73,7 +73,7 @@ class HostLeader:
         wants, haves = (np.frombuffer(side, f"S{_TYPE}", len(pairs)) for side in (self.wanted[host], self.heard[host].tobytes()))
         k = int(np.argmax(wants != haves))
         (source, rank), want, have = pairs[k], wants[k].decode(errors="replace"), haves[k].decode(errors="replace")
-        self.far.refuse(f"rank {rank} expects {want} from rank {source} in {self.what}, which gives {have}", source)
+        self.far.refuse(other_type(rank, want, source, self.what, have), source)
 
 
 def _types(group: HostGroup, slot: Contribution, seen: Seen, refuse: Refuse) -> list[list[np.ndarray]]:
@@ -83,7 +83,7 @@ def _types(group: HostGroup, slot: Contribution, seen: Seen, refuse: Refuse) -> 
     n, homes = len(group.ranks), group.homes
     for rank, (gives, takes) in zip(group.own, seen, strict=True):
         if not len(gives) == len(takes) == n:
-            refuse(parts_text(rank, slot.what, len(gives), len(takes), n), rank)
+            refuse(other_count(rank, len(gives), slot.what, len(takes), n), rank)
     members = [[k for k in range(n) if homes[k] == h] for h in range(len(group.hosts))]
     given = [_texts([gives[k] for gives, _ in seen for k in others]) for others in members]
     return [given, [_texts([takes[k] for k in others for _, takes in seen]) for others in members]]

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..base import CommError, Ranks
+from ..base import Ranks
 from ..collective_methods import CollectiveMethods
 from ..contribution import Contribution, reduce_into
-from ..threads.python_locks import parts_text
+from ..disagreement import disagreement, other_call, other_count, other_message, other_type
 from .handshake import HEAD, LITTLE, Handshake, MessageWorld, Posted, decoded, encoded, type_of
 
 _SMALL = 4 * 1024  # elements up to which every rank sends everything to every rank: one exchange instead of two
@@ -231,7 +231,7 @@ class MessageCommunicator(CollectiveMethods):
             return
         given, taken, n = len(slot.gives), len(slot.takes), len(ranks)
         if not given == taken == n:
-            self.refuse(parts_text(self.rank, slot.what, given, taken, n), self.rank)
+            self.refuse(other_count(self.rank, given, slot.what, taken, n), self.rank)
         k = ranks.index(self.rank)
         if type_of(slot.gives[k]) != type_of(slot.takes[k]):
             self._misfit(slot, k, self.rank, type_of(slot.gives[k]))
@@ -242,14 +242,14 @@ class MessageCommunicator(CollectiveMethods):
             return
         call, given, shown = decoded(talk.heard[k][:HEAD])
         if call != decoded(encoded(talk.call))[0]:
-            self.refuse(f"rank {self.rank} is in {slot}, rank {rank} in {shown}", rank)
+            self.refuse(other_call(self.rank, slot, rank, shown), rank)
         self._misfit(slot, k, rank, given)
 
     def _misfit(self, slot: Contribution, k: int, rank: int, given: str) -> NoReturn:
-        self.refuse(f"rank {self.rank} expects {type_of(slot.takes[k])} from rank {rank} in {slot.what}, which gives {given}", rank)
+        self.refuse(other_type(self.rank, type_of(slot.takes[k]), rank, slot.what, given), rank)
 
     def refuse(self, why: str, rank: int) -> NoReturn:
-        error = CommError(f"ranks disagree: {why}", rank=rank)
+        error = disagreement(why, rank)
         self.abort(error)
         raise error
 
@@ -268,7 +268,7 @@ class MessageCommunicator(CollectiveMethods):
         for out, peer, head, told, got, posted in coming:
             world.finish(told, f"recv from rank {peer}")
             if (sent := decoded(head)[0]) != type_of(out):
-                self.refuse(f"rank {self.rank} expects {type_of(out)} from rank {peer}, which sent {sent}", peer)
+                self.refuse(other_message(self.rank, type_of(out), peer, sent), peer)
             world.finish(posted, f"recv from rank {peer}")
             put(out, got)
         for peer, posted in leaving:

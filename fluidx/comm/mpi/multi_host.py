@@ -65,8 +65,7 @@ class HostsWorld:
 
     def abort(self, reason: BaseException) -> None:
         """Abort the ranks of this host, and those of other hosts unless they know already."""
-        heard = self.between.failure if isinstance(reason, CommAborted) else None
-        self.here.abort(heard or reason)
+        self.here.abort(self.between.failure or reason)
         if not isinstance(reason, CommAborted):
             self.between.abort(reason)
 

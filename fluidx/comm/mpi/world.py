@@ -34,6 +34,7 @@ class MpiWorld:
     """
 
     memory = None
+    shared = None
 
     def __init__(self, everyone: Any, timeout: float):
         from mpi4py import MPI

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base import CommError, CommTimeout, Ranks
+from ...native.world import array_text
+from ..base import CommTimeout, Ranks
 from ..collective_methods import CollectiveMethods
 from ..contribution import Contribution, work
+from ..disagreement import disagreement, other_message
 from .python_locks import open_gate, patiently
 
 if TYPE_CHECKING:
@@ -77,11 +79,7 @@ class ThreadCommunicator(CollectiveMethods):
         self._wait(box.ready, peer, f"recv from rank {peer}")
         x, taken = box.posts.popleft()
         if x.shape != out.shape or x.dtype != out.dtype:
-            error = CommError(
-                f"ranks disagree: rank {self.rank} expects {out.dtype}{list(out.shape)} from rank {peer}, "
-                f"which sent {x.dtype}{list(x.shape)}",
-                rank=peer,
-            )
+            error = disagreement(other_message(self.rank, array_text(out), peer, array_text(x)), peer)
             self.world.abort(error)
             if taken is not None:
                 open_gate(taken)

@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...native.world import log
-from ..base import CommError, CommTimeout, Ranks
+from ...native.world import array_text, log
+from ..base import CommTimeout, Ranks
 from ..contribution import Contribution
+from ..disagreement import disagreement, other_call, other_count, other_type
 
 if TYPE_CHECKING:
     from .world import ThreadWorld
@@ -72,23 +73,22 @@ class GroupBarrier:
         mine = self.slots[first]
         for r in self.ranks[1:]:
             if self.slots[r].call != mine.call:
-                self.refuse(f"rank {first} is in {mine}, rank {r} in {self.slots[r]}", r)
+                self.refuse(other_call(first, mine, r, self.slots[r]), r)
         if mine.gives is None:
             return
         for r in self.ranks:
             slot = self.slots[r]
             if not len(slot.gives) == len(slot.takes) == len(self.ranks):
-                self.refuse(parts_text(r, slot.what, len(slot.gives), len(slot.takes), len(self.ranks)), r)
+                self.refuse(other_count(r, len(slot.gives), slot.what, len(slot.takes), len(self.ranks)), r)
         for k, r in enumerate(self.ranks):
             takes = self.slots[r].takes
             for j, source in enumerate(self.ranks):
                 given = self.slots[source].gives[k]
                 if given.shape != takes[j].shape:
-                    want, have = (f"{a.dtype}{list(a.shape)}" for a in (takes[j], given))
-                    self.refuse(f"rank {r} expects {want} from rank {source} in {mine.what}, which gives {have}", source)
+                    self.refuse(other_type(r, array_text(takes[j]), source, mine.what, array_text(given)), source)
 
     def refuse(self, why: str, rank: int) -> None:
-        error = CommError(f"ranks disagree: {why}", rank=rank)
+        error = disagreement(why, rank)
         self.world.abort(error)
         raise error
 
@@ -122,11 +122,6 @@ class Mailbox:
     def __init__(self) -> None:
         self.posts: deque[tuple[Any, threading.Lock | None]] = deque()
         self.ready = threading.Semaphore(0)
-
-
-def parts_text(rank: int, what: str, given: int, expected: int, ranks: int) -> str:
-    """The error text for a rank whose number of parts is not that of the group's ranks; meet.c has the same text."""
-    return f"rank {rank} passes {given} parts to {what} and expects {expected}, in a group of {ranks} ranks"
 
 
 def patiently(lock: Any, world: ThreadWorld, tell: Callable[[], str]) -> bool:

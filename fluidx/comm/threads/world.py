@@ -16,6 +16,8 @@ from .python_locks import GroupBarrier, Mailbox, Pace, open_gate
 class ThreadWorld:
     """The state that the rank threads of one executor share. `communicator(rank)` is one rank's view of it."""
 
+    threaded = True
+
     def __init__(self, world_size: int, timeout: float = 60.0):
         self.world_size = world_size
         self.timeout, self.stall = timeout, config.stall()
@@ -62,6 +64,9 @@ class ThreadWorld:
             with self._guard:
                 m = self._mail.setdefault((source, to), Mailbox())
         return m
+
+    def close(self) -> None:
+        """Nothing to release."""
 
     def check(self) -> None:
         if self.failure is not None:

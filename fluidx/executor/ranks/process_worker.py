@@ -21,23 +21,19 @@ from ...comm.flight_recorder import STARTUP
 from ...comm.process_spawner import GONE, Channel
 from ...comm.processes import ProcessWorld
 from ...ir.constants import Array
-from ...ir.dtypes import dtype_name, np_dtype
+from ...ir.dtypes import np_dtype
 from ...ir.parser import parse_pair
-from ...ir.program import Program, ProgramPair
+from ...ir.program import ProgramPair
 from ...ir.types import TensorType
 from ...native import shared
-from ..context import RunContext
 from ..plan import allocation
 from ..progress import Progress
 from ..run import observers
-from ..run.bind import prepare
-from ..run.bound_plan import BoundPlan
 from ..run.call_descriptions import describe_plan
-from ..scope import Scope
 from .affinity import keep_to
+from .local_rank import LocalRank
+from .published_rank import ArrayAddress, PublishedPlan, PublishedRank, address_of
 from .remote_errors import ErrorRecord, shown
-
-ArrayAddress = tuple[int, str, list[int]]  # address in shared memory, dtype and shape
 
 
 def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> None:
@@ -55,7 +51,7 @@ def serve(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> Non
         try:
             answer: Any = {"done": getattr(served, message.pop("do"))(*files, **message)}
         except BaseException as e:  # after any error, the other ranks must not wait for this one
-            fault = ErrorRecord.of(e, served.running())
+            fault = ErrorRecord.of(e, served.local.running())
             if served.others_wait:
                 world.abort(e)
             answer = {"fault": fault}
@@ -67,19 +63,15 @@ class _RankMessages:
     """The messages, as methods; the return value is the answer."""
 
     def __init__(self, world: ProcessWorld, rank: int):
-        self.world, self.rank = world, rank
-        self.comm = world.communicator(rank)
-        self.progress = Progress(world.shared, rank, shown)
-        self.scope = Scope()
+        self.world = world
+        progress = Progress(world.shared, rank, shown)
+        self.local = LocalRank(rank, world.world_size, world.communicator(rank), progress=progress)
+        self.rank, self.scope = PublishedRank(self.local, world, world.memory), self.local.scope
         self.pairs: dict[int, ProgramPair] = {}
         self.reported = -1  # the scope version that was reported last
         self.incoming: dict[str, np.ndarray] = {}
-        self.bounds: dict[int, tuple[BoundPlan, list[tuple[np.ndarray, np.ndarray]]]] = {}
-        self.current: BoundPlan | None = None
+        self.plans: dict[int, PublishedPlan] = {}
         self.others_wait = False  # may other ranks wait for this one?
-
-    def running(self) -> Any:
-        return self.current.compute.running() if self.current is not None else None
 
     def share(self, threads: int) -> None:
         """Use this rank's share of so many threads."""
@@ -106,9 +98,8 @@ class _RankMessages:
     def start(self, of: int) -> Any:
         """Run the startup program."""
         self.others_wait = True
-        self.progress.begin(STARTUP)
-        self.current = self._prepared(self.pairs[of].startup, {}, [], True, None)
-        self.current.run({})
+        self.local.begin(STARTUP)
+        self.local.start(self.pairs[of].startup)
         self.others_wait = False
         return self._state()
 
@@ -116,40 +107,24 @@ class _RankMessages:
         self, of: int, number: int, keep: Sequence[int], feeds: Mapping[str, Any], fetches: Sequence[str], fuse: bool, overlap: int | None
     ) -> dict[str, Any]:
         """Plan and bind the main program for feeds of these types; drop other bound plans, except those in `keep`."""
-        self.bounds = {k: b for k, b in self.bounds.items() if k in keep}
+        self.plans = {k: p for k, p in self.plans.items() if k in keep}
         types = {n: TensorType(dtype, tuple(shape)) for n, (dtype, shape) in feeds.items()}
-        bound = self._prepared(self.pairs[of].main, types, fetches, fuse, overlap)
-        # a fetch is read in place if it is contiguous in shared memory, else from a copy
-        places = [a if self.world.memory.holds(a) and a.flags.c_contiguous else allocation.zeros(a.shape, a.dtype) for a in bound.fetches]
-        self.bounds[number] = bound, [(a, place) for a, place in zip(bound.fetches, places, strict=True) if a is not place]
-        return {
-            "types": [(t.dtype, list(t.shape)) for t in bound.fetch_types],
-            "feeds": [(n, address_of(a)) for n, a in bound.feeds],
-            "fetches": [address_of(a) for a in places],
-            **self._state(),
-        }
+        made = self.plans[number] = self.rank.bind(self.pairs[of].main, types, fetches, fuse, overlap)
+        return {**made.said(), "feeds": [(n, address_of(a)) for n, a in made.bound.feeds], **self._state()}
 
     def describe(self, number: int) -> dict[str, Any]:
         """The description of a bound plan, for profilers."""
-        return describe_plan(self.bounds[number][0])
+        return describe_plan(self.plans[number].bound)
 
     def run(self, number: int, step: int, asked: Sequence[bool], timed: bool) -> observers.Times | None:
         """Run one step; the feeds are in place. Returns the step times if they are wanted."""
-        bound, copies = self.bounds[number]
-        self.current = bound
-        bound.ctx.step = step
-        self.progress.begin(step)
+        plan = self.plans[number]
         times: observers.Times | None = [] if timed else None
-        after = observers.after_step(bound, observers.ObserverSettings(*asked), self.rank, times)
+        self.local.begin(step)
         self.others_wait = True
-        if bound.overlapped is None:
-            bound.walk(after)
-        else:
-            self.world.begin()
-            both(lambda: bound.walk(after), lambda: bound.run_overlapped(after), self.world)
+        self.rank.walk(plan.bound, step, observers.ObserverSettings(*asked), times)
         self.others_wait = False
-        for a, place in copies:
-            np.copyto(place, a)
+        self.rank.publish(plan)
         return times
 
     def background(self, fd: int, function: str, names: Sequence[str], copies: bool) -> list[tuple[str, ArrayAddress]]:
@@ -163,25 +138,13 @@ class _RankMessages:
         ).start()
         return [(n, address_of(a)) for n, a in values.items()]
 
-    def _prepared(
-        self, program: Program, types: Mapping[str, TensorType], fetch: Sequence[str], fuse: bool, overlap: int | None
-    ) -> BoundPlan:
-        declared = program.global_block().descs
-        groups = {g: program.group_ranks(g, self.rank) for g in program.groups}
-        ctx = RunContext(self.rank, self.world.world_size, self.comm, groups, program.turns)
-        bound = prepare(program, {n: t for n, t in types.items() if n in declared}, fetch, self.scope, ctx, np, fuse, overlap)
-        bound.record_progress(self.progress)
-        return bound
-
     def _state(self) -> dict[str, Any]:
         """The addresses of the variables, if they have changed."""
         if self.scope.version == self.reported:
             return {"state": None}
-        for name, a in list(self.scope.arrays.items()):
-            if not self.world.memory.holds(a):
-                self.scope.bind(name, allocation.copied(a))
+        state = [(n, address_of(self.rank.visible(n))) for n in list(self.scope.arrays)]
         self.reported = self.scope.version
-        return {"state": [(n, address_of(a)) for n, a in self.scope.arrays.items()], "version": self.reported}
+        return {"state": state, "version": self.reported}
 
 
 def _serve_background(channel: Channel, do: Callable[..., Any]) -> None:
@@ -194,26 +157,3 @@ def _serve_background(channel: Channel, do: Callable[..., Any]) -> None:
             except BaseException as e:
                 answer = {"fault": ErrorRecord.of(e, None)}
             channel.send(answer)
-
-
-def address_of(a: np.ndarray) -> ArrayAddress:
-    return native.address(a), dtype_name(a.dtype), list(a.shape)
-
-
-def both(compute: Callable[[], None], beside: Callable[[], None], world: ProcessWorld) -> None:
-    """Run two jobs on two threads. The first failure stops both and is raised."""
-    errors: list[BaseException] = []
-
-    def guarded(job: Callable[[], None]) -> None:
-        try:
-            job()
-        except BaseException as e:
-            errors.append(e)
-            world.abort(e)
-
-    other = threading.Thread(target=guarded, args=(beside,), name="fluidx-beside")
-    other.start()
-    guarded(compute)
-    other.join()
-    if errors:
-        raise errors[0]

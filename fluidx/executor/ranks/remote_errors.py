@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...comm import base
 from ...ir import errors
 from ...ir.errors import ExecutionError, FluidxError
 from ...ir.operator import Operator
-from ...ir.program import Program
+from ...ir.program import Program, ProgramPair
 from ..error_text import describe_error, site, where
-from .thread_workers import root_cause
+from .thread_workers import Outcome, root_cause
 
 
 class ErrorRecord(dict[str, Any]):
@@ -52,6 +52,23 @@ def rebuilt(fault: dict[str, Any], program: Program) -> Exception:
     told = ExecutionError(fault["text"] + ("" if op is None else site(op)))
     told.operator, told.__cause__ = op, _made(*fault["cause"])
     return told
+
+
+def waiting_text(rank: int, pair: ProgramPair, said: str, outcomes: Mapping[int, Outcome], named: bool) -> str:
+    """Text about a rank that did not report an operator itself: its current operator, as it `said`, and the operator in which another rank
+    waited for it, unless that rank's error has `named` it already."""
+    error = outcomes[rank].error if rank in outcomes else None
+    op, text = getattr(error, "operator", None), ""
+    if op is None:
+        op = operator_of(pair.main, said) or operator_of(pair.startup, said)
+        text = where(op)
+    if named or (op is not None and op.attrs.get("group") is not None):
+        return text
+    for other, outcome in sorted(outcomes.items()):
+        waits = getattr(outcome.error, "operator", None)
+        if other != rank and waits is not None and isinstance(root_cause(outcome.error), base.CommError):  # type: ignore[arg-type]
+            return f"{text}\n  rank {other} waited{where(waits)}"
+    return text
 
 
 def _made(kind: str, text: str, rank: int | None) -> Exception:

@@ -7,23 +7,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...native.world import Launch
-from ..run.call_descriptions import RemotePlan
 from .fetches import GlobalFetch
 from .split_and_join import FeedSplit
 
 
 class PreparedRun(NamedTuple):
-    """Prepared runs for feeds of the same types and the same fetches: how feeds are split, the bound plan of each rank, and how fetches are
-    gathered. `launch` runs all ranks in one C call, if all their calls are in C. `remote_plans`: descriptions of calls in other processes,
-    filled when a profiler attaches."""
+    """Prepared runs for feeds of the same types and the same fetches: how feeds are split, the step of the ranks (a RankStep), and how
+    fetches are gathered. `versions`: those of the ranks when it was made (RankGroup.versions)."""
 
     feed_split: FeedSplit
-    bounds: list[Any]
-    launch: Launch | None
+    step: Any
     global_fetches: list[GlobalFetch]
-    versions: tuple[int, ...]  # of the scopes
-    remote_plans: list[RemotePlan]
+    versions: tuple[int, ...]
 
 
 def are_arrays(feed: Any) -> bool:

@@ -1,133 +1,112 @@
-"""RankState: read and set the state variables of ranks, as global values, or (for checkpoints) as local values."""
+"""State: the persistable variables of a program, in a scope or on many ranks, as saving and loading see them."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ...ir.entries import is_local
-from ...ir.errors import FeedError, NotInitializedError
-from ...ir.parts import cut, holds
+from ...ir.errors import NotInitializedError
 from ...ir.program import Program
-from ...ir.var import Var
-from ..plan.allocation import fetched
 from ..scope import Scope
-from .split_and_join import FeedSplitter
+from .rank_group import OneProcess, Peers
+
+if TYPE_CHECKING:
+    from .background_writer import SharedCopy
 
 
-class RankState:
-    """The part of a ParallelExecutor that reads and sets state variables."""
+class State(Protocol):
+    """Persistable variables, where a program has run. tests/executor/test_state.py checks every implementation."""
 
-    world_size: int
-    scopes: Sequence[Scope]
-    splitter: FeedSplitter
-    _mains: Sequence[Program]
-    _descs: Mapping[str, Var]  # declarations of all ranks: a rank of another pipeline stage may not declare a variable
-    _lock: threading.RLock
-    spans_processes = False  # do other processes hold values of ranks?
-    is_first = True  # does this process hold the values of rank 0?
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that hold values."""
 
-    def _desc(self, name: str) -> Var:
-        d = self._descs.get(name)
-        return self._mains[0].global_block().desc(name) if d is None else d  # desc() words the error
-
-    def state(self, name: str) -> np.ndarray:
-        """The global value of a persistable variable, joined from the ranks' local values."""
-        with self._lock:
-            d = self._desc(name)
-            if not d.placement:
-                return next((s for s in self.scopes if name in s.arrays), self.scopes[0]).get(name)
-            if is_local(d.placement):
-                raise FeedError(f"variable {name!r} is local: every rank has its own, and there is no global value")
-            values: list[Any] = [None] * self.world_size
-            for r in self.splitter.holders(d.placement):
-                values[r] = self.scopes[r].get(name)
-            return self.splitter.merge(name, values, d.placement, d.type.shape)
-
-    def value_here(self, name: str) -> np.ndarray:
-        """The global value of a persistable variable, or a local rank's value of a replica-local one. Other processes are asked only if no
-        rank of this process has the whole value."""
-        own = next((self.scopes[r] for r in self._local_ranks() if name in self.scopes[r].arrays), None)
-        whole = all(e.is_own for e in self._desc(name).placement)
-        return own.get(name) if own is not None and whole else self.state(name)
-
-    def is_global(self, name: str) -> bool:
-        """Has a persistable variable a global value? A `local` variable has none."""
-        return not is_local(self._desc(name).placement)
-
-    def set_state(self, name: str, value: Any) -> None:
-        """Set the global value of a persistable variable: every rank gets its part."""
-        with self._lock:
-            d, value = self._desc(name), np.asarray(value)
-            if is_local(d.placement):
-                raise FeedError(f"variable {name!r} is local: each rank has its own")
-            if len(value.shape) != d.type.ndim or any(a not in (b, -1) for a, b in zip(d.type.shape, value.shape, strict=True)):
-                raise FeedError(f"variable {name!r} is declared {d.type}, the new value is {value.dtype}{list(value.shape)}")
-            for main, scope, coords in zip(self._mains, self.scopes, self.splitter.coords, strict=True):
-                if name in main.global_block().descs and holds(d.placement, coords):
-                    scope.set(name, cut(value, d.placement, coords))
-
-    # -- for checkpoints -------------------------------------------------------------------------------------------------------
+    @property
+    def peers(self) -> Peers:
+        """The processes that hold values. All of them must make the same calls."""
 
     @property
     def step(self) -> int:
         """The number of steps so far. Random numbers depend on it and on their seeds."""
-        return self.scopes[0].steps.get(self._mains[0], 0)
 
     @step.setter
-    def step(self, runs: int) -> None:
-        for s, m in zip(self.scopes, self._mains, strict=True):
-            s.steps[m] = runs
+    def step(self, runs: int) -> None: ...
 
-    def gather_each(self, what: str, make: Callable[[], Any]) -> list[Any]:
-        """Call `make()` in every process that holds values of ranks; the list of results. Here it is one process."""
-        return [make()]
+    def state(self, name: str) -> np.ndarray:
+        """The global value of a variable."""
+
+    def set_state(self, name: str, value: Any) -> None:
+        """Set the global value of a variable."""
 
     def layout(self) -> Program:
-        """The persistable variables of all ranks with their placements, as a program without operators."""
-        first = self._mains[0]
-        found = Program(first.name)
-        found.groups.update(first.groups)
-        found.turns.update(first.turns)
-        for main in {id(m): m for m in self._mains}.values():
-            found.global_block().descs.update((n, d) for n, d in main.global_block().descs.items() if d.persistable)
-        return found
+        """The variables with their placements, as a program without operators."""
 
-    def parts(self) -> dict[int, dict[str, np.ndarray]]:
+    def parts(self) -> Mapping[int, Mapping[str, np.ndarray]]:
         """The local values of this process's ranks, on the host: {rank: {name: value}}. A part that several ranks hold appears once;
         replica-local values appear for every rank. Raises NotInitializedError if a variable has no value."""
-        with self._lock:
-            found: dict[int, dict[str, np.ndarray]] = {rank: {} for rank in self._local_ranks()}
-            for name, d in self.layout().global_block().descs.items():
-                for rank in found.keys() & self._holders_of(d):
-                    if name not in self.scopes[rank].arrays:
-                        raise NotInitializedError(f"variable {name!r} has no value on rank {rank}; call run_startup() first")
-                    value = self.scopes[rank].arrays[name]
-                    found[rank][name] = value if type(value) is np.ndarray else fetched(value)
-            return found
-
-    def _local_ranks(self) -> Sequence[int]:
-        """The ranks whose values this process holds."""
-        return range(self.world_size)
 
     def set_parts(self, name: str, parts: Mapping[int, np.ndarray]) -> None:
         """Set the local values of a variable, as `parts` returned them. A rank that is not in `parts` gets the value of its equal rank."""
-        with self._lock:
-            d = self._desc(name)
-            given = {self._position(d, rank): part for rank, part in parts.items()}
-            for rank, (main, scope) in enumerate(zip(self._mains, self.scopes, strict=True)):
-                if name in main.global_block().descs and holds(d.placement, self.splitter.coords[rank]):
-                    scope.set(name, given[self._position(d, rank)])
 
-    def _holders_of(self, d: Var) -> list[int]:
-        if is_local(d.placement):
-            return [r for r, m in enumerate(self._mains) if d.name in m.global_block().descs]
-        there = [r for r in self.splitter.holders(d.placement) if d.name in self._mains[r].global_block().descs]
-        return there or [r for r, m in enumerate(self._mains) if d.name in m.global_block().descs][:1]
+    def background_copies(self, function: str, names: Mapping[int, Sequence[str]], copies: bool) -> Mapping[int, SharedCopy]:
+        """A thread in each process of a rank that this process started: it calls `function`, "module:function", with the values of
+        variables, or with copies of them. Empty where there are no such processes, or where they have ended."""
 
-    def _position(self, d: Var, rank: int) -> tuple[int, ...]:
-        """The position of a rank among the ranks that hold different parts of a variable."""
-        return (rank,) if is_local(d.placement) else tuple(self.splitter.coords[rank][e.group][0] for e in d.placement)
+
+class StateHolder:
+    """An executor with a State of its own. Other executors run programs in scopes."""
+
+    @property
+    def held(self) -> State:
+        raise NotImplementedError
+
+
+class ScopeState:
+    """The State of a program on one device: the variables of a scope.
+
+    >>> scope = Scope(); scope.set("w", np.ones(2, "float32"))
+    >>> ScopeState(Program("net"), scope).state("w").tolist()
+    [1.0, 1.0]
+    """
+
+    world_size = 1
+    peers = OneProcess()
+
+    def __init__(self, program: Program, scope: Scope):
+        self.program, self.scope = program, scope
+
+    @property
+    def step(self) -> int:
+        return self.scope.steps.get(self.program, 0)
+
+    @step.setter
+    def step(self, runs: int) -> None:
+        self.scope.steps[self.program] = runs
+
+    def state(self, name: str) -> np.ndarray:
+        found = self.scope.find_var(name)
+        if found is None:
+            raise NotInitializedError(
+                f"cannot save variable {name!r}: it has no value in this scope; run the startup program first, or give executor=exe where "
+                "the ranks of a ParallelExecutor have run it"
+            )
+        return np.asarray(found.get_tensor())
+
+    def set_state(self, name: str, value: Any) -> None:
+        self.scope.set(name, value)
+
+    def layout(self) -> Program:
+        found = Program(self.program.name)
+        found.global_block().descs.update((n, d) for n, d in self.program.global_block().descs.items() if d.persistable)
+        return found
+
+    def parts(self) -> Mapping[int, Mapping[str, np.ndarray]]:
+        return {0: {name: self.state(name) for name in self.layout().global_block().descs}}
+
+    def set_parts(self, name: str, parts: Mapping[int, np.ndarray]) -> None:
+        self.set_state(name, next(iter(parts.values())))
+
+    def background_copies(self, function: str, names: Mapping[int, Sequence[str]], copies: bool) -> Mapping[int, SharedCopy]:
+        return {}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ... import native
-from ...comm.base import CommAborted, CommError, CommTimeout
+from ...comm.base import CommAborted, CommError, CommTimeout, World
 from ...ir.operator import Operator
 from ...native.world import NativeWorld
 from ..error_text import describe_error, where
@@ -36,7 +36,7 @@ class _Order:
     """A job for each thread. Outcomes, by thread number, are stored here before they are announced, so that an interrupted caller loses
     none."""
 
-    def __init__(self, jobs: Sequence[Job], world: Any, ranks: int):
+    def __init__(self, jobs: Sequence[Job], world: World, ranks: int):
         self.jobs, self.world, self.ranks = jobs, world, ranks
         self.outcomes: dict[int, Outcome] = {}
         self.news: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -101,13 +101,13 @@ class _Worker:
 class RankThreads:
     """The threads of all ranks of one executor."""
 
-    def __init__(self, places: Sequence[Place], world: Any, timeout: float):
+    def __init__(self, places: Sequence[Place], world: World, timeout: float):
         self.places, self.timeout = list(places), timeout
         self.cores = cores_of(len(self.places))
         self.workers: list[_Worker] = []  # the first threads of all ranks, then the second threads
         self.replace_threads(world)
 
-    def run(self, jobs: Sequence[Job], world: Any, outcomes: dict[int, Outcome]) -> None:
+    def run(self, jobs: Sequence[Job], world: World, outcomes: dict[int, Outcome]) -> None:
         """Run `jobs[0](rank)` on the first thread of every rank and `jobs[1](rank)`, if given, on the second. Fills `outcomes`, except for
         ranks that are stuck after another one has failed.
 
@@ -144,19 +144,18 @@ class RankThreads:
             if order.outcomes[number].error is not None and deadline is None:
                 deadline = time.monotonic() + min(self.timeout, GRACE)
 
-    def replace_threads(self, world: Any) -> None:
+    def replace_threads(self, world: World) -> None:
         """Start new threads for a new world. Old threads end when they can."""
         stop(self.workers)
         self.workers += self._made(world, False)
 
-    def add_second_threads(self, world: Any) -> None:
+    def add_second_threads(self, world: World) -> None:
         """Start a second thread for every rank, if there is none yet."""
         if len(self.workers) == len(self.places):
             self.workers += self._made(world, True)
 
-    def _made(self, world: Any, beside: bool) -> list[_Worker]:
-        shared = getattr(world, "shared", None)
-        return [_Worker(r, p, shared, beside, cores) for r, (p, cores) in enumerate(zip(self.places, self.cores, strict=True))]
+    def _made(self, world: World, beside: bool) -> list[_Worker]:
+        return [_Worker(r, p, world.shared, beside, cores) for r, (p, cores) in enumerate(zip(self.places, self.cores, strict=True))]
 
 
 def stop(workers: list[_Worker]) -> None:

@@ -33,7 +33,7 @@ def context_bytes(otherwise: float) -> float:
 
 def process_ids(ranks: ParallelExecutor) -> Sequence[int]:
     """The processes of an executor on `process_places`."""
-    return [p.pid for p in ranks.pool.processes]  # type: ignore[attr-defined]
+    return [p.pid for p in ranks.pool.processes]
 
 
 def resident_bytes(status: Path, keys: Sequence[str]) -> int:

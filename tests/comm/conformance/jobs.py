@@ -4,6 +4,8 @@ A job compares what it gets with NumPy itself; what it returns is for the test t
 """
 
 import sys
+import threading
+import time
 from functools import cache
 
 import ml_dtypes
@@ -226,8 +228,6 @@ def disagree(comm, how):
 
 def paces(comm, steps):
     """Two threads of a rank wait for one another by turns."""
-    import threading
-
     seen = []
 
     def beside():
@@ -281,3 +281,53 @@ def _there(x):
     if isinstance(x, (list, tuple)):
         return type(x)(map(_there, x))
     return x.view(fake_nccl.Array) if isinstance(x, np.ndarray) else x
+
+
+# -- worlds ------------------------------------------------------------------------------------------------------------------
+
+
+def world_of_ranks(comm):
+    """What a world says of itself, and whether a run may begin."""
+    world, everyone = comm.world, tuple(range(comm.world_size))
+    world.check()
+    world.begin()
+    comm.barrier(everyone)
+    assert world.timeout > 0 and isinstance(world.threaded, bool)
+    assert world.shared is None or not world.shared.failed()
+    return [world.world_size, world.communicator(comm.rank).rank == comm.rank]
+
+
+def fails_for_all(comm):
+    """Rank 1 gives the reason; each rank learns it, and a later reason changes nothing."""
+    world, everyone = comm.world, tuple(range(comm.world_size))
+    comm.barrier(everyone)
+    if comm.rank == 1:
+        world.abort(ValueError("of all things"))
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        try:
+            world.check()
+        except CommAborted as e:
+            assert "of all things" in str(e), str(e)
+            world.abort(ValueError("something else"))
+            break
+        time.sleep(0.001)
+    else:
+        raise AssertionError("it was not told")
+    try:
+        comm.barrier(everyone)
+    except CommAborted as e:
+        assert "of all things" in str(e), str(e)
+        raise
+    raise AssertionError("ranks meet after a failure")
+
+
+def others_are_elsewhere(comm):
+    """A process has the communicators of its own ranks; threads of one process have all."""
+    other = 1 - comm.rank
+    try:
+        found = comm.world.communicator(other)
+    except ValueError as e:
+        assert str(e) == f"this process is rank {comm.rank}, not {other}"
+    else:
+        assert found.rank == other and threading.current_thread() is not threading.main_thread()

@@ -1,4 +1,4 @@
-"""The executor class for given places: ranks are threads of this process, processes that it starts, or processes of a launcher."""
+"""The RankGroup for places: ranks are threads of this process, processes that it starts, or processes of a launcher."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Any
 from ...comm.launched_rank import LaunchedRank, by_mpi, member
 from .. import launched_alone
 from ..places import MpiPlace, Place, ProcessPlace, RankGpu
-from . import parallel_executor
-from .parallel_executor import ParallelExecutor
+from .rank_group import RankGroup
+from .thread_group import ThreadGroup
 
 
-def new_executor(places: Any) -> ParallelExecutor:
-    """An executor for ranks on these places, not yet initialised. ParallelExecutor's `__init__` refuses places that are not a list."""
+def group_for(places: Any) -> RankGroup:
+    """A group, not yet open, for ranks on these places. ParallelExecutor refuses places that are not a list."""
     listed: Any = places if places is None or hasattr(places, "__iter__") else [places]
     if (rank := _launched(listed)) is not None:
-        from .launched_executor import LaunchedExecutor
+        from .launched_group import LaunchedGroup
 
-        return LaunchedExecutor.of(rank)
+        launched_alone.note_joined()
+        return LaunchedGroup(rank, listed)
     if any(isinstance(p, ProcessPlace) for p in listed or ()):
-        from .process_executor import ProcessExecutor
+        from .process_group import ProcessGroup
 
-        return object.__new__(ProcessExecutor)
-    return object.__new__(ParallelExecutor)
+        return ProcessGroup()
+    return ThreadGroup()
 
 
 def _launched(places: Sequence[Place] | None) -> LaunchedRank | None:
@@ -34,6 +35,3 @@ def _launched(places: Sequence[Place] | None) -> LaunchedRank | None:
         return by_mpi()
     launched_alone.check_places(places)
     return None
-
-
-parallel_executor.new_executor = new_executor

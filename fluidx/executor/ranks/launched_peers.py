@@ -1,0 +1,143 @@
+"""LaunchedPeers: the processes of a launched script. Each call of all begins with a collective call that compares what they are about to
+do."""
+
+from __future__ import annotations
+
+import atexit
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ...comm.launched_rank import LaunchedRank
+from ...ir.errors import ExecutionError, FeedError, RankError
+from ...ir.program import Program
+from ..error_text import describe_error, where
+from .agreement import describe_call, digest_of, feeds_differ, grouped, listed, sums_of
+from .local_rank import LocalRank
+from .rank_group import BackgroundSave, activity
+from .remote_errors import ErrorRecord, rebuilt
+from .thread_workers import root_cause
+
+_NO_SUMS: Mapping[str, int] = {}
+
+
+class LaunchedPeers:
+    """The processes of a launched script, of which this is one. `ranks` are the ranks of this process, once they are known."""
+
+    spans_processes = True
+
+    def __init__(self, member: LaunchedRank):
+        self.member, self.rank, self.is_first = member, member.rank, member.rank == 0
+        self.ranks: Sequence[LocalRank] = ()
+        self.main_of: Callable[[int], Program]  # the main program of a rank
+        self.observed: Callable[[], bool] = lambda: False  # does a profiler of this process want to observe a run?
+        self.failure: BaseException | None = None  # after it no collective call is possible
+        self.begun: int | None = None  # the step that runs now, or the startup program
+        self.profiled = False  # does a profiler of any process observe the run that begins?
+        self._runs = 0
+        self._loading = False  # are variables set without a collective call for each?
+        self._save: BackgroundSave | None = None  # the checkpoint that is written in the background
+
+    # -- collective calls ------------------------------------------------------------------------------------------------------
+
+    def collective(self, meet: Callable[[], Any]) -> Any:
+        try:
+            return meet()
+        except BaseException as e:
+            self.fail(e)
+
+    def together(self, make: Callable[[], Any], whose: str = "") -> list[Any]:
+        """The results of `make()` in every process (JSON data). The first error is raised in all; in the others `whose` is added to it."""
+        error, said = None, {}
+        try:
+            said = {"done": make()}
+        except Exception as e:
+            error, fault = e, ErrorRecord.of(e, None)
+            fault["own"][1] += whose
+            said = {"fault": fault}
+        all_said = self.collective(lambda: self.member.gather(said))
+        for rank, one in enumerate(all_said):
+            if "fault" in one:
+                raise error if error is not None else rebuilt(one["fault"], self.main_of(rank))
+        return [one["done"] for one in all_said]
+
+    def agree(self, what: tuple, ready: bool = True, sums: Mapping[str, int] = _NO_SUMS) -> bool:
+        """Check that all make the call `what`; returns whether all are `ready`. After it, nobody still reads results of the call before.
+        Raises ExecutionError if one makes another call, FeedError if checksums of feeds differ."""
+        mine, written = digest_of(what), self._save is not None and self._save.written()
+        all_of = self.collective(lambda: self.member.gather_numbers([mine, ready, written, self.observed(), sum(sums.values())]))
+        if any(one[0] != mine for one in all_of):
+            said = self.collective(lambda: self.member.gather(describe_call(what)))
+            error = ExecutionError(
+                "the ranks make different calls: "
+                + "; ".join(f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}: {words}" for words, ranks in grouped(said))
+                + "\n  all ranks must make the same calls: do not run, save or load only where fx.rank() has some value"
+            )
+            self.fail(error)
+        if any(one[4] != all_of[0][4] for one in all_of):
+            raise FeedError(feeds_differ(self.collective(lambda: self.member.gather(sums))))
+        if all(one[2] for one in all_of):
+            self.finish_save()
+        self.profiled = any(one[3] for one in all_of)
+        return all(bool(one[1]) for one in all_of)
+
+    def agree_run(self, kind: tuple, known: bool, feed: Mapping[str, np.ndarray] | None) -> bool:
+        self._runs += 1
+        # checksums of feeds cost time: runs 1, 2, 4, 8, ... compare them, which finds different seeds or orders sooner or later
+        sums = sums_of(feed) if feed is not None and self._runs & (self._runs - 1) == 0 else _NO_SUMS
+        return self.agree(("run", *kind), known, sums)
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Fail the job: report this rank's error, or the error of another rank that ended this one."""
+        rank, text = getattr(root_cause(error), "rank", None), describe_error(error)
+        if not isinstance(error, Exception) and self.ranks and self.ranks[0].current is not None:
+            text += where(self.ranks[0].running())
+        text = text if text.startswith("rank ") else f"rank {self.rank}: {text}"
+        text += "" if self.begun is None else f"\n  in {activity(self.begun)}"
+        self.failure = error
+        for comm in [local.comm for local in self.ranks] or [self.member.comm]:
+            comm.abort(RuntimeError(text))
+        if not isinstance(error, Exception):  # Ctrl-C
+            raise error
+        raise RankError(text, self.rank if rank is None else rank) from error
+
+    # -- Peers -----------------------------------------------------------------------------------------------------------------
+
+    def gather_each(self, what: str, make: Callable[[], Any]) -> list[Any]:
+        self.finish_save()
+        self.agree((what,))
+        return self.together(make, f" (rank {self.rank}, on host {socket.gethostname()})")
+
+    def setting(self, name: str) -> None:
+        """All must set the same value."""
+        if not self._loading:
+            self.agree((f"set {name!r}",))
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        self.finish_save()
+        self.agree(("load a checkpoint",))
+        self._loading = True
+        try:
+            yield
+        finally:
+            self._loading = False
+
+    def finish_later(self, save: BackgroundSave) -> None:
+        self.finish_save()
+        self._save = save
+        atexit.register(self._finish_at_exit)
+
+    def finish_save(self) -> None:
+        save, self._save = self._save, None
+        if save is not None:
+            atexit.unregister(self._finish_at_exit)
+            save.finish()
+
+    def _finish_at_exit(self) -> None:
+        with suppress(ExecutionError):  # another rank may have ended, which is reported elsewhere
+            self.agree(("end the script",))
+            self.finish_save()
