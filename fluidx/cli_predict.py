@@ -71,7 +71,7 @@ class NamedNumbers(click.ParamType):
 @click.option("--feed", type=Shapes(), help="Shapes of feeds instead, image=60x64,label=60x1.")
 @click.option("--slow", type=NamedNumbers("3=1.2", int), help="Ranks that compute longer: 3=1.2 is rank 3, by a fifth.")
 @click.option("--iterations", type=click.IntRange(1), help="How often a loop runs that does not say it.")
-@click.option("--micro-batches", type=click.IntRange(3), help="So many micro-batches, of a strategy that writes 3.")
+@click.option("--micro-batches", type=click.IntRange(2), help="So many micro-batches, of a strategy that writes 2 or more.")
 @click.option("--runtime", type=click.Choice(["static", "ddp", "horovod"]), default="static", show_default=True, help="Whose schedule.")
 @click.option("--what-if", type=NamedNumbers("network=0.5,chunk_mb=4"), help="Also with another network, compute, latency, hosts, option.")
 @click.option("--against", type=readable, help="A timeline that fluidx trace wrote: list the operators that differ most.")

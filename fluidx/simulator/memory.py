@@ -33,12 +33,12 @@ class RankMemory(NamedTuple):
         return self.device + self.threads + self.read + self.context
 
 
-def rank_memory(plan: Plan, hardware: Hardware) -> RankMemory:
-    """The memory of a run of a plan on a machine."""
+def rank_memory(plan: Plan, hardware: Hardware, more: int = 0) -> RankMemory:
+    """The memory of a run of a plan on a machine. `more`: bytes that its device needs beside the plan."""
     on_cpu = hardware.device.kind == "cpu"
     host = plan.host_bytes
     return RankMemory(
-        plan.peak_bytes + (host if on_cpu else 0),  # memory of a CPU is one
+        plan.peak_bytes + more + (host if on_cpu else 0),  # memory of a CPU is one
         0 if on_cpu else host,
         plan.thread_bytes if on_cpu else 0,
         _read_of_others(plan) if on_cpu else 0,

@@ -1,4 +1,4 @@
-"""Schedules of many micro-batches from a program of three: its middle micro-batch stands for all but the first and the last.
+"""Schedules of many micro-batches from a program of a few: its last but one stands for all that it does not have.
 
 A rank's schedule is cut into the pieces of the pipeline's schedule, the forward or backward work of one micro-batch, and the messages
 between them. They are put together again for any number of micro-batches, in the order that the strategy's schedule gives.
@@ -23,7 +23,7 @@ from ..transpiler.transpiler import DistributeTranspiler
 from .folding import Messages
 from .schedule import Compute, Exchange, Item, Wait
 
-LEAST = 3  # micro-batches of a program that stands for more
+LEAST = 2  # micro-batches of a program that stands for more
 
 
 class Crossing(NamedTuple):
@@ -73,8 +73,8 @@ class MicroBatches(NamedTuple):
         ((axis, given),) = turns.items()
         if not isinstance(count, int) or isinstance(count, bool) or count < given or given < LEAST:
             raise ExecutionError(
-                f"micro_batches={count!r}: a program of {given} micro-batches stands for more if it has at least {LEAST}, the first, one "
-                f"that is repeated, and the last; transpile for {LEAST}, and ask for an integer of at least as many"
+                f"micro_batches={count!r}: a program of {given} micro-batches stands for as many or more, if it has at least {LEAST}, the "
+                f"first and one that is repeated; transpile for {LEAST} or 3, and ask for an integer of at least as many"
             )
         schedule = next((p.by for p in t.strategy.passes if isinstance(p, Schedule)), "")
         return MicroBatches(axis, given, count, schedule if STAGES in t.main.groups else "")
@@ -96,8 +96,10 @@ class MicroBatches(NamedTuple):
 
         >>> [MicroBatches("mb", 3, 5, "1f1b").stood_for_by(turn, 5) for turn in range(5)]
         [0, 1, 1, 1, 2]
+        >>> [MicroBatches("mb", 2, 5, "1f1b").stood_for_by(turn, 5) for turn in range(5)]
+        [0, 1, 1, 1, 1]
         """
-        return turn if turn == 0 else self.given - 1 if turn == count - 1 else min(turn, 1)
+        return self.given - 1 if turn == count - 1 else min(turn, max(1, self.given - 2))
 
 
 class WorkPart(NamedTuple):
@@ -121,7 +123,7 @@ class WorkOfSteps:
 
     def __call__(self, step: Step, k: int) -> WorkPart:
         """The work of step k."""
-        works = [self._work(op) for op in step.ops]
+        works = [self.work(op) for op in step.ops]
         if opdef(step.op.type).effect is Effect.P2P:
             sides: tuple[list[Crossing], list[Crossing]] = ([], [])
             for op, work in zip(step.ops, works, strict=True):
@@ -139,13 +141,18 @@ class WorkOfSteps:
             self.last = found if self.of.schedule else Action(False, found.turn)
         return WorkPart(self.last, found is None)
 
-    def _work(self, op: Operator) -> Action | None:
+    def work(self, op: Operator) -> Action | None:
+        """The work of an operator; None for one without a micro-batch."""
         ins, outs = flow.touches(self.program, op)
         backward = op.role is Role.BACKWARD or (op.role not in (Role.FORWARD, Role.LOSS) and any(self.backward.get(n, False) for n in ins))
         self.backward.update(dict.fromkeys(outs, backward))
-        descs = self.program.global_block().descs
-        turns = [self.turn[e.group] for n in (*ins, *outs) if n in descs for e in descs[n].placement if e.group in self.turn]
+        turns = [turn for n in (*ins, *outs) if (turn := self.turn_of(n)) is not None]
         return Action(backward, max(turns)) if turns else None
+
+    def turn_of(self, name: str) -> int | None:
+        """The micro-batch of a value; None for one that is of none."""
+        desc = self.program.global_block().descs.get(name)
+        return None if desc is None else max([self.turn[e.group] for e in desc.placement if e.group in self.turn], default=None)
 
 
 def _stage(plan: Plan, rank: int) -> int:
@@ -153,7 +160,7 @@ def _stage(plan: Plan, rank: int) -> int:
 
 
 def _refused(of: MicroBatches, why: str) -> ExecutionError:
-    instead = f"transpile for {LEAST} micro-batches, or for all {of.simulated}"
+    instead = f"transpile for 3 micro-batches, or for all {of.simulated}"
     return ExecutionError(f"micro_batches={of.simulated}: {why}; {instead}")
 
 
@@ -281,7 +288,8 @@ class _Composer:
         self._put(self.parts.works.get(Action(work.backward, turn), ()), work.turn)
 
     def _put(self, numbers: Sequence[int], turn: int) -> None:
-        repeated = 1 < turn < self.count - 1
+        like = self.of.stood_for_by(turn, self.count)
+        repeated = turn < self.count - 1 and (turn != like or like == self.of.given - 1)  # what is done once is done there
         for i in numbers:
             if repeated and i in self.parts.once:
                 continue

@@ -22,6 +22,7 @@ from .events import simulate_events
 from .folding import RankItems, fold
 from .machine_prices import AS_IT_IS, Factors, MachinePrices
 from .memory import rank_memory
+from .micro_batch_memory import more_bytes
 from .micro_batches import MicroBatches, RepeatedItems, WorkOfSteps, repeat
 from .plan_ranks import EXACT, PlannedClass, plan_ranks
 from .rank_items import GroupSets, ItemMaker, own_messages
@@ -47,13 +48,14 @@ def simulate(
 ) -> Simulation:
     """Predict one step of the rank programs of `t`.
 
-    `cluster`: a Cluster with figures, the name of a cluster file, or a path: `fx.Cluster.load` tells more. `batch`: the rows of every feed
-    in a step, of all ranks together; `feed` gives shapes instead. `slow`: {rank: factor on the time of its compute}. `iterations`: how
-    often a loop runs that does not say it. `micro_batches`: as many instead of the 3 or more of a strategy `pipeline` or `micro_batches`,
-    whose second one stands for those between the first and the last. `runtime`: "ddp" or "horovod" instead of the program's own order:
-    when these would send the gradients of `data_parallel(bucket_mb=0)`, and how many together. `fetch`: the fetched variables; by default
-    all that no operator reads. `verify`: prove the programs first. `exact`: above so many ranks with the same operators, ranks whose shards
-    differ by an element count as alike; 0: and no collective is carried out by messages, which is fast and a little less exact.
+    `cluster`: a Cluster with figures, the name of a cluster file, or a path: `fx.Cluster.load` tells more. `batch`: the rows of every
+    feed in a step, of all ranks together; `feed` gives shapes instead. `slow`: {rank: factor on the time of its compute}. `iterations`:
+    how often a loop runs that does not say it. `micro_batches`: as many instead of the 2 or more of a strategy `pipeline` or
+    `micro_batches`, whose last but one stands for those that it does not have; memory is that of as many. `runtime`: "ddp" or "horovod"
+    instead of the program's own order: when these would send the gradients of `data_parallel(bucket_mb=0)`, and how many together.
+    `fetch`: the fetched variables; by default all that no operator reads. `verify`: prove the programs first. `exact`: above so many
+    ranks with the same operators, ranks whose shards differ by an element count as alike; 0: and no collective is carried out by
+    messages, which is fast and a little less exact.
 
     Nothing is computed or allocated. Raises ExecutionError, FeedError or TranspileError for what cannot be predicted, VerifyError for
     programs that are not proved.
@@ -110,9 +112,10 @@ def _simulated(
     folded = fold(ranks, slow, prices.host_of, prices.network)
     run = simulate_events(folded, prices.network, prices.slowdown)
     plans = [plan_of[s.rank] for s in folded.schedules]
+    memory = [rank_memory(p, machine, 0 if many is None else more_bytes(p, many)) for p in plans]
     whole = sum(m.seconds for m in spent)
     return Simulation(
-        t.strategy.call, machine, t.world_size, folded, run, plans, [rank_memory(p, machine) for p in plans],
+        t.strategy.call, machine, t.world_size, folded, run, plans, memory,
         sum(m.uncertain for m in spent) / whole if whole else 0.0, _lower_bound(prices), prices.network.capacity,
         partial(_simulated, t, machine, per_host, planned, slow, iterations, many, runtime),
     )  # fmt: skip
