@@ -39,7 +39,7 @@ from _common import Log, Watch, option, options
 from predict import Case, table
 
 import fluidx as fx
-from fluidx.comm.mpi.handshake import HEAD
+from fluidx.comm.hosts.handshake import HEAD
 from fluidx.hardware.records import Figure, Hardware
 from fluidx.simulator.calibration import links
 from fluidx.simulator.calibration.calibrate import calibrate, merge, with_ranks

@@ -63,10 +63,17 @@ _AFFINITY = Setting(
 )
 _RANK = Setting("FLUIDX_RANK", "a whole number, 0 or more", "", "The rank of this process; `fluidx run` sets it.")
 _WORLD_SIZE = Setting("FLUIDX_WORLD_SIZE", "an integer above 0", "", "The number of launched ranks; `fluidx run` sets it.")
+_LOCAL_WORLD_SIZE = Setting("FLUIDX_LOCAL_WORLD_SIZE", "an integer above 0", "", "How many of the launched ranks are on this host.")
+_ADDRESS = Setting("FLUIDX_ADDRESS", "host:port", "", "Where rank 0 listens; ranks on several hosts then connect by TCP and need no MPI.")
+_INTERFACE = Setting(
+    "FLUIDX_INTERFACE", "a name such as eth0, or an address", "", "The network interface by which ranks on several hosts connect by TCP."
+)
 _SEED = Setting("FLUIDX_SEED", "a whole number, 0 or more", "", "The seed of programs without a random_seed; unset draws one for each job.")
 _JOB_SEED = Setting("FLUIDX_JOB_SEED", "a whole number, 0 or more", "", "The seed that was drawn for a job; `fluidx run` sets it.")
 _JOB = Setting("FLUIDX_JOB", "a name", "", "By which ranks started by hand find each other: one name for each job.")
-_JOB_KEY = Setting("FLUIDX_JOB_KEY", "a text", "", "A secret that each rank of a job must know to connect; `fluidx run` makes one.")
+_JOB_KEY = Setting(
+    "FLUIDX_JOB_KEY", "a text", "", "A secret that each rank of a job must know to connect, by TCP always; `fluidx run` makes one."
+)
 _RESTART = Setting("FLUIDX_RESTART", "a whole number, 0 or more", "0", "How many times the job was restarted; `fluidx run` sets it.")
 _DEVICE = Setting(
     "FLUIDX_DEVICE", "cpu or cuda", "cpu", "Device of ranks whose script names no places; cuda: a GPU for each. `--backend nccl` sets it."
@@ -80,7 +87,8 @@ def describe() -> tuple[Setting, ...]:
     >>> [row.name for row in describe()]  # doctest: +ELLIPSIS
     ['FLUIDX_DEBUG', 'FLUIDX_DUMP', ..., 'FLUIDX_RESTART', 'CPU_NUM']
     """
-    launching = (_RANK, _WORLD_SIZE, _JOB, _JOB_SEED, _JOB_KEY, _DEVICE, _RESTART)
+    hosts = (_LOCAL_WORLD_SIZE, _ADDRESS, _INTERFACE)
+    launching = (_RANK, _WORLD_SIZE, *hosts, _JOB, _JOB_SEED, _JOB_KEY, _DEVICE, _RESTART)
     natively = (_KERNELS, _THREADS, _NATIVE_LEVEL, _WINOGRAD, _NATIVE)
     runs = (_TIMEOUT, _STALL, _OVERLAP, _CHECK_NAN, _PROGRESS, _REWRITE, _SEED)
     return (_DEBUG, _DUMP, _VERIFY, *runs, *natively, _AFFINITY, *launching, _CPU_NUM)
@@ -291,6 +299,34 @@ def job_key(environ: Mapping[str, str] = os.environ) -> str:
     return _read(_JOB_KEY, environ, str)
 
 
+def local_world_size(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return FLUIDX_LOCAL_WORLD_SIZE, the number of launched ranks on this host, or None.
+
+    >>> local_world_size({})
+    >>> local_world_size({"FLUIDX_LOCAL_WORLD_SIZE": "2"})
+    2
+    """
+    return _read(_LOCAL_WORLD_SIZE, environ, lambda text: _within(int(text), 1, math.inf) if text else None)
+
+
+def address(environ: Mapping[str, str] = os.environ) -> str:
+    """Return FLUIDX_ADDRESS, where rank 0 listens for ranks on other hosts, or "".
+
+    >>> address({"FLUIDX_ADDRESS": "node0:29500"})
+    'node0:29500'
+    """
+    return _read(_ADDRESS, environ, _host_and_port)
+
+
+def interface(environ: Mapping[str, str] = os.environ) -> str:
+    """Return FLUIDX_INTERFACE, the name or the address of the network interface for connections between hosts, or "".
+
+    >>> interface({"FLUIDX_INTERFACE": "eth0"})
+    'eth0'
+    """
+    return _read(_INTERFACE, environ, str)
+
+
 def restart(environ: Mapping[str, str] = os.environ) -> int:
     """Return FLUIDX_RESTART, the number of restarts of the job.
 
@@ -327,6 +363,13 @@ def _read(setting: Setting, environ: Mapping[str, str], parse: Callable[[str], _
         return parse(text)
     except (ValueError, KeyError):
         raise ConfigError(f"environment variable {setting.name}: expected {setting.accepts}, found {text!r}") from None
+
+
+def _host_and_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if text and not (host and port.isdigit() and 0 < int(port) < 1 << 16 and (":" in host) == host.startswith("[")):
+        raise ValueError
+    return text
 
 
 def _maybe_number(text: str) -> int | None:

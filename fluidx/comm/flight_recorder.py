@@ -47,9 +47,9 @@ def host_line(process: int | str, name: str | None = None) -> str:
     return f"\n  on host {name or socket.gethostname()}, process {process}"
 
 
-def end_line(rank: int, ranks: int, how: str) -> str:
-    """The first line of a report about the end of a rank on this host that no launcher watched."""
-    return f"fluidx: rank {rank} of {ranks}, on host {socket.gethostname()}, {how}"
+def end_line(rank: int, ranks: int, how: str, name: str | None = None) -> str:
+    """The first line of a report about the end of a rank that no launcher watched, on a host (default: this one)."""
+    return f"fluidx: rank {rank} of {ranks}, on host {name or socket.gethostname()}, {how}"
 
 
 def position(trail: FlightRecord | None) -> str:

@@ -16,16 +16,22 @@ from ..config import ConfigError
 SEEDS = 1 << 31  # seeds are drawn from 0 to SEEDS - 1
 RANK, WORLD_SIZE, JOB, RESTART = "FLUIDX_RANK", "FLUIDX_WORLD_SIZE", "FLUIDX_JOB", "FLUIDX_RESTART"
 JOB_SEED, JOB_KEY = "FLUIDX_JOB_SEED", "FLUIDX_JOB_KEY"
+LOCAL_WORLD_SIZE, ADDRESS = "FLUIDX_LOCAL_WORLD_SIZE", "FLUIDX_ADDRESS"
+
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Launched(NamedTuple):
-    """A launched rank. `by` is the launcher, `here` the number of ranks on this host, and `job` an id of the job."""
+    """A launched rank. `by` is the launcher, `here` the number of ranks on this host, and `job` an id of the job. `address` is where rank 0
+    listens for ranks on other hosts; "" if it is not known."""
 
     by: str
     rank: int
     world_size: int
     here: int
     job: str
+    address: str = ""
 
 
 class _Launcher(NamedTuple):
@@ -51,7 +57,11 @@ def _said(name: str, otherwise: Callable[[Mapping[str, str], int], int] = _all) 
 
 
 def _if_loopback(environ: Mapping[str, str], ranks: int) -> int:
-    return ranks if environ["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1") else 1
+    return ranks if environ["MASTER_ADDR"] in _LOOPBACK else 1
+
+
+def _if_near(environ: Mapping[str, str], ranks: int) -> int:
+    return ranks if config.address(environ).rpartition(":")[0].strip("[]") in ("", *_LOOPBACK) else 1
 
 
 def _if_one_node(environ: Mapping[str, str], ranks: int) -> int:
@@ -79,7 +89,7 @@ _LAUNCHERS = (
         ("PET_MASTER_ADDR", "PET_MASTER_PORT"),
     ),
 )  # fmt: skip
-_BY_HAND = _Launcher(RANK, (RANK,), RANK, (WORLD_SIZE,), _all, (JOB, RESTART))
+_BY_HAND = _Launcher(RANK, (RANK,), RANK, (WORLD_SIZE,), _if_near, (JOB, RESTART, ADDRESS))
 
 
 OF_MPI = ("Open MPI", "MPICH (Hydra)", "SLURM", "PMIx")  # launchers under which ranks can connect by MPI
@@ -94,7 +104,7 @@ def found(environ: Mapping[str, str] = os.environ) -> Launched | None:
     ('Open MPI', 1, 4, 2)
     >>> found({"RANK": "3"})
     """
-    rows = (_BY_HAND,) if RANK in environ else _LAUNCHERS
+    rows = (_BY_HAND,) if environ.get(RANK) else _LAUNCHERS
     by = next((row for row in rows if all(environ.get(mark) for mark in row.marks)), None)
     if by is None:
         return None
@@ -107,7 +117,20 @@ def found(environ: Mapping[str, str] = os.environ) -> Launched | None:
     # without a job id: ranks of one job on one host have the same parent process
     told = [environ[name] for name in by.job if name in environ] or [str(os.getppid())]
     job = hashlib.sha256("\0".join([by.name, *told]).encode()).hexdigest()[:16]
-    return Launched(by.name, rank, ranks, by.here(environ, ranks), job)
+    here = config.local_world_size(environ) or by.here(environ, ranks)
+    return Launched(by.name, rank, ranks, here, job, _address(by.name, environ))
+
+
+def _address(by: str, environ: Mapping[str, str]) -> str:
+    """Where rank 0 listens for ranks on other hosts: FLUIDX_ADDRESS, or what torchrun or Kubernetes says; "" if it is not known."""
+    if said := config.address(environ):
+        return said
+    host, port = {"torchrun": ("MASTER_ADDR", "MASTER_PORT"), "Kubernetes": ("PET_MASTER_ADDR", "PET_MASTER_PORT")}.get(by, ("", ""))
+    if not environ.get(host) or not environ.get(port, "").isdigit():
+        return ""
+    taken = by == "torchrun" and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun itself listens there
+    name = environ[host]
+    return f"{f'[{name}]' if ':' in name else name}:{int(environ[port]) + taken}"
 
 
 def rank() -> int:

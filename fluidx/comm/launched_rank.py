@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import atexit
-import hmac
 import json
 import os
-import secrets
-import selectors
 import socket
-import struct
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .. import config, native
 from ..ir.errors import ExecutionError, RankError
-from ..native.shared import Memory, take, why_not
-from . import flight_recorder, launch_environment
+from ..native.shared import take, why_not
+from . import flight_recorder, launch_environment, local_rendezvous
 from .base import CommError, Ranks, was_stopped
 from .contribution import Contribution
+from .flight_recorder import FlightRecord
+from .hosts.multi_host import HostsWorld
+from .hosts.polled_world import PolledWorld
 from .launch_environment import Launched
 from .mpi import start as mpi
-from .mpi.multi_host import HostsWorld
-from .mpi.world import MpiWorld
 from .process_spawner import Channel, die_with
 from .processes import ProcessWorld
-from .threads.python_locks import some
+from .tcp import start as tcp
 
-_AGAIN = 0.05  # seconds between two attempts to connect to rank 0, which may start later
-_PEER = struct.Struct("3i")  # pid, uid, gid
-_NONCE = 32  # bytes
-_HELLO = struct.Struct(f"<2i{_NONCE}s32s")  # the fields of a _Hello
+Trails = Callable[[], list[FlightRecord | None]]
 
 
 class _InternalCall(Contribution):
@@ -59,7 +52,7 @@ class _InternalCall(Contribution):
 class LaunchedRank:
     """A rank of a launched script. `tell(message)` sends a message to the launcher, if it listens."""
 
-    def __init__(self, there: Launched, world: ProcessWorld | HostsWorld | MpiWorld, tell: Callable[[Any], None] | None = None):
+    def __init__(self, there: Launched, world: ProcessWorld | HostsWorld | PolledWorld, tell: Callable[[Any], None] | None = None):
         self.launched, self.world, self.tell = there, world, tell or (lambda message: None)
         self.rank, self.world_size = there.rank, there.world_size
         self.comm: Any = world.communicator(there.rank)
@@ -103,7 +96,7 @@ class LaunchedRank:
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """`nbytes` zero bytes, in shared memory if there is any."""
-        return np.zeros(nbytes, np.uint8) if isinstance(self.world, MpiWorld) else take(nbytes)
+        return np.zeros(nbytes, np.uint8) if isinstance(self.world, PolledWorld) else take(nbytes)
 
     def view_at(self, at: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
         """An array for the contents of another rank's array at an address: a view of shared memory, or a new array that `exchange`
@@ -201,24 +194,38 @@ def _end_with(there: Launched | None) -> None:
 
 
 def _join(there: Launched) -> LaunchedRank | None:
+    if there.here != there.world_size and there.address:
+        return _join_tcp(there)
     if there.here != there.world_size and there.by in launch_environment.OF_MPI:
         return _join_mpi(there)
     if there.here != there.world_size:
         raise ExecutionError(
-            f"{there.by} launched {there.world_size} ranks, {there.here} of them on this host; ranks on several hosts need MPI: "
-            "start them with mpirun, or fluidx run --backend mpi. On one host, start them all there"
+            f"{there.by} launched {there.world_size} ranks, {there.here} of them on this host; ranks on several hosts need the address of "
+            f"rank 0, {launch_environment.ADDRESS}=host:port, to connect by TCP, or MPI: start them with mpirun, or fluidx run --backend "
+            "mpi. On one host, start them all there"
         )
     if reason := native.why_not() or why_not():
         raise ExecutionError(f"ranks that are processes need the C kernels and shared memory: {reason}")
     _end_with(there)
-    timeout = config.timeout()
-    first = there.rank == 0
-    if first:
+    timeout, gone = config.timeout(), list[int]()
+    if there.rank == 0:
         print(f"fluidx: {there.world_size} ranks, launched by {there.by}", file=sys.stderr)
-    peers, memory = _gather_ranks(there, timeout) if first else _reach_first(there, timeout)
+    peers, memory = local_rendezvous.meet(there, range(there.world_size), timeout)
     world = ProcessWorld(memory, there.rank, timeout)
-    _look_after(there, world, peers)
+    _look_after(there, world.abort, peers, gone, lambda: flight_recorder.flight_records(world.shared, there.world_size))
+    _watch_peers(world, peers, gone)
     return _fair(LaunchedRank(there, world))
+
+
+def _join_tcp(there: Launched) -> LaunchedRank:
+    """This process as a rank on one of several hosts that are connected by TCP."""
+    if there.rank == 0:
+        print(f"fluidx: {there.world_size} ranks, launched by {there.by}, over TCP", file=sys.stderr)
+    rank = tcp.connect(there, config.timeout())
+    names = rank.joined.names
+    _look_after(there, rank.world.abort, rank.news.peers, rank.gone, rank.trails, rank.reports, lambda r: names[r])
+    atexit.register(rank.world.close)  # before the goodbye
+    return _fair(LaunchedRank(there, rank.world))
 
 
 def _fair(member: LaunchedRank) -> LaunchedRank:
@@ -239,186 +246,24 @@ def share_of(mine: Sequence[int], all_of: Sequence[Sequence[int]]) -> int:
     return max(1, int(sum(Fraction(1, ranks[core]) for core in mine)))
 
 
-# -- ranks of other launchers connect to a socket of rank 0 -----------------------------------------------------------------
-
-
-def _name(there: Launched) -> bytes:
-    return f"\0fluidx-{os.getuid()}-{there.job}".encode()
-
-
-def _gather_ranks(there: Launched, timeout: float) -> tuple[dict[int, Channel], Memory]:
-    """On rank 0: allocate the shared memory, and send it to the other ranks when all have connected."""
-    try:
-        memory, peers = Memory.make(there.world_size), dict[int, Channel]()
-    except OSError as e:
-        raise ExecutionError(f"cannot allocate memory for {there.world_size} ranks on one host: {e}") from e
-    keep = memory.world(timeout)
-    key = config.job_key()
-    with socket.socket(socket.AF_UNIX) as door:
-        try:
-            door.bind(_name(there))
-        except OSError:
-            raise ExecutionError(
-                f"another job uses the same socket (launched by {there.by}); give each job its own {launch_environment.JOB}"
-            ) from None
-        door.listen(there.world_size)
-        answers = dict[int, bytes]()
-        for came, hello in _hellos(door, time.monotonic() + timeout):
-            answer = _judged(there, key, came, hello, peers)
-            if answer is not None:
-                peers[hello.rank], answers[hello.rank] = Channel(came.sock), answer
-            if len(peers) == there.world_size - 1:
-                break
-        else:
-            text = _not_come(sorted(set(range(1, there.world_size)) - set(peers)), there, timeout)
-            for peer in peers.values():
-                with suppress(OSError):  # the rank has ended
-                    peer.send({"no": text})
-            raise ExecutionError(text)
-    for rank, peer in peers.items():
-        peer.sock.settimeout(timeout)
-        peer.send({"start": memory.start, "proof": answers[rank].hex()}, [memory.fd])
-    memory.close()
-    del keep  # every rank has joined its own view of the world
-    return peers, memory
-
-
-class _Hello(NamedTuple):
-    """The first message of a rank. `proof` shows that it knows the key of the job."""
-
-    rank: int
-    world_size: int
-    nonce: bytes  # with which rank 0 must prove itself
-    proof: bytes
-
-
-class _Caller(NamedTuple):
-    """A connection to rank 0: the nonce for its proof, and the bytes received so far."""
-
-    sock: socket.socket
-    nonce: bytes
-    said: bytearray
-
-
-def _hellos(door: socket.socket, deadline: float) -> Iterator[tuple[_Caller, _Hello]]:
-    """The connections that sent a complete first message, until the deadline. A silent connection does not block others."""
-    with selectors.DefaultSelector() as callers:
-        door.setblocking(False)
-        callers.register(door, selectors.EVENT_READ)
-        try:
-            while (left := deadline - time.monotonic()) > 0:
-                for key, _ in callers.select(left):
-                    caller: _Caller | None = key.data
-                    if caller is None:
-                        with suppress(OSError):  # it was closed again
-                            came = _asked(door.accept()[0])
-                            if came is not None:
-                                callers.register(came.sock, selectors.EVENT_READ, came)
-                        continue
-                    try:
-                        some = caller.sock.recv(_HELLO.size - len(caller.said))
-                    except OSError:
-                        some = b""
-                    caller.said.extend(some)
-                    if some and len(caller.said) < _HELLO.size:
-                        continue
-                    callers.unregister(caller.sock)
-                    if some:
-                        yield caller, _Hello(*_HELLO.unpack(caller.said))
-                    else:
-                        caller.sock.close()
-        finally:  # an incomplete message is not from a rank
-            for key in list(callers.get_map().values()):
-                if key.data is not None:
-                    key.data.sock.close()
-
-
-def _asked(sock: socket.socket) -> _Caller | None:
-    """A new connection, to which a nonce was sent; None if the process belongs to another user."""
-    if not _mine(sock):
-        sock.close()
-        return None
-    sock.setblocking(False)
-    nonce = secrets.token_bytes(_NONCE)
-    sock.sendall(nonce)
-    return _Caller(sock, nonce, bytearray())
-
-
-def _judged(there: Launched, key: str, caller: _Caller, hello: _Hello, peers: Mapping[int, Channel]) -> bytes | None:
-    """Rank 0's own proof, if the caller is a rank of the job; else None. A caller that is a rank of another job gets an error text."""
-    caller.sock.settimeout(_AGAIN)  # an answer is short enough for the socket's buffer
-    why = None
-    if not 0 <= hello.rank < hello.world_size:
-        caller.sock.close()  # not a message of a rank
-        return None
-    if not hmac.compare_digest(hello.proof, _proof(key, caller.nonce, hello.rank)):
-        why = f"the {launch_environment.JOB_KEY} of this process is not that of rank 0; all ranks of a job must have the same"
-    elif hello.world_size != there.world_size:
-        why = f"this process was launched as one of {hello.world_size} ranks, and rank 0 as one of {there.world_size}"
-    elif hello.rank in (0, *peers):
-        why = f"two processes were launched as rank {hello.rank}; this is the second one"
-    if why is None:
-        return _proof(key, hello.nonce, 0)
-    with suppress(OSError):
-        Channel(caller.sock).send({"no": why})
-    caller.sock.close()
-    return None
-
-
-def _proof(key: str, nonce: bytes, rank: int) -> bytes:
-    """A proof that a rank knows the key, without the key itself."""
-    return hmac.digest(key.encode(), nonce + rank.to_bytes(4, "little"), "sha256")
-
-
-def _not_come(ranks: Sequence[int], there: Launched, timeout: float) -> str:
-    return f"{some(ranks)} did not connect within {timeout:g} s (launched by {there.by}); set FLUIDX_TIMEOUT to wait longer"
-
-
-def _reach_first(there: Launched, timeout: float) -> tuple[dict[int, Channel], Memory]:
-    deadline, sock = time.monotonic() + timeout, socket.socket(socket.AF_UNIX)
-    while sock.connect_ex(_name(there)):
-        if time.monotonic() > deadline:
-            raise ExecutionError(_not_come([0], there, timeout))
-        time.sleep(_AGAIN)
-    if not _mine(sock):
-        raise ExecutionError("the socket of rank 0 belongs to another user")
-    first, key, nonce = Channel(sock), config.job_key(), secrets.token_bytes(_NONCE)
-    sock.settimeout(timeout + 1.0)  # longer than rank 0's timeout, so that rank 0 names the missing ranks first
-    try:
-        proof = _proof(key, first.exactly(_NONCE), there.rank)
-        sock.sendall(_HELLO.pack(there.rank, there.world_size, nonce, proof))
-        said, fds = first.receive(files=1)
-    except (OSError, EOFError):
-        raise ExecutionError("rank 0 ended before all ranks had connected") from None
-    if "no" in said:
-        raise ExecutionError(said["no"])
-    if said.get("proof") != _proof(key, nonce, 0).hex():
-        raise ExecutionError(f"the socket of rank 0 belongs to a process that does not know the {launch_environment.JOB_KEY} of this job")
-    sock.settimeout(None)
-    memory = Memory(fds[0], said["start"], there.world_size)
-    memory.close()
-    return {0: first}, memory
-
-
-def _mine(sock: socket.socket) -> bool:
-    """Does the process at the other end belong to this user?"""
-    _, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return uid == os.getuid()
-
-
-def _look_after(there: Launched, world: ProcessWorld, peers: dict[int, Channel]) -> None:
-    """Detect the end of other ranks by closed sockets, because no launcher of fluidx watches these ranks; report this rank's own
-    failure."""
-    before, me, gone = sys.excepthook, os.getpid(), list[int]()
+def _look_after(
+    there: Launched, abort: Callable[[BaseException], None], peers: Mapping[int, Channel], gone: Sequence[int], trails: Trails,
+    reports: Callable[[int], bool] = lambda rank: True, host: Callable[[int], str | None] = lambda rank: None,
+) -> None:  # fmt: skip
+    """Report the end of other ranks, because no launcher of fluidx watches these ranks, and this rank's own failure. `gone` are ranks whose
+    processes have ended; does this rank `reports` the end of a rank? Ranks that end well say so to their `peers`."""
+    before, me = sys.excepthook, os.getpid()
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == me:
-            world.abort(RuntimeError(f"rank {there.rank}: {type(error).__name__}: {error}"))
-            trails = flight_recorder.flight_records(world.shared, there.world_size)
-            told = flight_recorder.last_collectives(trails)
+            if not was_stopped(error):
+                abort(RuntimeError(f"rank {there.rank}: {type(error).__name__}: {error}"))
+            found = trails()
+            told = flight_recorder.last_collectives(found)
             if gone:  # that rank cannot report it itself
-                told = f"ended in the middle of the script{flight_recorder.position(trails[gone[0]])}{told}"
-                print(flight_recorder.end_line(gone[0], there.world_size, told), file=sys.stderr)
+                if reports(gone[0]):
+                    told = f"ended in the middle of the script{flight_recorder.position(found[gone[0]])}{told}"
+                    print(flight_recorder.end_line(gone[0], there.world_size, told, host(gone[0])), file=sys.stderr)
             elif not was_stopped(error):
                 print(flight_recorder.end_line(there.rank, there.world_size, f"failed{told}"), file=sys.stderr)
             if was_stopped(error) and isinstance(error, (RankError, CommError)):  # this rank's traceback does not show the cause
@@ -429,13 +274,15 @@ def _look_after(there: Launched, world: ProcessWorld, peers: dict[int, Channel])
     def goodbye() -> None:
         if os.getpid() == me:
             for peer in peers.values():
-                try:
+                with suppress(OSError):
                     peer.send("bye")
-                except OSError:
-                    pass
 
     sys.excepthook = uncaught
     atexit.register(goodbye)
+
+
+def _watch_peers(world: ProcessWorld, peers: Mapping[int, Channel], gone: list[int]) -> None:
+    """Detect the end of other ranks of this host by closed sockets."""
     for rank, peer in peers.items():
         peer.sock.settimeout(None)
         threading.Thread(target=_watch, args=(world, rank, peer, gone), name=f"fluidx-peer-{rank}", daemon=True).start()

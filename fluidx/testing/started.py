@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,5 +22,8 @@ def started(channel: Channel, fds: Sequence[int], given: Mapping[str, Any]) -> N
         os.dup2(fd, number)
     try:
         run_script(given["script"], given["args"])
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # before the exit functions, as an interpreter does
+        raise SystemExit(1) from None
     finally:
         atexit._run_exitfuncs()  # as at the end of an interpreter

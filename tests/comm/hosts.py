@@ -1,9 +1,10 @@
-"""Two hosts, played by namespaces of this one: each has a network and a name of its own, and a cable joins them."""
+"""Hosts, played by namespaces of this one: each has a network and a name of its own, and cables join them."""
 
 import contextlib
 import os
 import shutil
 import subprocess
+from typing import NamedTuple
 
 import pytest
 
@@ -31,6 +32,41 @@ def two_hosts(folder, slots):
         agent.write_text(f'#!/bin/sh\nshift\nexec {" ".join(enter[1])} sh -c "$*"\n')  # is given a host and a command, as ssh is
         agent.chmod(0o755)
         yield enter[0], str(hosts), {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent)}
+
+
+class Host(NamedTuple):
+    """How a process gets there, and the address by which others reach it."""
+
+    enter: list[str]
+    address: str
+    name: str
+
+
+@contextlib.contextmanager
+def hosts(n):
+    """Hosts with a network each, which a switch joins; where this process may not make them, addresses of this host's own network."""
+    with contextlib.ExitStack() as stack:
+        try:
+            yield _joined(stack, n)
+        except pytest.skip.Exception:
+            yield [Host([], f"127.0.0.{2 + k}", os.uname().nodename) for k in range(n)]
+
+
+def _joined(stack, n):
+    if any(shutil.which(tool) is None for tool in TOOLS):
+        pytest.skip("no tools for namespaces")
+    switch, *pids = [_host(stack) for _ in range(n + 1)]
+    inside = [["nsenter", "-t", str(pid), "-n", "-u"] for pid in (switch, *pids)]
+    for words in (("link", "add", "switch", "type", "bridge"), ("link", "set", "switch", "up")):
+        _do(*inside[0], "ip", *words)
+    for k, pid in enumerate(pids):
+        _do(*inside[0], "ip", "link", "add", f"port{k}", "type", "veth", "peer", "name", "cable", "netns", str(pid))
+        _do(*inside[0], "ip", "link", "set", f"port{k}", "master", "switch", "up")
+        _do(*inside[k + 1], "hostname", f"host-{k}")
+        _do(*inside[k + 1], "ip", "addr", "add", f"10.213.8.{k + 1}/24", "dev", "cable")
+        for device in ("lo", "cable"):
+            _do(*inside[k + 1], "ip", "link", "set", device, "up")
+    return [Host(inside[k + 1], f"10.213.8.{k + 1}", f"host-{k}") for k in range(n)]
 
 
 def _host(stack):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fluidx import native
-from fluidx.comm import launched_rank, process_spawner
+from fluidx.comm import local_rendezvous, process_spawner, rendezvous
 from fluidx.comm.launch_environment import Launched
 from fluidx.ir.errors import ExecutionError
 from fluidx.native import shared
@@ -31,7 +31,7 @@ class Given:
 @pytest.fixture
 def job(request, monkeypatch):
     """Names of a job of its own for this test: its ranks, as `Launched`, two by default."""
-    monkeypatch.setattr(launched_rank, "Memory", Given)
+    monkeypatch.setattr(local_rendezvous, "Memory", Given)
     monkeypatch.setenv("FLUIDX_JOB_KEY", "the key")
     name = f"{os.getpid()}-{request.node.name}"[:80]
     return lambda rank, ranks=2: Launched("hand", rank, ranks, ranks, name)
@@ -58,17 +58,17 @@ class Rank(threading.Thread):
 
 
 def first(there, timeout=20.0):
-    return Rank(launched_rank._gather_ranks, there, timeout)
+    return Rank(local_rendezvous._gather_ranks, there, timeout)
 
 
 def other(there, timeout=20.0):
-    return Rank(launched_rank._reach_first, there, timeout)
+    return Rank(local_rendezvous._reach_first, there, timeout)
 
 
 def caller(there):
     """Somebody at the door, when there is one."""
     sock = socket.socket(socket.AF_UNIX)
-    while sock.connect_ex(launched_rank._name(there)):
+    while sock.connect_ex(local_rendezvous.name_of(there)):
         time.sleep(0.01)
     return sock
 
@@ -78,8 +78,8 @@ JUNK = {
     "text": b"GET / HTTP/1.0\r\n\r\n",
     "a message of before": b"\x20\0\0\0\0\0\0\0" + b'{"rank": 1, "world_size": 2}    ',
     "a length without end": b"\xff" * 8,
-    "a hello of zeros": bytes(launched_rank._HELLO.size),
-    "a rank that there cannot be": b"\xff" * launched_rank._HELLO.size,
+    "a hello of zeros": bytes(rendezvous._HELLO.size),
+    "a rank that there cannot be": b"\xff" * rendezvous._HELLO.size,
     "more than a hello": b"\x01" * 5000,
 }
 
@@ -96,7 +96,7 @@ def test_whatever_is_said_at_the_door_the_ranks_meet(job, junk):
     (peers, _), (there, _) = zero.end(), one.end()
     assert set(peers) == {1} and set(there) == {0}
     try:
-        answer = stranger.recv(1 << 16)[launched_rank._NONCE :]  # behind the question for a proof
+        answer = stranger.recv(1 << 16)[rendezvous.GREETING :]  # behind the question for a proof
     except ConnectionResetError:
         answer = b""
     assert b"start" not in answer
@@ -114,12 +114,12 @@ def test_who_does_not_know_the_key_has_no_memory(job, monkeypatch):
 
 def test_who_only_listens_where_rank_0_should_is_not_taken_for_it(job):
     with socket.socket(socket.AF_UNIX) as door:
-        door.bind(launched_rank._name(job(0)))
+        door.bind(local_rendezvous.name_of(job(0)))
         door.listen()
         one = other(job(1))
         came, _ = door.accept()
-        came.sendall(bytes(launched_rank._NONCE))
-        assert len(came.recv(1000)) == launched_rank._HELLO.size
+        came.sendall(rendezvous._MAGIC + bytes(rendezvous.NONCE))
+        assert len(came.recv(1000)) == rendezvous._HELLO.size
         process_spawner.Channel(came).send({"start": 0, "proof": "00" * 32}, [door.fileno()])
         assert one.end() == "the socket of rank 0 belongs to a process that does not know the FLUIDX_JOB_KEY of this job"
 

@@ -1,1 +1,1 @@
-"""Ranks as MPI processes: the world, collectives made of messages, and hosts whose ranks share memory."""
+"""Ranks as MPI processes: the message layer, mpirun, and how ranks connect."""

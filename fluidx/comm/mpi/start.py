@@ -20,9 +20,10 @@ from ...ir.errors import install
 from ...native import shared
 from .. import flight_recorder, launch_environment
 from ..base import CommError, was_stopped
+from ..hosts.multi_host import HostsWorld
+from ..hosts.polled_world import FAREWELL
 from ..processes import ProcessWorld
-from .multi_host import HostsWorld
-from .world import FAREWELL, MpiWorld
+from .world import MpiWorld
 
 _TRIES = 8  # attempts to map the memory at one address in all processes
 _TRANSPORTS = "OMPI_MCA_btl"  # the variable that selects Open MPI's transports

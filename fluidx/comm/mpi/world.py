@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ... import config
-from ...native.world import log
-from ..base import CommAborted, CommError, CommTimeout
-from ..threads.python_locks import Pace, some
-from .handshake import Posted
-from .message_collectives import MessageCommunicator
+from ..base import CommError
+from ..hosts.handshake import Posted
+from ..hosts.polled_world import AWAKE, EAGER, FAREWELL, PolledWorld
 
-_EAGER = 64 * 1024  # bytes up to which a send copies and returns; above, it waits until the peer reads
 _REASON = 2048  # bytes of a text that says why a rank failed
 _PIECE = 1 << 30  # bytes of a message: a count of MPI has 31 bits
-_AWAKE = 5e-5  # seconds in which a rank polls without a pause
 _LOOKS = 20  # polls of a request before the first check for a failed rank
 _LONGEST_PAUSE = 2e-4  # seconds: MPI moves messages only while it is called
-FAREWELL = 1.0  # seconds for messages to leave when this rank ends
 
 
-class MpiWorld:
+class MpiWorld(PolledWorld):
     """The world of ranks that send each other messages, in the process of one rank.
 
     It polls MPI and never blocks in it, so that each wait has a deadline and notices a failed rank.
     """
-
-    memory = None
-    shared = None
 
     def __init__(self, everyone: Any, timeout: float):
         from mpi4py import MPI
 
         self.mpi = MPI
         self.comm, self._news = everyone.Dup(), everyone.Dup()
-        self.rank, self.world_size = self.comm.rank, self.comm.size
-        self.timeout, self.stall = timeout, config.stall()
-        self.grace = 0.0  # seconds beyond the timeout, so that another part can name the missing ranks first
-        self.failure: BaseException | None = None
+        super().__init__(self.comm.rank, self.comm.size, timeout)
         self.tags = self.comm.Get_attr(MPI.TAG_UB)
-        self.paces = [Pace(self) for _ in range(self.world_size)]
-        self._guard = threading.Lock()
         self._text = bytearray(_REASON)
         self._heard = self._news.Irecv([self._text, MPI.BYTE])
         self._status = MPI.Status()
@@ -59,15 +44,6 @@ class MpiWorld:
         if self.threaded:
             self._pusher.start()
 
-    def communicator(self, rank: int) -> MessageCommunicator:
-        if rank != self.rank:
-            raise ValueError(f"this process is rank {self.rank}, not {rank}")
-        return MessageCommunicator(self, rank)
-
-    def begin(self) -> None:
-        """Begin a run in which this rank has two threads: set their progress to 0."""
-        self.paces[self.rank].at[:] = 0, 0
-
     def check(self) -> None:
         """Raise CommAborted when a rank has failed."""
         with self._guard:
@@ -76,21 +52,11 @@ class MpiWorld:
                 if self._heard.Test(status):
                     self._heard = None
                     self.failure = CommError(self._text[: status.Get_count()].decode(errors="replace"), rank=status.Get_source())
-        if self.failure is not None:
-            raise CommAborted(f"stopped because another rank failed: {self.failure}")
+        super().check()
 
-    def abort(self, reason: BaseException) -> None:
-        """Send the reason to all ranks, unless a failure is known already. Messages in flight are lost; this world cannot be used any
-        more."""
-        with self._guard:
-            first = self.failure is None
-            self.failure = self.failure or reason
-        if first:
-            text = str(reason).encode()[:_REASON]
-            self._leave([self._news.Isend([text, self.mpi.BYTE], r) for r in range(self.world_size) if r != self.rank])
-        for pace in self.paces:
-            with pace.moved:
-                pace.moved.notify_all()
+    def _spread(self, text: str) -> None:
+        said = text.encode()[:_REASON]
+        self._leave([self._news.Isend([said, self.mpi.BYTE], r) for r in range(self.world_size) if r != self.rank])
 
     def close(self) -> None:
         """Wait until sent messages have left. Communicators are not freed: that call would wait for the other ranks."""
@@ -110,7 +76,7 @@ class MpiWorld:
         end = time.monotonic() + min(self.timeout, FAREWELL)
         self._opened(self.rank, requests)
         while not self.mpi.Request.Testall(requests) and time.monotonic() < end:
-            time.sleep(_AWAKE)
+            time.sleep(AWAKE)
 
     # -- messages ---------------------------------------------------------------------------------------------------------
 
@@ -137,7 +103,7 @@ class MpiWorld:
 
     def post(self, data: np.ndarray, to: int, tag: int) -> Posted:
         """Start to send. A small message is copied, so that the caller need not wait for it."""
-        if data.nbytes > _EAGER:
+        if data.nbytes > EAGER:
             return self._opened(to, [self.comm.Issend([piece, self.mpi.BYTE], to, tag) for piece in _pieces(data)])
         copied = data.copy()
         with self._guard:
@@ -169,37 +135,17 @@ class MpiWorld:
         for request in requests:
             del self._open[id(request)]
 
-    def _wait(self, requests: list[Any], posted: Posted, what: str) -> None:
-        begun, told = time.monotonic(), False
-        while not self._happened(requests):
-            self.check()
-            waited = time.monotonic() - begun
-            if waited > self.timeout + self.grace:
-                missing = _missing(posted)
-                raise CommTimeout(f"rank {self.rank} waited {self.timeout:g} s in {what}; {some(missing)} did not arrive", missing[0])
-            if waited > self.stall and not told:
-                told = True
-                who = some(missing := _missing(posted)) + (" have" if missing[1:] else " has")
-                log.warning(f"rank {self.rank} has waited {self.stall:g} s in {what}: {who} not arrived; it goes on waiting")
-            if waited < _AWAKE:
-                _yield_core()
-            else:
-                time.sleep(min(waited / 8, _LONGEST_PAUSE))
-
-    def _happened(self, requests: list[Any]) -> bool:
+    def _happened(self, requests: Sequence[Any]) -> bool:
         try:
             return self.mpi.Request.Testall(requests)
         except self.mpi.Exception as e:
             raise CommError(f"rank {self.rank}: MPI failed: {e}") from e
 
+    def _pause(self, waited: float) -> None:
+        time.sleep(min(waited / 8, _LONGEST_PAUSE))
 
-def _yield_core() -> None:
-    """Yield this core to another thread. Windows has no such call."""
-    os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
-
-
-def _missing(posted: Posted) -> list[int]:
-    return sorted({rank for rank, request in posted if not request.Test()}) or [posted[0][0]]
+    def _open_ranks(self, posted: Posted) -> list[int]:
+        return sorted({rank for rank, request in posted if not request.Test()})
 
 
 def _push(world: weakref.ref[MpiWorld], posted: threading.Event) -> None:

@@ -13,14 +13,14 @@ from typing import Any
 
 from ... import native
 from ...native.world import MeetWords, mails
-from ..base import CommAborted, Ranks
+from ..base import Ranks, was_stopped
 from ..contribution import Contribution
 from ..processes import ProcessCommunicator, ProcessWorld, SharedCalls
 from ..threads.native_calls import among, layouts
 from .host_leader import HostGroup, HostLeader, Seen
 from .host_pipeline import PipelineRoute, carry, items_of
 from .message_collectives import MessageCommunicator
-from .world import MpiWorld
+from .polled_world import STOPPED, PolledWorld
 
 _LITTLE = 24 * 1024  # bytes of a host's arrays up to which they are sent with the types
 _MOST_LEADS = 128
@@ -33,7 +33,7 @@ class HostsWorld:
 
     memory = None  # there is no memory that all ranks share
 
-    def __init__(self, here: ProcessWorld, between: MpiWorld, homes: Sequence[int]):
+    def __init__(self, here: ProcessWorld, between: PolledWorld, homes: Sequence[int]):
         self.here, self.between, self.homes = here, between, tuple(homes)
         self.rank, self.world_size = between.rank, between.world_size
         self.timeout, self.stall, self.shared = between.timeout, between.stall, here.shared
@@ -64,9 +64,13 @@ class HostsWorld:
         self.between.check()
 
     def abort(self, reason: BaseException) -> None:
-        """Abort the ranks of this host, and those of other hosts unless they know already."""
+        """Abort the ranks of this host, and those of other hosts unless another rank tells them. The first reason counts."""
+        known = self.shared.failed()
+        stopped = was_stopped(reason) or bool(known) and (known in str(reason) or known.removeprefix(STOPPED) not in str(reason))
+        if stopped:
+            self.between.await_reason()
         self.here.abort(self.between.failure or reason)
-        if not isinstance(reason, CommAborted):
+        if not stopped:
             self.between.abort(reason)
 
     def close(self) -> None:
@@ -158,7 +162,7 @@ class _NearCalls(SharedCalls):
         return None if group is None or group.hosts[1:] else super()._collective(ranks, slot)
 
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
-        """None: they are MPI messages."""
+        """None: they are messages."""
 
 
 def _moved(slot: Contribution) -> int:

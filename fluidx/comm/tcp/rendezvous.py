@@ -1,0 +1,191 @@
+"""How ranks on several hosts connect by TCP: all of them to rank 0, which tells them where the others listen; then each two of them.
+
+Every connection begins with the proofs of `comm/rendezvous.py`: without the key of the job nobody takes part.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ... import config, native
+from ...ir.errors import ExecutionError
+from ...native import shared
+from .. import launch_environment
+from ..base import Ranks
+from ..launch_environment import Launched
+from ..process_spawner import Channel
+from ..rendezvous import AGAIN, Arrivals, RankMeeting, answer, prove
+from . import interfaces
+from .link import TcpLink
+from .news import News
+
+_LATER = 1.0  # seconds: rank 0 names the missing ranks before others give up
+
+
+class Joined(NamedTuple):
+    """The connections of a rank, and the facts about all of them: for each rank its host's name and the ranks on its host."""
+
+    links: dict[int, TcpLink]
+    news: News
+    names: Sequence[str]
+    hosts: Sequence[Ranks]
+    shares: bool  # can the ranks of each host share memory?
+
+
+def join(there: Launched, timeout: float) -> Joined:
+    """Connect this rank with all others. Raises ExecutionError, which says what to do."""
+    key = config.job_key()
+    if not key:
+        raise ExecutionError(
+            f"ranks on several hosts need a secret that all of them know (launched by {there.by}): set {launch_environment.JOB_KEY} to one "
+            "text on all hosts, such as what `openssl rand -hex 16` prints; fluidx run makes one for its jobs"
+        )
+    deadline = time.monotonic() + timeout
+    (channels, table, door) = (_gather if there.rank == 0 else _reach)(there, key, timeout, deadline)
+    with door:
+        links = _mesh(there, key, table, door, deadline, timeout)
+    return Joined(links, News(there.rank, channels), [row["name"] for row in table], hosts_of(table), all(row["shares"] for row in table))
+
+
+def hosts_of(table: Sequence[Any]) -> list[Ranks]:
+    """The ranks on the host of each rank: ranks of a host are numbered one after the other, and each says how many there are."""
+    found: list[Ranks] = []
+    while len(found) < len(table):
+        first, here = len(found), table[len(found)]["here"]
+        ranks = tuple(range(first, first + here))
+        if any(r >= len(table) or table[r]["here"] != here for r in ranks):
+            raise ExecutionError(
+                f"rank {first} was launched as the first of {here} ranks on its host, and the next ranks were not: all say "
+                f"{[row['here'] for row in table]} ranks; ranks of a host must have consecutive numbers, and the same "
+                f"{launch_environment.LOCAL_WORLD_SIZE} (LOCAL_WORLD_SIZE)"
+            )
+        found += [ranks] * here
+    return found
+
+
+# -- the first connection of each rank, to rank 0 ------------------------------------------------------------------------------
+
+_Met = tuple[dict[int, Channel], list[Any], socket.socket]  # channels, what each rank says of itself, and where this rank listens
+
+
+def _facts(there: Launched, at: Any) -> dict[str, Any]:
+    able = not (native.why_not() or shared.why_not())
+    return {"at": at, "here": there.here, "name": socket.gethostname(), "shares": able}
+
+
+def _gather(there: Launched, key: str, timeout: float, deadline: float) -> _Met:
+    """On rank 0: accept all others, and tell each of them what all have said."""
+    door = _listen_first(there)
+    arrivals = Arrivals(RankMeeting(there, key), range(1, there.world_size))
+    try:
+        if not arrivals.accept(door, deadline):
+            raise ExecutionError(arrivals.not_come(timeout))
+        table = [_facts(there, None)]
+        for rank in range(1, there.world_size):
+            arrivals.peers[rank].sock.settimeout(max(AGAIN, deadline - time.monotonic()))
+            try:
+                table.append(arrivals.peers[rank].receive()[0])
+            except (OSError, EOFError, ValueError):
+                raise ExecutionError(f"rank {rank} ended before all ranks had connected") from None
+        hosts_of(table)  # raises an error for all ranks
+    except ExecutionError as e:
+        arrivals.refuse_all(str(e))
+        door.close()
+        raise
+    for peer in arrivals.peers.values():
+        peer.send({"table": table})
+    return arrivals.peers, table, door
+
+
+def _listen_first(there: Launched) -> socket.socket:
+    """The socket of rank 0: on the chosen interface, on its address if that belongs to this host, else on all interfaces."""
+    host, port = interfaces.parse(there.address)
+    try:
+        family, where = interfaces.resolve(interfaces.chosen() or host, port)
+        try:
+            return _listening(family, where, there.world_size)
+        except OSError as e:
+            if e.errno != errno.EADDRNOTAVAIL:  # the address of a service in front of this host
+                raise
+            return _listening(socket.AF_INET, ("", port), there.world_size)
+    except OSError as e:
+        taken = "; another program listens there: choose another port" if e.errno == errno.EADDRINUSE else ""
+        raise ExecutionError(f"rank 0 cannot listen at {there.address} (launched by {there.by}): {e.strerror}{taken}") from None
+
+
+def _listening(family: Any, where: tuple[Any, ...], ranks: int) -> socket.socket:
+    door = socket.socket(family)
+    try:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a restart
+        door.bind(where)
+        door.listen(2 * ranks)
+    except BaseException:
+        door.close()
+        raise
+    return door
+
+
+def _reach(there: Launched, key: str, timeout: float, deadline: float) -> _Met:
+    """On another rank: connect to rank 0, say where this one listens, and hear of the others."""
+    where = f"the socket of rank 0 at {there.address}"
+    sock = _connected(interfaces.parse(there.address), where, deadline, timeout, again=True)
+    sock.settimeout(timeout + _LATER)
+    channel = prove(sock, RankMeeting(there, key), where)
+    door = _listening(sock.family, (sock.getsockname()[0], 0), there.world_size)
+    try:
+        channel.send(_facts(there, [sock.getsockname()[0], door.getsockname()[1]]))
+        table: Any = answer(channel, 0)["table"]
+    except OSError:
+        door.close()
+        raise ExecutionError("rank 0 ended before all ranks had connected") from None
+    except BaseException:
+        door.close()
+        raise
+    table[0]["at"] = sock.getpeername()[:2]
+    return {0: channel}, table, door
+
+
+def _connected(at: tuple[str, int], where: str, deadline: float, timeout: float, again: bool = False) -> socket.socket:
+    """A connection; `again`: also to what does not listen yet."""
+    own = interfaces.chosen()
+    while True:
+        sock = None
+        try:
+            family, address = interfaces.resolve(*at)
+            sock = socket.socket(family)
+            if own is not None:
+                sock.bind((own, 0))
+            sock.settimeout(max(AGAIN, deadline - time.monotonic()))
+            sock.connect(address)
+            return sock
+        except OSError as e:
+            if sock is not None:
+                sock.close()
+            if not again or time.monotonic() > deadline:
+                name, by = socket.gethostname(), "" if own is None else f" (interface {own})"
+                raise ExecutionError(
+                    f"host {name}{by} cannot reach {where} within {timeout:g} s: {e.strerror or e}; check that rank 0 has started, "
+                    f"{launch_environment.ADDRESS} (MASTER_ADDR), FLUIDX_INTERFACE and firewalls; FLUIDX_TIMEOUT gives it more time"
+                ) from None
+        time.sleep(AGAIN)
+
+
+# -- a connection between each two ranks ---------------------------------------------------------------------------------------
+
+
+def _mesh(there: Launched, key: str, table: Sequence[Any], door: socket.socket, deadline: float, timeout: float) -> dict[int, TcpLink]:
+    """Connect to all ranks with lower numbers, and accept those with higher ones."""
+    links = dict[int, TcpLink]()
+    for rank in range(there.rank):
+        where = f"the socket of rank {rank} at {':'.join(map(str, table[rank]['at']))}"
+        sock = _connected(tuple(table[rank]["at"]), where, deadline, timeout)
+        sock.settimeout(max(AGAIN, deadline - time.monotonic()))
+        links[rank] = TcpLink(rank, prove(sock, RankMeeting(there, key, rank, "messages"), where).sock)
+    arrivals = Arrivals(RankMeeting(there, key, there.rank, "messages"), range(there.rank + 1, there.world_size))
+    if not arrivals.accept(door, deadline):
+        raise ExecutionError(arrivals.not_come(timeout))
+    return links | {rank: TcpLink(rank, channel.sock) for rank, channel in arrivals.peers.items()}
