@@ -63,9 +63,9 @@ def by_fluidx(kind: str, ins: Sequence[np.ndarray], attrs: dict[str, Any], fmt: 
     types = [TensorType(a.dtype.name, a.shape) for a in ins]
     made = op.infer(*types, **attrs)
     out = np.empty(made.shape, made.dtype)
-    asked = op.native_scratch(types, [made], attrs) if op.native_memory_per_thread else []
-    rooms = {"scratch": [np.empty(t.shape, t.dtype) for t in asked]} if op.native_memory_per_thread else {}
-    calls = op.native(ins, [out], attrs, **rooms)
+    asked = op.native.scratch(types, [made], attrs) if op.native.memory_per_thread else []
+    rooms = {"scratch": [np.empty(t.shape, t.dtype) for t in asked]} if op.native.memory_per_thread else {}
+    calls = op.native.calls(ins, [out], attrs, **rooms)
     if calls is None:
         raise SystemExit(f"there is no native {op.name} of {ins[0].dtype}")
     return native.compile(calls), out

@@ -35,8 +35,8 @@ def product(which: int, x: np.ndarray, w: np.ndarray, y: np.ndarray, setting: st
     made = np.empty_like((y, x, w)[which])
     ins, outs = ([x, w, y], [made if which == k else None for k in (1, 2)]) if which else ([x, w], [made])
     types = [[None if a is None else TensorType(a.dtype.name, a.shape) for a in some] for some in (ins, outs)]
-    rooms = [np.empty(t.shape, t.dtype) for t in op.native_scratch(*types, attrs)]
-    calls = op.native(ins, outs, attrs, scratch=rooms)
+    rooms = [np.empty(t.shape, t.dtype) for t in op.native.scratch(*types, attrs)]
+    calls = op.native.calls(ins, outs, attrs, scratch=rooms)
     assert calls is not None
     return native.compile(calls), made
 

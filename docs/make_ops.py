@@ -131,7 +131,7 @@ def _layer(d: type[OpDef]) -> str:
 
 def _precision(d: type[OpDef]) -> str:
     """What an operator of a forward pass works in in mixed precision, unless that is float32."""
-    if d.grad is None or d.move is not None or d.abstract:
+    if d.grad is None or d.comm.move is not None or d.control.abstract:
         return ""
     said = {"half": "16 bits", "any": "what comes"}.get(d.in_mixed_precision())
     return f". Mixed precision: {said}" if said else ""
@@ -159,11 +159,11 @@ def _default(value: object) -> str:
 
 
 def _access(d: type[OpDef]) -> str:
-    if d.abstract:
+    if d.control.abstract:
         return "Placement: any, to any other"
-    if d.move is not None:
+    if d.comm.move is not None:
         return f"Placement: {' · '.join(_moves(d))}"
-    if d.bodies:
+    if d.control.bodies:
         return "Access: that of the operators in its blocks"
     lines = patterns(d)
     if not lines:
@@ -178,7 +178,7 @@ def _moves(d: type[OpDef]) -> list[str]:
     found = []
     for entry in (None, Shard(0), Partial("sum"), At(0)):
         try:
-            made = d.move(entry, **attrs)
+            made = d.comm.move(entry, **attrs)
         except ProgramError:
             continue
         found.append(f"`{_short(entry)} → {_short(made)}`")

@@ -133,7 +133,7 @@ class BackwardPass:
         program, find, depends = self.block.program, self.block.find, self.depends
         for i, op in enumerate(self.ops):
             beside = op.role in _BESIDE
-            constant = (definition := OPS.get(op.type)) is not None and definition.constant
+            constant = (definition := OPS.get(op.type)) is not None and definition.rewrite.constant
             live = () if beside or constant else tuple(n for n in flow.reads(program, op) if n in depends)
             self.live.append(live)
             for n in flow.writes(program, op):

@@ -42,7 +42,7 @@ def automatic(block: Block, ops: Sequence[Operator], differentiated: Sequence[ob
     alive = _alive(block, ops, forward)
     made, total = [], 0
     for k in forward:
-        if differentiated[k] and OPS[ops[k].type].view is None:
+        if differentiated[k] and OPS[ops[k].type].storage.view is None:
             total += sum(_bytes(block, n) for n in ops[k].output_arg_names)
         made.append(total)
     costs = [sum(_bytes(block, n) for n in names) for names in alive]

@@ -346,7 +346,7 @@ def _arguments(op, size):
 
 
 def _outputs(op, arrays):
-    places = {out: k for k, s in enumerate(op.in_slots) for i, out in op.inplace if i == s.name}
+    places = {out: k for k, s in enumerate(op.in_slots) for i, out in op.storage.inplace if i == s.name}
     big = max(arrays, key=lambda a: a.size)
     return [arrays[places[s.name]] if s.name in places else np.empty_like(big) for s in op.out_slots]
 
@@ -360,12 +360,12 @@ def test_an_update_in_blocks_in_chunks_or_as_a_whole_gives_the_same_bits(name):
     op.kernel(np, *whole, out=tuple(expected) if len(expected) > 1 else expected[0], **attrs)
     bound = [a.copy() for a in whole]
     outs = _outputs(op, bound)
-    op.bind(bound, outs, attrs, None)()
+    op.native.bind(bound, outs, attrs, None)()
     pieces = []
     for part in (slice(0, 5), slice(5, BLOCK + 9), slice(BLOCK + 9, None)):
         arrays = [a.copy() if a.size == 1 else a[part].copy() for a in whole]
         pieces.append(_outputs(op, arrays))
-        op.bind(arrays, pieces[-1], attrs, None)()
+        op.native.bind(arrays, pieces[-1], attrs, None)()
     for k, wanted in enumerate(expected):
         assert np.array_equal(outs[k], wanted)
         assert np.array_equal(np.concatenate([p[k] for p in pieces]), wanted)
@@ -379,7 +379,7 @@ def test_a_strided_parameter_is_updated_where_it_lies(name):
     expected = [np.empty(10, "float32") for _ in op.out_slots]
     op.kernel(np, *(a.copy() for a in arrays), out=tuple(expected) if len(expected) > 1 else expected[0], **attrs)
     outs = _outputs(op, arrays)
-    op.bind(arrays, outs, attrs, None)()
+    op.native.bind(arrays, outs, attrs, None)()
     for found, wanted in zip(outs, expected, strict=True):
         assert np.array_equal(found, wanted)
 

@@ -17,6 +17,7 @@ from .errors import (
     VerifyError,
     nearest,
 )
+from .op_facets import Arithmetic, Comm, Control, Native, Precision, Rewrite, Storage
 from .opdef import OPS, Effect, OpDef, Required, Sample, all_ops, opdef
 from .operator import BlockRef, Operator, Role
 from .parser import parse_pair
@@ -29,10 +30,11 @@ from .var import Var
 from .variable import Parameter, Variable
 
 __all__ = [
-    "ANY", "AnyRankType", "Array", "At", "Block", "BlockRef", "Builder", "EOFException", "Effect", "ExecutionError", "FeedError",
-    "FluidxError", "Local", "MapType", "NotInitializedError", "OPS", "OpDef", "Operator", "OptionalType", "Own", "Parameter",
-    "ParseError", "Partial", "Pieces", "Placement", "Program", "ProgramError", "ProgramPair", "REPLICATE", "RankError", "Required",
-    "Role", "Sample", "SequenceType", "Shard", "Site", "TensorType", "TranspileError", "Var", "Variable", "VerifyError", "all_ops",
+    "ANY", "AnyRankType", "Array", "At", "Block", "BlockRef", "Builder", "Comm", "Control", "Arithmetic", "EOFException", "Effect",
+    "ExecutionError", "FeedError", "FluidxError", "Local", "MapType", "Native", "NotInitializedError", "OPS", "OpDef", "Operator",
+    "OptionalType", "Own", "Parameter", "ParseError", "Partial", "Pieces", "Placement", "Precision", "Program", "ProgramError",
+    "ProgramPair", "REPLICATE", "RankError", "Required", "Rewrite", "Role", "Sample", "SequenceType", "Shard", "Site", "Storage",
+    "TensorType", "TranspileError", "Var", "Variable", "VerifyError", "all_ops",
     "as_dtype", "default_main_program", "default_startup_program", "device_guard", "excerpt", "name_scope", "nearest", "np_dtype",
     "opdef", "parse_pair", "program_guard", "show_placement",
 ]  # fmt: skip

@@ -189,7 +189,7 @@ class Block:
                 device = program._device
             op = Operator(type, inputs, outputs, full, role or program._role, role_var, site, device)
             self._infer(definition, op)
-            if definition.bodies:
+            if definition.control.bodies:
                 self._check_bodies(op)
         except ProgramError as e:
             named = ", ".join(n for names in inputs.values() for n in names)
@@ -236,11 +236,11 @@ class Block:
         if absent != len(definition.in_slots) - len(given) or len(made) != len(out_slots):
             definition.check_slots(op)
         results = self.program.infer(definition, args, op.attrs)
-        if definition.bodies:
+        if definition.control.bodies:
             for n in op.output_arg_names:
                 self.desc(n)  # the caller that writes a body declares its results; no type rule over the inputs gives their types
             return
-        stop = stop or definition.constant
+        stop = stop or definition.rewrite.constant
         for (slot, _, many), result in zip(out_slots, (results,) if len(out_slots) == 1 else results, strict=True):
             names, types = made.get(slot) or (), result if many else (result,)
             if len(names) != len(types) and (many or names):

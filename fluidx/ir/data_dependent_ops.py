@@ -28,8 +28,8 @@ class Cuts:
     def __init__(self, block: Block, ops: Sequence[Operator]):
         types = op_types(ops)
         self._program = block.program
-        self._sized = {name for name in types if opdef(name).sized_by_values}
-        self._runs = any(opdef(name).bodies for name in types)
+        self._sized = {name for name in types if opdef(name).control.sized_by_values}
+        self._runs = any(opdef(name).control.bodies for name in types)
         self._kinds: dict[str, ValueType] = {}
         around: Block | None = block
         while around is not None:

@@ -78,7 +78,8 @@ def repeated(program: Program) -> set[int]:
     >>> repeated(Program.parse_from_string("program p { data %go: bool[1]; while(%go, []) {sub_block=block 1}; block 1 in 0 { } }"))
     {1}
     """
-    found = {idx for b in program.blocks for op in b.oplist if runs_bodies(op) and opdef(op.type).repeats for idx in op.sub_blocks()}
+    loops = [op for b in program.blocks for op in b.oplist if runs_bodies(op) and opdef(op.type).control.repeats]
+    found = {idx for op in loops for idx in op.sub_blocks()}
     for b in program.blocks:  # an enclosing block stands before those inside of it
         if b.parent_idx in found:
             found.add(b.idx)
@@ -106,7 +107,7 @@ def listed(program: Program, op: Operator) -> Operator:
     definition = opdef(op.type)
     blocks = [(_block(program, op, body.idx), body.results(op)) for body in bodies(op)]
     reads = [n for block, results in blocks for n in (*sub_reads(program, block), *(r for r in results if r not in block.descs))]
-    if not definition.repeats:
+    if not definition.control.repeats:
         return op.replace(inputs=_listing(op, definition, reads))
     ((body, _),), (out,) = blocks, definition.out_slots
     writes = sub_writes(program, body)
@@ -201,7 +202,7 @@ def live_ops(
     """
     wanted, live = set(needed), []
     every = program.blocks[0].oplist if ops is None else ops
-    running = {t for t in op_types(every) if (d := OPS.get(t)) is None or d.bodies}
+    running = {t for t in op_types(every) if (d := OPS.get(t)) is None or d.control.bodies}
     for op in reversed(every):
         ins, outs = touches(program, op) if op.type in running else (op.input_arg_names, op.output_arg_names)
         if given and outs and all(n in given and n not in op.input_arg_names for n in outs):

@@ -142,7 +142,7 @@ class FormWalk(Forms):
             definition = OPS.get(type_) or opdef(type_)
             if before is not None:
                 before(op, reads)
-            if definition.bodies:
+            if definition.control.bodies:
                 self._control(op, definition)
                 continue
             ins: Names = definition.flat_slots(inputs, definition.in_slots) if definition.optional_ins else reads
@@ -241,7 +241,7 @@ class FormWalk(Forms):
             self.forget(flow.writes(self.program, op))
             self.out.append(op)
             return
-        bodies = [(self.program.blocks[op.attrs[which].idx], results) for which, results in definition.bodies.items()]
+        bodies = [(self.program.blocks[op.attrs[which].idx], results) for which, results in definition.control.bodies.items()]
         blocks = [block for block, _ in bodies]
         changed = self._ahead(op, definition, blocks)
         carried = self._carry(op, definition, blocks)

@@ -23,7 +23,7 @@ def runs_on_host(op: Operator, hosted: Container[str]) -> bool:
 
     `hosted` are the names of the variables in host memory.
     """
-    if opdef(op.type).copies_to:
+    if opdef(op.type).storage.copies_to:
         return False
     return any(n in hosted for n in op.output_arg_names or op.input_arg_names)
 
@@ -31,10 +31,10 @@ def runs_on_host(op: Operator, hosted: Container[str]) -> bool:
 def elements_read(op: Operator, block: Block) -> dict[str, None]:
     """The operands whose elements an operator reads, in order; not those of which it reads the shape only, nor what its blocks read."""
     definition = opdef(op.type)
-    if definition.bodies:
+    if definition.control.bodies:
         return {}
     # patterns describe tensors; of a sequence, optional or map everything is read
-    shape_only = () if definition.beyond_tensors and definition.pattern is None else pattern_in(op, block).shape_only
+    shape_only = () if definition.control.beyond_tensors and definition.pattern is None else pattern_in(op, block).shape_only
     return {n: None for k, n in enumerate(definition.flat_slots(op.inputs, definition.in_slots)) if n is not None and k not in shape_only}
 
 

@@ -10,6 +10,7 @@ from . import errors
 from .attributes import BlockRef, Frozen, coerce, is_exact, stored
 from .dtypes import TINY
 from .errors import ProgramError, nearest
+from .op_facets import FACET_OF, FACETS
 from .op_fields import Effect, OpFields, Required, Sample, Slot
 from .pattern import Pattern, Types, check_exceptions, parse_pattern
 from .types import TensorType
@@ -47,6 +48,7 @@ class OpDef(OpFields):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls._complete_facets()
         cls.defaults = Frozen({name: None if isinstance(d, Required) else d for name, d in cls.attrs.items()})
         cls.required = tuple(name for name, d in cls.attrs.items() if isinstance(d, Required))
         cls._completed = {}
@@ -56,8 +58,8 @@ class OpDef(OpFields):
         if cls.name in OPS and OPS[cls.name].__qualname__ != cls.__qualname__:
             raise TypeError(f"op {cls.name!r} is declared twice: {OPS[cls.name].__module__} and {cls.__module__}")
         for attr, default in cls.attrs.items():
-            if isinstance(default, Required) and default.type is BlockRef and attr not in cls.bodies:
-                raise TypeError(f"op {cls.name!r}: attribute {attr!r} is a block, so `bodies` must declare the results of that block")
+            if isinstance(default, Required) and default.type is BlockRef and attr not in cls.control.bodies:
+                raise TypeError(f"op {cls.name!r}: attribute {attr!r} is a block, so Control(bodies=...) must declare its results")
         if isinstance(cls.pattern, str):
             try:
                 check_exceptions(cls.pattern)
@@ -72,10 +74,30 @@ class OpDef(OpFields):
         if cls.kernel is not None:
             params = inspect.signature(cls.kernel).parameters
             cls.takes_out, cls.takes_ctx, cls.takes_part = "out" in params, "ctx" in params, "part" in params
-        cls.bind_takes_part = cls.bind is not None and "part" in inspect.signature(cls.bind).parameters
-        told = inspect.signature(cls.native).parameters if cls.native is not None else ()
+        bind, calls = cls.native.bind, cls.native.calls
+        cls.bind_takes_part = bind is not None and "part" in inspect.signature(bind).parameters
+        told = inspect.signature(calls).parameters if calls is not None else ()
         cls.native_takes_part, cls.native_takes_ctx = "part" in told, "ctx" in told
         OPS[cls.name] = cls
+
+    @classmethod
+    def _complete_facets(cls) -> None:
+        """Facets with what they inherit; TypeError for a member that is no field, unless it is private or annotated, here or in a base."""
+        label = f"op {cls.__dict__.get('name') or cls.__name__!r}"
+        for kind in FACETS:
+            inherited, said = getattr(super(cls, cls), kind.word), cls.__dict__.get(kind.word)
+            if said is not None and not isinstance(said, kind):
+                raise TypeError(f"{label}: {kind.word} must be {kind.__name__}(...), found {said!r}")
+            if said is not None or inherited.depends_on_class:
+                setattr(cls, kind.word, (said or kind()).over(inherited, cls, label))
+        for name in cls.__dict__:
+            if name.startswith("_") or hasattr(OpDef, name) or any(name in inspect.get_annotations(base) for base in cls.__mro__):
+                continue
+            if name in FACET_OF:
+                of = FACET_OF[name]
+                raise TypeError(f"{label}: {name} is a member of {of.__name__}; write {of.word} = {of.__name__}({name}=...)")
+            fields = [n for n in dir(OpFields) if not n.startswith("_")]
+            raise TypeError(f"{label} has no field {name!r}; {nearest(name, [*fields, *FACET_OF], 'it has')}")
 
     @staticmethod
     def infer(*types: Any, **attrs: Any) -> Any:
@@ -93,7 +115,7 @@ class OpDef(OpFields):
             for one in t if t.__class__ is list else (t,):
                 if one is not None and (one.__class__ is not TensorType or one.dtype in _NO_NUMBERS):
                     cls._check_taken(cls.in_slots[k].name, one)
-                    if one.__class__ is AnyRankType and one.kind not in cls.beyond_tensors:
+                    if one.__class__ is AnyRankType and one.kind not in cls.control.beyond_tensors:
                         unranked.append(one)
         if not unranked:
             return cls.infer(*types, **attrs)
@@ -102,11 +124,11 @@ class OpDef(OpFields):
     @classmethod
     def _check_taken(cls, slot: str, t: Any) -> None:
         if t.__class__ is TensorType and t.dtype in TINY:
-            if not cls.takes_low_bit:
+            if not cls.precision.takes_low_bit:
                 raise ProgramError(f"op {cls.name} does not compute in {t.dtype}, found {t}; cast it to float32 or int32 first")
             return
         kind = kind_of(t)
-        if kind in cls.beyond_tensors or t.__class__ is AnyRankType and t.dtype not in _NO_NUMBERS:
+        if kind in cls.control.beyond_tensors or t.__class__ is AnyRankType and t.dtype not in _NO_NUMBERS:
             return
         if kind == "string":
             raise ProgramError(f"op {cls.name} takes no strings, found {t} as {slot}; make numbers of them, with string_equal")
@@ -228,27 +250,27 @@ class OpDef(OpFields):
     @classmethod
     def widens(cls, device: str, outs: Sequence[TensorType | None]) -> bool:
         """Do the kernels for a device get float32 instead of 16-bit floats?"""
-        said = cls.takes_16_bit
+        said = cls.precision.takes_16_bit
         if said is None:
-            return not (cls.moves() or cls.bodies) and cls.effect in (Effect.PURE, Effect.RANDOM)
+            return not (cls.moves() or cls.control.bodies) and cls.effect in (Effect.PURE, Effect.RANDOM)
         return not (said(device, outs) if callable(said) else said)
 
     @classmethod
     def moves(cls) -> bool:
         """Does the op only move elements?"""
-        return cls.flops == 0 or cls.view is not None
+        return cls.arithmetic.flops == 0 or cls.storage.view is not None
 
     @classmethod
     def in_mixed_precision(cls) -> str:
         """The dtype in mixed precision: "half", "float32" or "any"."""
-        return cls.precision or ("any" if cls.moves() else "float32")
+        return cls.precision.mixed or ("any" if cls.moves() else "float32")
 
     @classmethod
     def view_of(cls, x: Any, ctx: Any, attrs: Mapping[str, Any]) -> Any:
         """The output as a view of the first input on the rank of `ctx`; None if there is no such view."""
-        if cls.view_ctx is not None:
-            return cls.view_ctx(x, ctx, **attrs)
-        return None if cls.view is None else cls.view(x, **attrs)
+        if cls.storage.view_ctx is not None:
+            return cls.storage.view_ctx(x, ctx, **attrs)
+        return None if cls.storage.view is None else cls.storage.view(x, **attrs)
 
     @classmethod
     def views_of(cls, x: Any, ctx: Any, attrs: Mapping[str, Any]) -> list[Any] | None:

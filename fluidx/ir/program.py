@@ -337,7 +337,7 @@ class Program:
             b.oplist = [op.replace(attrs={**op.attrs, "is_test": True}) if "is_test" in op.attrs else op for op in kept]
         new._drop_unrun_blocks()
         for b in new.blocks:
-            b.oplist = [flow.listed(new, op) if opdef(op.type).repeats else op for op in b.oplist]
+            b.oplist = [flow.listed(new, op) if opdef(op.type).control.repeats else op for op in b.oplist]
         for b in new.blocks:
             used = {n for op in b.oplist for n in (*flow.reads(new, op), *flow.writes(new, op))}
             b.descs = {n: d for n, d in b.descs.items() if n in used or d.is_data or d.is_parameter}

@@ -80,10 +80,10 @@ def result_places(program: Program, definition: type[OpDef], op: Operator, types
     places = [() if d is None else d.placement for d in descs]
     if any(e.is_local for q in places for e in q):
         return [(Local(),)] * len(types)
-    if definition.move is not None:
+    if definition.comm.move is not None:
         group = op.attrs["group"]
         (place,) = places
-        moved = definition.move(entry_of(place, group), **op.attrs)
+        moved = definition.comm.move(entry_of(place, group), **op.attrs)
         rest = tuple(e for e in place if e.group != group)
         return [rest if moved is None else (*rest, moved)] * len(types)
     if not any(places):

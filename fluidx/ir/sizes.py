@@ -158,8 +158,8 @@ class StandInShapes:
         definition = OPS.get(op.type)
         if definition is None or any(n not in self._known for n in op.input_arg_names):
             return {}
-        if definition.open_axes is not None:
-            return {n: self.filled(self.block.desc(n).type, definition.open_axes(op.attrs)) for n in op.output_arg_names}
+        if definition.control.open_axes is not None:
+            return {n: self.filled(self.block.desc(n).type, definition.control.open_axes(op.attrs)) for n in op.output_arg_names}
         try:
             args = definition.arrange(op.inputs, value=self._known.__getitem__)
             results = self.block.program.infer(definition, args, op.attrs)
@@ -167,8 +167,8 @@ class StandInShapes:
             return {}
         if len(definition.out_slots) == 1:
             results = (results,)
-        if definition.sized_by_values:
-            results = self._lettered(op.output_arg_names, definition.sized_by_values, results)
+        if definition.control.sized_by_values:
+            results = self._lettered(op.output_arg_names, definition.control.sized_by_values, results)
         found: dict[str, TensorType] = {}
         for slot, result in zip(definition.out_slots, results, strict=True):
             found.update(zip(op.outputs.get(slot.name, ()), result if slot.many else (result,)))

@@ -28,13 +28,13 @@ class SubBlock(NamedTuple):
 def runs_bodies(op: Operator) -> bool:
     """Whether an operator runs sub-blocks."""
     definition = OPS.get(op.type)
-    return bool(op.sub_blocks() if definition is None else definition.bodies)
+    return bool(op.sub_blocks() if definition is None else definition.control.bodies)
 
 
 def bodies(op: Operator) -> Iterator[SubBlock]:
-    """The sub-blocks of an operator. The op's declaration gives the meaning of their attributes (`OpDef.bodies`)."""
+    """The sub-blocks of an operator. The op's declaration gives the meaning of their attributes (`Control.bodies`)."""
     definition = OPS.get(op.type)
-    declared: Mapping[str, str] = {} if definition is None else definition.bodies
+    declared: Mapping[str, str] = {} if definition is None else definition.control.bodies
     for name, value in op.attrs.items():
         if isinstance(value, BlockRef):
             yield SubBlock(name, value.idx, declared.get(name, ""))

@@ -458,9 +458,9 @@ def _historic(op: Operator, style: bool | str, shown: str) -> tuple[str, str]:
     if style not in (True, "nccl", "c"):
         raise ProgramError(f'fluid_names must be True, "nccl" or "c", got {style!r}')
     definition = OPS.get(op.type)
-    if definition is None or definition.fluid_names is None:
+    if definition is None or definition.comm.fluid_names is None:
         return word(op.type), shown
-    name, attrs = definition.fluid_names[style == "c"], dict(op.attrs)
+    name, attrs = definition.comm.fluid_names[style == "c"], dict(op.attrs)
     reduction = str(attrs.pop("op", "sum"))
     if name.startswith("nccl") and "op" in definition.attrs:
         attrs["reduction"] = f"nccl{reduction.capitalize()}"

@@ -93,7 +93,7 @@ def _carry_gradients(program: Program, outer: Block, body: Block, writes: Sequen
     ops, cut = list(_all_ops(program, body)), set[str]()
 
     def follows(block: Block, op: Operator) -> bool:
-        return not OPS[op.type].constant and any(not block.desc(n).stop_gradient for n in op.input_arg_names)
+        return not OPS[op.type].rewrite.constant and any(not block.desc(n).stop_gradient for n in op.input_arg_names)
 
     inside = {n for block, _ in ops for n in block.descs}
     for block, op in [*((outer, op) for op in outer.oplist[:-1]), *ops]:

@@ -24,8 +24,9 @@ def _nodes() -> dict[str, str]:
     load_all()
     found = {"neg": "Neg", "round": "Round", "where": "Where"}
     for e in ENTRIES:
-        expr = getattr(opdef(e.op), "expr", None)
-        if isinstance(expr, Expr) and expr.args and all(isinstance(a, Expr) and a.fn == "sym" for a in expr.args):
+        scalar = opdef(e.op).expr
+        expr: Any = None if scalar is None else scalar.body
+        if expr is not None and expr.args and all(isinstance(a, Expr) and a.fn == "sym" for a in expr.args):
             found[expr.fn] = e.onnx
     return found
 
@@ -63,7 +64,7 @@ def by_expression(op: Op) -> str:
     """The nodes of an elementwise operator's expression. A repeated value is computed once."""
     definition = opdef(op.type)
     slots = definition.inputs
-    expr: Expr = definition.expr  # type: ignore[attr-defined]
+    expr: Expr = definition.expr.body
     values = {_SYMBOLS.get(s, s.lower()): v for s, v in zip(slots, aligned(op), strict=True)}
     expr = substitute(expr, {n: lift(v) for n, v in op.attrs.items() if n != "axis"})
     found = written_out(op, expr, values)
@@ -72,8 +73,8 @@ def by_expression(op: Op) -> str:
 
 def has_expression(op_type: str) -> bool:
     """Whether an operator is elementwise, and ONNX has all functions of its expression."""
-    expr = getattr(opdef(op_type), "expr", None)
-    return isinstance(expr, Expr) and all(e.fn in _nodes() or e.fn in _COMPOSED or e.fn in ("const", "sym") for e in parts(expr))
+    expr = opdef(op_type).expr
+    return expr is not None and all(e.fn in _nodes() or e.fn in _COMPOSED or e.fn in ("const", "sym") for e in parts(expr.body))
 
 
 def aligned(op: Op) -> list[str]:

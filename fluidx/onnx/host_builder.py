@@ -67,7 +67,8 @@ class HostBuilder(Builder):
 
 def _results(definition: type[OpDef], operands: list[Any], attrs: Mapping[str, Any]) -> list[Any]:
     """The results of an op by slot, with the kernel that the executor would use."""
-    if definition.moves() and "string" not in definition.beyond_tensors and any(getattr(v, "dtype", "") == "string" for v in operands):
+    texts = any(getattr(v, "dtype", "") == "string" for v in operands)
+    if texts and definition.moves() and "string" not in definition.control.beyond_tensors:
         return _moved_texts(definition, operands, attrs)
     single, ins = len(definition.out_slots) == 1, [_part(v, "array") for v in operands]
     with np.errstate(all="ignore"):  # as in a run of the executor

@@ -12,6 +12,7 @@ import numpy as np
 from ..ir import flow
 from ..ir.builder import Builder
 from ..ir.errors import ProgramError
+from ..ir.op_facets import Control
 from ..ir.opdef import OpDef, Required
 from ..ir.operator import BlockRef, Role
 from ..ir.program import Block
@@ -34,12 +35,9 @@ class WhileOp(OpDef):
     """
 
     name = "while"
-    beyond_tensors = ("sequence", "optional", "map", "string", "tensor of any rank")
     inputs = ("Condition", "X*", "Left?")
     outputs = ("Out*",)
     attrs = {"sub_block": Required(BlockRef), "max_rounds": 0}
-    bodies = {"sub_block": ""}
-    repeats = True
 
     @staticmethod
     def infer(condition: Any, xs: list, left: Any, *, sub_block: BlockRef, max_rounds: int) -> list:
@@ -57,16 +55,24 @@ class WhileOp(OpDef):
         return None, loop_gradient(b, op, g), None
 
     @staticmethod
-    def bind_control(planner: Any, op: Any) -> _Step:
+    def _bind(planner: Any, op: Any) -> _Step:
         body = planner.block_runner(op.attrs["sub_block"].idx)
         holds = planner.array(op.input("Condition")[0]).item
         left = [planner.array(n).item for n in op.input("Left")]
         return partial(_run_rounds, op, planner.ctx, body, holds, *left)
 
     @staticmethod
-    def run_reference(op: Any, env: dict, run_block: Callable[[int], None], ctx: Any) -> None:
+    def _run_reference(op: Any, env: dict, run_block: Callable[[int], None], ctx: Any) -> None:
         values = [partial(_item, env, n) for n in (*op.input("Condition"), *op.input("Left"))]
         _run_rounds(op, ctx, partial(run_block, op.attrs["sub_block"].idx), *values)
+
+    control = Control(
+        bodies={"sub_block": ""},
+        repeats=True,
+        bind=_bind,
+        run_reference=_run_reference,
+        beyond_tensors=("sequence", "optional", "map", "string", "tensor of any rank"),
+    )
 
 
 def _item(env: dict, name: str) -> Any:
@@ -94,14 +100,12 @@ class Cond(OpDef):
     """
 
     name = "cond"
-    beyond_tensors = WhileOp.beyond_tensors
     inputs = ("Cond", "X*")
     outputs = ("Out*",)
     attrs = {
         "true_block": Required(BlockRef), "false_block": Required(BlockRef),
         "true_out": Required(tuple[str, ...]), "false_out": Required(tuple[str, ...]),
     }  # fmt: skip
-    bodies = {"true_block": "true_out", "false_block": "false_out"}
 
     @staticmethod
     def infer(condition: Any, xs: list, *, true_block: BlockRef, false_block: BlockRef, true_out: tuple, false_out: tuple) -> list:
@@ -144,7 +148,7 @@ class Cond(OpDef):
         return (None, [by_name.get(x.name) for x in xs])
 
     @staticmethod
-    def bind_control(planner: Any, op: Any) -> _Step:
+    def _bind(planner: Any, op: Any) -> _Step:
         condition = planner.array(op.input("Cond")[0])
         branches = []
         for which in ("false", "true"):
@@ -162,11 +166,18 @@ class Cond(OpDef):
         return step
 
     @staticmethod
-    def run_reference(op: Any, env: dict, run_block: Callable[[int], None], ctx: Any) -> None:
+    def _run_reference(op: Any, env: dict, run_block: Callable[[int], None], ctx: Any) -> None:
         which = "true" if bool(np.asarray(env[op.input("Cond")[0]]).item()) else "false"
         run_block(op.attrs[f"{which}_block"].idx)
         for out, name in zip(op.output("Out"), op.attrs[f"{which}_out"], strict=True):
             env[out] = env[name]
+
+    control = Control(
+        bodies={"true_block": "true_out", "false_block": "false_out"},
+        bind=_bind,
+        run_reference=_run_reference,
+        beyond_tensors=WhileOp.control.beyond_tensors,
+    )
 
 
 def _check_copies(block: Block, copies: dict[str, str]) -> None:

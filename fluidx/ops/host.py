@@ -8,6 +8,7 @@ import numpy as np
 
 from ..ir.dtypes import np_dtype
 from ..ir.errors import ExecutionError, ProgramError
+from ..ir.op_facets import Arithmetic, Storage
 from ..ir.opdef import Effect, OpDef, Required, Sample
 from ..ir.types import ANY, TensorType
 from .shared.arrays import to_host
@@ -29,14 +30,14 @@ class Print(OpDef):
     """
 
     name = "print"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("In",)
     attrs = {
         "message": "", "first_n": -1, "summarize": 20, "tensor_name": "",
         "print_tensor_name": True, "print_tensor_type": True, "print_tensor_shape": True,
     }  # fmt: skip
     effect = Effect.HOST
-    inplace = (("In", "Out"),)
+    storage = Storage(inplace=(("In", "Out"),))
     pattern = "* -> *"  # not linear: printing one term of a sum would show a partial value
 
     @staticmethod
@@ -86,7 +87,7 @@ class PyFunc(OpDef):
     """
 
     name = "py_func"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs, outputs = ("X*", "Like*"), ("Out*",)
     attrs = {
         "function": Required(int), "ranks": Required(tuple), "shapes": Required(tuple), "dtypes": Required(tuple[str, ...]), "backward": -1,

@@ -25,7 +25,7 @@ Step = Callable[[], Any]
 _TALKS = (Effect.COLLECTIVE, Effect.P2P)
 
 
-class Native:
+class NativeStep:
     """A step that calls C kernels. Neighbouring steps are compiled into one, which enters C once (`joined`)."""
 
     def __init__(self, calls: Sequence[native.NativeCall]):
@@ -42,7 +42,7 @@ class Native:
         self.ready()()
 
 
-def joined(steps: Sequence[Native]) -> Step:
+def joined(steps: Sequence[NativeStep]) -> Step:
     """One call that runs the steps in order."""
     return native.compile([call for step in steps for call in step.calls])
 
@@ -78,16 +78,16 @@ def bodies(definition: type[OpDef], device: str = "cpu", natively: bool | None =
 def _table(definition: type[OpDef], device: str, natively: bool) -> Sequence[KernelBody]:
     found = []
     if natively:
-        if definition.native is not None:
-            own = partial(_memory_per_thread, definition) if definition.native_memory_per_thread else None
-            found.append(KernelBody("native", partial(_native, definition), definition.native_scratch, partial(_covers, definition), own))
-        elif definition.view is not None or definition.view_ctx is not None:
+        if definition.native.calls is not None:
+            own = partial(_memory_per_thread, definition) if definition.native.memory_per_thread else None
+            found.append(KernelBody("native", partial(_native, definition), definition.native.scratch, partial(_covers, definition), own))
+        elif definition.storage.view is not None or definition.storage.view_ctx is not None:
             found.append(KernelBody("native", partial(_copied, definition), covers=partial(_copies, definition)))
-    if definition.bind is not None and device == "cpu":
-        found.append(KernelBody("numpy", partial(_bound, definition), definition.scratch))
-    elif definition.bind is not None and definition.effect in _TALKS:
+    if definition.native.bind is not None and device == "cpu":
+        found.append(KernelBody("numpy", partial(_bound, definition), definition.native.bind_scratch))
+    elif definition.native.bind is not None and definition.effect in _TALKS:
         found.append(KernelBody("any", partial(_bound, definition)))
-    if definition.kernel is not None or definition.view is not None:
+    if definition.kernel is not None or definition.storage.view is not None:
         found.append(KernelBody("any", partial(_kernel, definition)))
     return tuple(found)
 
@@ -151,12 +151,12 @@ def narrow(xp: Any, outs: Sequence[Any], made: Sequence[Any]) -> list[Any]:
 
 def _covers(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any) -> bool:
     extra = _extra_arguments(definition, ctx, part)
-    function: Any = definition.native
+    function: Any = definition.native.calls
     return extra is not None and function(ins, outs, attrs, dry=True, **extra) is not None
 
 
 def _memory_per_thread(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any]) -> int:
-    function: Any = definition.native
+    function: Any = definition.native.calls
     return native.taken_by_threads(function(ins, outs, attrs, dry=True))
 
 
@@ -171,14 +171,14 @@ def _extra_arguments(definition: type[OpDef], ctx: Any, part: Any) -> dict[str, 
 def _native(
     definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any, scratch: Sequence[Any]
 ) -> Step | None:
-    function: Any = definition.native
+    function: Any = definition.native.calls
     extra = _extra_arguments(definition, ctx, part)
     if extra is None:
         return None
     if scratch:
         extra["scratch"] = scratch
     calls = function(ins, outs, attrs, **extra)
-    return None if calls is None else Native(calls)
+    return None if calls is None else NativeStep(calls)
 
 
 def _copies(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any) -> bool:
@@ -191,13 +191,13 @@ def _copied(
 ) -> Step | None:
     view = definition.view_of(ins[0], ctx, attrs)
     calls = None if view is None else copy_calls(outs[0], view)
-    return None if calls is None else Native(calls)
+    return None if calls is None else NativeStep(calls)
 
 
 def _bound(
     definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any, scratch: Sequence[Any]
 ) -> Step | None:
-    bind: Any = definition.bind
+    bind: Any = definition.native.bind
     extra: dict[str, Any] = {"part": part} if part is not None and definition.bind_takes_part else {}
     if scratch:
         extra["scratch"] = scratch
@@ -222,7 +222,7 @@ def _kernel(
 def copying(xp: Any, out: Any, x: Any) -> Step:
     """A call that copies `x` to `out`; a call of C kernels if they are enabled and support it."""
     calls = copy_calls(out, x) if xp is np and native.enabled() else None
-    return partial(copy, xp, out, x) if calls is None else Native(calls)
+    return partial(copy, xp, out, x) if calls is None else NativeStep(calls)
 
 
 def _copy_view(xp: Any, out: Any, view: Step) -> None:

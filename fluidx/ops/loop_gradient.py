@@ -47,7 +47,8 @@ class _Back:
         self.begins = [n for n in flow.needs(self.program, self.live) if n in writes]
         self.read = [x for x in self.wanted if x.name not in writes]
         # each iteration fills a separate part of these: the gradient of all parts is known before the last iteration, and does not change
-        self.filled = {n for n in self.carried if all(opdef(o.type).in_place for o in self.live if n in flow.writes(self.program, o))}
+        others = [o for o in self.live if not opdef(o.type).storage.same_variable]
+        self.filled = {n for n in self.carried if not any(n in flow.writes(self.program, o) for o in others)}
 
     def _carried(self, writes: Sequence[str]) -> list[str]:
         """The loop-carried values that depend on variables whose gradients are wanted, and on which values with a given gradient depend."""
@@ -122,7 +123,7 @@ class _Back:
             if term is not None:
                 total = self.b.fill_zeros_like(x, out={"Out": self._fresh(f"{x.name}@GRAD@while{self.body.idx}", x)})
                 maker = next(op for op in reversed(back.block.oplist) if term.name in op.output_arg_names)
-                add = opdef(maker.type).accumulate_into
+                add = opdef(maker.type).storage.accumulate_into
                 sums[x.name] = back.sum([total, term], out={"Out": total}) if add is None else add(back, maker, total)
         return sums
 

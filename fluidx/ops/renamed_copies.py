@@ -41,7 +41,7 @@ class _Copies:
             outputs = {slot: tuple(fresh[n] for n in names) for slot, names in op.outputs.items()}
             block.oplist.append(op.renamed(now).replace(outputs=outputs))
             now.update(fresh)
-        elif opdef(op.type).repeats:
+        elif opdef(op.type).control.repeats:
             for n in flow.writes(self.program, op):
                 if n in self.same:
                     continue

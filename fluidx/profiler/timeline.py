@@ -52,7 +52,7 @@ def _category(call: CallDescription) -> str:
 
 
 def _activity(call: CallDescription) -> str:
-    return "" if call.waits else opdef(call.op.type).activity  # the operator of a wait is the waiting one
+    return "" if call.waits else opdef(call.op.type).comm.activity  # the operator of a wait is the waiting one
 
 
 def _event(name: str, kind: str, row: int, start: int, length: int, args: dict[str, Any]) -> dict[str, Any]:

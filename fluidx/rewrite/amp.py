@@ -83,7 +83,7 @@ class Casts(Conversions):
     def misfit(self, before: Operator, after: Operator, block: Block, made: Block) -> str:
         said = self.lists.of(before) if before.role in self.roles else "float32"
         definition = opdef(after.type)
-        if said == "any" or definition.in_place or definition.constant:
+        if said == "any" or definition.storage.same_variable or definition.rewrite.constant:
             return ""
         works_in = self.dtype if said == "half" else WIDE
         for m, n in zip(before.input_arg_names, after.input_arg_names, strict=True):
@@ -141,10 +141,10 @@ class _Dtypes(FormWalk):
 
     def _works_in(self, op: Operator, definition: type[OpDef]) -> str:
         """The dtype in which an operator computes; "" if it takes any and none of its operands was computed."""
-        if definition.in_place:  # its result is its first operand, whose dtype does not change
+        if definition.storage.same_variable:  # its result is its first operand, whose dtype does not change
             first = op.input_arg_names[0]
             return self._type(first).dtype if self.held(first).forms[0] else ""
-        if definition.constant:  # the result depends only on the sizes of its operands
+        if definition.rewrite.constant:  # the result depends only on the sizes of its operands
             return ""
         said = self.lists.of(op)
         if said != "any":

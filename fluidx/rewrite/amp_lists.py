@@ -64,7 +64,7 @@ def _types(argument: str, given: Iterable[str] | None) -> set[str]:
     for name in names:
         if name not in OPS:
             raise wrong(f"{_OWNER}: {argument}: there is no op {name!r}; {instead_of(str(name))}")
-        if OPS[name].bodies:
+        if OPS[name].control.bodies:
             raise wrong(f"{_OWNER}: {argument}: {name} runs blocks, and the ops inside choose their own precision; list those")
     return names
 

@@ -92,7 +92,7 @@ def _products_behind(values: ChainValues, x: str) -> Iterator[int]:
         seen.add(j)
         if values.ops[j].type == _PRODUCT:
             yield j
-        elif opdef(values.ops[j].type).element is not None:
+        elif opdef(values.ops[j].type).expr is not None:
             waiting += values.ops[j].input_arg_names
 
 
@@ -131,7 +131,7 @@ def _unscaled(values: ChainValues, x: str, reader: int) -> _Operand:
 
 def _multiplied(values: ChainValues, op: Operator) -> tuple[str, float] | None:
     """The operand and the number that an operator multiplies; None for other operators."""
-    element, rest = opdef(op.type).element, [n for n in op.input_arg_names if values.number(n) is None]
+    element, rest = opdef(op.type).expr, [n for n in op.input_arg_names if values.number(n) is None]
     (out,) = op.output_arg_names
     if element is None or len(rest) != 1 or values.shape(rest[0]) != values.shape(out):
         return None

@@ -31,11 +31,11 @@ class Constants:
 
     def __call__(self, op: Operator, definition: type[OpDef]) -> Answer:
         reads = op.input_arg_names
-        if reads and reads[0] not in self.known and not definition.constant:
+        if reads and reads[0] not in self.known and not definition.rewrite.constant:
             return None
         if not self._follows(op, definition):
             return None
-        if not reads or definition.view is not None:  # a view is free, and a kernel may add up strided values in another order
+        if not reads or definition.storage.view is not None:  # a view is free, and a kernel may add up strided values in another order
             self._know(op, op)
             return None
         values = self._computed(op, definition)
@@ -53,11 +53,11 @@ class Constants:
 
     def _follows(self, op: Operator, definition: type[OpDef]) -> bool:
         """Are all values that the operator's results depend on known and small?"""
-        if definition.effect is not Effect.PURE or definition.takes_ctx or definition.view_ctx or definition.native_takes_ctx:
+        if definition.effect is not Effect.PURE or definition.takes_ctx or definition.storage.view_ctx or definition.native_takes_ctx:
             return False
-        if definition.bind_control is not None:  # it does more than compute its result
+        if definition.control.bind is not None:  # it does more than compute its result
             return False
-        return (definition.constant or all(n in self.known for n in op.input_arg_names)) and self._is_small(op)
+        return (definition.rewrite.constant or all(n in self.known for n in op.input_arg_names)) and self._is_small(op)
 
     def _know(self, op: Operator, value: Any, name: str = "") -> None:
         for n in (name,) if name else op.output_arg_names:
@@ -81,13 +81,13 @@ class Constants:
     def _computed(self, op: Operator, definition: type[OpDef]) -> list[np.ndarray] | None:
         """The results of the op's kernel, in the order of the outputs; None if the kernel raises: then the run will raise the error."""
         types = {n: self.walk.type_of(n) for n in (*op.input_arg_names, *op.output_arg_names)}
-        if definition.constant:
+        if definition.rewrite.constant:
             ins: dict[str, Any] = {n: np.broadcast_to(np.zeros((), np_dtype(types[n].dtype)), types[n].shape) for n in op.input_arg_names}
         else:
             ins = {n: self.value(n) for n in op.input_arg_names}
         if any(v is None for v in ins.values()):
             return None
-        if definition.view is not None and (views := definition.views_of(ins[op.input_arg_names[0]], None, op.attrs)) is not None:
+        if definition.storage.view is not None and (views := definition.views_of(ins[op.input_arg_names[0]], None, op.attrs)) is not None:
             return views
         outs = {n: np.empty(types[n].shape, np_dtype(types[n].dtype)) for n in op.output_arg_names}
         try:

@@ -25,7 +25,7 @@ class Equal:
             return None
         values: tuple = reads
         if not walk.changing.isdisjoint(reads):
-            if definition.view is not None:
+            if definition.storage.view is not None:
                 return None  # whether it is a view or a copy depends on its liveness
             values = tuple([(n, walk.version.get(n, 0)) if n in walk.changing else n for n in reads])
         if not reads and not walk.ask(most_bytes, outs, _MOST_BYTES):
@@ -41,7 +41,7 @@ class Equal:
             for name, other in zip(first.output_arg_names, outs, strict=True):
                 walk.stands_for(name, other)
             return ()
-        if len(outs) > 1 or not reads or definition.element is not None or definition.view is not None:
+        if len(outs) > 1 or not reads or definition.expr is not None or definition.storage.view is not None:
             return None  # a copy would cost as much
         return (op.replace(type="assign", inputs=Frozen(X=first.output_arg_names), outputs=Frozen(Out=outs), attrs=Frozen()),)
 

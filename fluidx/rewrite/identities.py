@@ -26,9 +26,9 @@ class Identities:
         self.walk, self.constants = walk, constants
 
     def __call__(self, op: Operator, definition: type[OpDef]) -> Answer:
-        if definition.identity_if is not None:
+        if definition.rewrite.identity_if is not None:
             return self._kept(op, definition)
-        if self.constants is not None and definition.element is not None and len(op.input_arg_names) == 2:
+        if self.constants is not None and definition.expr is not None and len(op.input_arg_names) == 2:
             return self._with_constant(op, definition)
         return None
 
@@ -40,11 +40,11 @@ class Identities:
         x, out = op.input_arg_names[0], outs[0]
         if x in walk.changing or (same := walk.ask(_keeps, op, definition)) is None:
             return None
-        laid_out = definition.view is not None or walk.in_one_piece(x)
+        laid_out = definition.storage.view is not None or walk.in_one_piece(x)
         if same and laid_out and walk.free(op) and walk.alike(x, out):
             walk.stands_for(x, out)
             return () if len(outs) == 1 else (op,)  # such as a mask, which dead-code elimination removes
-        return self._with_the_one_before(op, definition, x) if definition.merge_two is not None else None
+        return self._with_the_one_before(op, definition, x) if definition.rewrite.merge_two is not None else None
 
     def _with_the_one_before(self, op: Operator, definition: type[OpDef], x: str) -> Answer:
         walk, before = self.walk, self.walk.maker.get(x)
@@ -53,8 +53,8 @@ class Identities:
         source = before.input_arg_names[0]
         if source in walk.changing or not walk.in_one_piece(source) or not walk.whole((source,)):
             return None
-        assert definition.merge_two is not None
-        attrs = definition.merge_two(before.attrs, op.attrs)
+        assert definition.rewrite.merge_two is not None
+        attrs = definition.rewrite.merge_two(before.attrs, op.attrs)
         if attrs is None:
             return None
         joined = op.replace(inputs=before.inputs, attrs=definition.complete_attrs(attrs))
@@ -64,7 +64,7 @@ class Identities:
         """The answer for an elementwise op with one known number as operand: x * 1 and x + (-0) are x; x + 0 is not, since it turns -0 into
         0."""
         walk, (out,) = self.walk, op.output_arg_names
-        assert self.constants is not None and definition.element is not None
+        assert self.constants is not None and definition.expr is not None
         for k, number in enumerate(op.input_arg_names):
             x = op.input_arg_names[1 - k]
             if number not in self.constants.known or x in walk.changing or not walk.alike(x, out) or not walk.free(op):
@@ -79,9 +79,9 @@ class Identities:
 
     def _leaves(self, op: Operator, definition: type[OpDef], at: int, number: float) -> bool:
         """Does the scalar formula return its operand `at`, bit by bit, if the other operand is `number`?"""
-        assert definition.element is not None
+        assert definition.expr is not None
         t = self.walk.type_of(op.output_arg_names[0])
-        e, shapes = definition.element(op.attrs, [t.shape, t.shape], t.ndim)
+        e, shapes = definition.expr(op.attrs, [t.shape, t.shape], t.ndim)
         x, other = list(shapes)[at], list(shapes)[1 - at]
         if (left := substitute(e, {other: const(number)})).fn != "sym" or left.args[0] != x:
             return False
@@ -99,8 +99,8 @@ def _keeps(types: Mapping[str, TensorType], op: Operator, definition: type[OpDef
     x, out = types.get(op.input_arg_names[0]), types.get(op.output_arg_names[0])
     if x is None or out is None:
         return None
-    assert definition.identity_if is not None
-    return x == out and bool(definition.identity_if(x, op.attrs, len(op.input_arg_names)))
+    assert definition.rewrite.identity_if is not None
+    return x == out and bool(definition.rewrite.identity_if(x, op.attrs, len(op.input_arg_names)))
 
 
 def _is_one_number(types: Mapping[str, TensorType], name: str) -> bool:

@@ -100,7 +100,7 @@ class Joiner:
         return ""
 
     def _differentiates(self, op: Operator) -> bool:
-        return op.role is Role.BACKWARD and OPS[op.type].effect is Effect.PURE and not OPS[op.type].bodies
+        return op.role is Role.BACKWARD and OPS[op.type].effect is Effect.PURE and not OPS[op.type].control.bodies
 
     def _why_not(self, region: Region, inner: Collection[str]) -> str:
         values, ops = self.values, [self.ops[k] for k in region.ops]

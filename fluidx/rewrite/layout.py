@@ -127,12 +127,12 @@ class _Segments:
 
     def _turn(self, op: Operator) -> _Turn | None:
         definition, names = opdef(op.type), (*op.input_arg_names, *op.output_arg_names)
-        if definition.effect is not Effect.PURE or definition.bodies or not names:
+        if definition.effect is not Effect.PURE or definition.control.bodies or not names:
             return None
         if any((d := self.block.find(n)) is None or d.placement for n in names):
             return None
-        if definition.layout is not None:
-            attr, slots = definition.layout
+        if definition.rewrite.layout is not None:
+            attr, slots = definition.rewrite.layout
             images = [n for s in slots for n in (*op.inputs.get(s, ()), *op.outputs.get(s, ()))]
             attrs = {attr: "NHWC"} if op.attrs[attr] == "NCHW" else None
         else:
@@ -195,10 +195,10 @@ class _Segments:
         """Nanoseconds that a convolution gains for each row of the batch."""
         op = self.ops[k]
         definition, turn = opdef(op.type), self.turns[k]
-        if not self._has_filter(op, turn) or definition.flops is None:
+        if not self._has_filter(op, turn) or definition.arithmetic.flops is None:
             return 0.0
         ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
-        flops = definition.flops(self._row(ins), self._row(outs), op.attrs)
+        flops = definition.arithmetic.flops(self._row(ins), self._row(outs), op.attrs)
         channels = [self.block.desc(n).type.shape[1] for n in turn.images]
         wide = min(channels) >= _WIDE and op.attrs["groups"] == 1
         return flops * (_GAIN if wide else -_LOSS)
@@ -325,11 +325,11 @@ class ImageTransposes(Conversions):
 
     def results(self, before: Operator, after: Operator, block: Block, orders: Sequence[Order]) -> list[Order] | str:
         definition = opdef(before.type)
-        if not any(orders) and before.attrs == after.attrs and definition.layout is None:
+        if not any(orders) and before.attrs == after.attrs and definition.rewrite.layout is None:
             return super().results(before, after, block, orders)
         if any(order not in ((), _LAST) for order in orders):
             return "reads an image with its axes in another order than channels last"
-        if definition.layout is not None:
+        if definition.rewrite.layout is not None:
             return self._by_slots(before, after, definition, orders)
         types = {n: block.desc(n).type for n in (*before.input_arg_names, *before.output_arg_names)}
         made: list[Order] = [_LAST if types[n].ndim == 4 else () for n in before.output_arg_names]
@@ -344,7 +344,7 @@ class ImageTransposes(Conversions):
         return made
 
     def _by_slots(self, before: Operator, after: Operator, definition: type[OpDef], orders: Sequence[Order]) -> list[Order] | str:
-        attr, slots = definition.layout  # type: ignore[misc]
+        attr, slots = definition.rewrite.layout  # type: ignore[misc]
         last = before.attrs[attr] != after.attrs[attr]
         if {**before.attrs, attr: ""} != {**after.attrs, attr: ""} or last and after.attrs[attr] != "NHWC":
             return "has other attributes"

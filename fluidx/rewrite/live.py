@@ -39,4 +39,4 @@ def live_ops(program: Program, fed: Collection[str], fetch: Iterable[str], ops: 
 def _is_plain(type_: str) -> bool:
     """Does an operator of this type neither act nor run sub-blocks?"""
     definition = opdef(type_)
-    return definition.effect in (Effect.PURE, Effect.RANDOM) and not definition.bodies
+    return definition.effect in (Effect.PURE, Effect.RANDOM) and not definition.control.bodies

@@ -57,7 +57,8 @@ class _Scales(Folder):
         if makers:
             op = self.ops[makers[0]]
             definition = OPS[op.type]
-            if len(makers) > 1 or definition.view is None or definition.view_ctx or not self._is_parameter(op.input_arg_names[0]):
+            storage = definition.storage
+            if len(makers) > 1 or storage.view is None or storage.view_ctx or not self._is_parameter(op.input_arg_names[0]):
                 return None
             views = definition.views_of(self.value(op.input_arg_names[0]), None, op.attrs)
             array = None if views is None else views[0]

@@ -57,7 +57,7 @@ class ChainValues:
         if len(at) != 1 or (d := self.descs.get(value)) is None or d.persistable or d.is_data:
             return None
         definition = OPS[self.ops[at[0]].type]
-        return at[0] if definition.effect is Effect.PURE and not definition.bodies else None
+        return at[0] if definition.effect is Effect.PURE and not definition.control.bodies else None
 
     def shape(self, value: str) -> tuple[int, ...]:
         """The shape of a value, with OPEN for open sizes."""
@@ -113,9 +113,9 @@ class Chain:
     def _made(self, op: Operator, definition: type[OpDef]) -> ChainValue | None:
         if definition.effect is not Effect.PURE or any(n not in self.values.descs for n in op.input_arg_names):
             return None
-        if definition.view is not None and len(op.input_arg_names) == 1:
+        if definition.storage.view is not None and len(op.input_arg_names) == 1:
             return self._laid_out(op, definition)
-        return self._computed(op, definition) if definition.element is not None else None
+        return self._computed(op, definition) if definition.expr is not None else None
 
     def _laid_out(self, op: Operator, definition: type[OpDef]) -> ChainValue | None:
         """The value of a view with the same elements in the same order, which restores the axes of the chain or drops axes of size 1."""
@@ -131,8 +131,8 @@ class Chain:
         """The value of an elementwise operator."""
         (out,), names, values = op.output_arg_names, op.input_arg_names, self.values
         shape = values.shape(out)
-        assert definition.element is not None
-        expr, aligned = definition.element(op.attrs, [values.shape(n) for n in names], len(shape))
+        assert definition.expr is not None
+        expr, aligned = definition.expr(op.attrs, [values.shape(n) for n in names], len(shape))
         mine = {self.known[n].shape for n in names if n in self.known}
         fewer = len(shape) < len(self.like)
         if fewer and (len(mine) > 1 or any(values.shape(n) != shape for n in names if n in self.known)):

@@ -76,7 +76,7 @@ class NameFacts:
         descs, changing, seen = self.descs, self.changing, set()
         for op in ops:
             definition, outs = opdef(op.type), op.output_arg_names
-            if definition.bodies:
+            if definition.control.bodies:
                 outs = flow.writes(self.program, op)
                 self.kept.update(flow.reads(self.program, op))
             elif definition.effect is Effect.P2P:
@@ -99,11 +99,11 @@ class NameFacts:
                 self.renamed.append((op, new))
             definition = OPS[op.type]
             made: Sequence[Operator] = (new,)
-            if definition.effect in _COMPUTES and not definition.bodies:
+            if definition.effect in _COMPUTES and not definition.control.bodies:
                 made = self._asked(new, definition, rules)
             out += made
             for one in made:
-                for n in one.output_arg_names if not definition.bodies else flow.writes(self.program, one):
+                for n in one.output_arg_names if not definition.control.bodies else flow.writes(self.program, one):
                     if n in changing:
                         self.version[n] = self.version.get(n, 0) + 1
                     else:
@@ -155,7 +155,7 @@ class NameFacts:
     def in_one_piece(self, name: str) -> bool:
         """Is a value certainly contiguous? A view may not be, and then some kernels add up in another order."""
         made = self.maker.get(name)
-        return made is None or ((d := OPS[made.type]).view is None and d.view_ctx is None)
+        return made is None or ((d := OPS[made.type]).storage.view is None and d.storage.view_ctx is None)
 
     def stands_for(self, name: str, other: str) -> None:
         """From here on, read `name` where `other` is written."""

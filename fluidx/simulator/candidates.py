@@ -133,7 +133,7 @@ def axes_of(program: Program) -> dict[str, int]:
     for op in program.global_block().oplist:
         if op.device and (stage := stage_of(op.device)) is not None:
             stages = max(stages, stage + 1)
-        if opdef(op.type).annotation is not None:
+        if opdef(op.type).comm.annotation is not None:
             found.update({g: 0 for g in op.attrs.get("groups", ()) if g != DATA})
     return {**({STAGES: stages} if stages > 1 else {}), **{g: 0 for g in sorted(found) if g != STAGES}}
 

@@ -98,7 +98,7 @@ class Costs:
 
     def _branches(self, plan: Plan, step: Step, inner: Any) -> CostEstimate:
         """A branch costs what its dearest block costs. The rounds of a loop are not known."""
-        if opdef(step.op.type).repeats:
+        if opdef(step.op.type).control.repeats:
             raise FluidxError(
                 f"op {step.op.type} has no cost: how often its block runs is known at run time only; simulate the program that its block "
                 "is, or write the rounds out"

@@ -51,16 +51,16 @@ def volume(op: Operator, plan: Plan, n: int) -> Volume:
     definition, values = opdef(op.type), plan.values
     ins = [values[name].type for name in op.input_arg_names if name in values]
     outs = [values[name].type for name in op.output_arg_names if name in values]
-    method = definition.algorithm_method
+    method = definition.comm.algorithm_method
     if method == "spread":
         return Volume(method, sum(t.nbytes for t in outs))
     if method == "exchange":
         return Volume(method, n * sum(t.nbytes for t in ins))
     if method:
         return Volume(method, sum(t.nbytes for t in ins))
-    if definition.sent is None or not ins or n == 1:
+    if definition.comm.sent is None or not ins or n == 1:
         return Volume("", 0)
-    return Volume("spread", round(definition.sent(n, ins[0], op.attrs) * ins[0].nbytes * n / (n - 1)))
+    return Volume("spread", round(definition.comm.sent(n, ins[0], op.attrs) * ins[0].nbytes * n / (n - 1)))
 
 
 _ROOTED = {"reduce": "to_root", "broadcast": "from_root"}  # they send as much as methods of all ranks, in another way
@@ -143,7 +143,7 @@ class ItemMaker:
             return False
         op = self.plan.steps[k].op
         descs = self.program.global_block().descs
-        moves = opdef(op.type).flops == 0 and op.input_arg_names
+        moves = opdef(op.type).arithmetic.flops == 0 and op.input_arg_names
         return op.role is not Role.OPTIMIZE and not (moves and (d := descs.get(op.input_arg_names[0])) and d.is_parameter)
 
     def _costs(self) -> list[CostEstimate | None]:
@@ -190,7 +190,7 @@ class ItemMaker:
             yield from self.parts(step, k)
 
     def _rounds(self, op: Operator) -> int:
-        if not opdef(op.type).repeats:
+        if not opdef(op.type).control.repeats:
             return 1
         most = self.iterations or op.attrs.get("max_rounds", 0)
         if not most:

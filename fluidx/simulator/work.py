@@ -46,7 +46,7 @@ class StepWork(NamedTuple):
         """What else is like it: products of matrices, convolutions, attention, chains of elementwise operators, or what only moves its
         values on the CPU; "" for others."""
         if self.product:
-            return OPS[self.first].sums_products
+            return OPS[self.first].arithmetic.sums_products
         if self.kernel == "fused":
             return "fused"
         return "copy" if self.kernel == "native" and not self.flops else ""
@@ -96,7 +96,7 @@ def is_product(op_type: str) -> bool:
     >>> is_product("conv2d_grad"), is_product("mul"), is_product("relu")
     (True, True, False)
     """
-    return op_type in OPS and bool(OPS[op_type].sums_products)
+    return op_type in OPS and bool(OPS[op_type].arithmetic.sums_products)
 
 
 def work_of(step: Step, values: Mapping[str, Value]) -> StepWork:
@@ -119,7 +119,8 @@ def work_of(step: Step, values: Mapping[str, Value]) -> StepWork:
     for s in step.scratch:
         if s.of:
             copied[s.type.dtype != values[s.of].type.dtype] += s.type.nbytes + values[s.of].type.nbytes
-    return StepWork(ops, step.kernel, types, cost.flops, cost.nbytes, copied[0], copied[1], step.on_host, bool(opdef(op.type).copies_to))
+    transfers = bool(opdef(op.type).storage.copies_to)
+    return StepWork(ops, step.kernel, types, cost.flops, cost.nbytes, copied[0], copied[1], step.on_host, transfers)
 
 
 def step_key(step: Step, values: Mapping[str, Value]) -> tuple:

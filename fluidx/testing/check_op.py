@@ -46,7 +46,7 @@ def check_op(op: str | type[OpDef]) -> None:
     else:
         raise AssertionError(f"op {definition.name} takes an attribute that it does not declare")
     samples = list(definition.samples())
-    if not samples and not (hasattr(definition, "run_reference") or definition.beyond_tensors):  # samples can only be arrays
+    if not samples and not (definition.control.run_reference or definition.control.beyond_tensors):  # samples can only be arrays
         raise AssertionError(f"op {definition.name} has no samples")
     for k, sample in enumerate(samples):
         _Check(definition, k, sample).run()
@@ -93,7 +93,7 @@ class _Check:
         types = [type_of(a) for a in self.args]
         for slot, want, got in zip(self.definition.outputs, self.infer(types), result, strict=True):
             for w, g in zip(_flat([want]), _flat([got]), strict=True):
-                if w != type_of(g) and not (self.definition.sized_by_values and w.accepts(type_of(g))):
+                if w != type_of(g) and not (self.definition.control.sized_by_values and w.accepts(type_of(g))):
                     self.fail(f"the type of output {slot}", w, type_of(g))
         first = next((t for t in _flat(types) if t.ndim), None)
         if first is None or first.shape[0] == 1:  # size 1 is a scalar such as a learning rate, and cannot be open
@@ -130,7 +130,7 @@ class _Check:
         d = self.definition
         slots = [s.name for s in d.in_slots]
         outs = [s.name for s in d.out_slots]
-        for source, target in d.inplace:
+        for source, target in d.storage.inplace:
             for body in self.bodies():
                 args = _copy(self.args)
                 given, k = args[slots.index(source)], outs.index(target)

@@ -41,7 +41,7 @@ def run_op(
             results = definition.infer(*map(type_of, ins), **attrs)
             results = [results] if len(definition.out_slots) == 1 else list(results)
             present = [True] * len(results) if present is None else present
-            if definition.sized_by_values:  # the kernel allocates results, whose sizes depend on values
+            if definition.control.sized_by_values:  # the kernel allocates results, whose sizes depend on values
                 return _sized(definition, ins, attrs, present)
             outs = [_empty(t) if p else None for t, p in zip(results, present, strict=True)]
         given, memory = kernels.wide(definition, np, ins, outs)
@@ -53,15 +53,15 @@ def _run(
 ) -> list[Any]:
     """Run a body; the outputs are in `outs`, unless the kernel allocates its own arrays."""
     for one in kernels.bodies(definition, natively=body == "native"):
-        if one.name == body or one.name == "numpy" and definition.kernel is None and definition.view is None:
+        if one.name == body or one.name == "numpy" and definition.kernel is None and definition.storage.view is None:
             step = one.bind(np, ins, outs, attrs, ctx, part, ())
             if step is not None and one.name != "any":
                 step()
                 return outs
     if definition.kernel is None:
-        if definition.view is None:
+        if definition.storage.view is None:
             raise ExecutionError(f"op {definition.name} has no kernel, view or bind")
-        return [np.array(definition.view(ins[0], **attrs))]
+        return [np.array(definition.storage.view(ins[0], **attrs))]
     extra: dict[str, Any] = {"ctx": ctx} if definition.takes_ctx else {}
     if definition.takes_part:
         extra["part"] = part
@@ -106,7 +106,7 @@ def interpret(
     def run_block(index: int) -> None:
         for op in program.blocks[index].ops:
             definition = opdef(op.type)
-            custom = getattr(definition, "run_reference", None)
+            custom = definition.control.run_reference
             if custom is not None:
                 custom(op, env, run_block, ctx)
                 continue

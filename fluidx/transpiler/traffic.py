@@ -47,8 +47,8 @@ def traffic(program: Program, rank: int, batch: int = 1) -> Traffic:
             definition = opdef(op.type)
             if definition.effect is Effect.P2P and op.inputs:
                 share = 1.0
-            elif definition.sent is not None and op.attrs["group"] in coords:
-                share = definition.sent(coords[op.attrs["group"]][1], _local_type(op, block, coords, batch), op.attrs)
+            elif definition.comm.sent is not None and op.attrs["group"] in coords:
+                share = definition.comm.sent(coords[op.attrs["group"]][1], _local_type(op, block, coords, batch), op.attrs)
             else:
                 continue
             group = op.attrs["group"]

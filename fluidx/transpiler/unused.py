@@ -18,7 +18,7 @@ from .strategies import Strategy
 def unused(strategy: Strategy, source: Program, made: ProgramPair, job: Job) -> list[str]:
     """Sentences that name a request without effect, and what to write instead."""
     found = list(job.unused)
-    meets = next((op for _, op in _ops(source) if opdef(op.type).replica_collective), None)
+    meets = next((op for _, op in _ops(source) if opdef(op.type).comm.replica_collective), None)
     updates = [(block, op) for block, op in _ops(made.main) if op.role is Role.OPTIMIZE and op.output("ParamOut")]
     several = job.mesh.axes.get(DATA, 1) > 1
     apart = any(e.is_own for d in made.main.global_block().descs.values() for e in d.placement)

@@ -115,7 +115,7 @@ class CollectiveCalls:
 
     def check(self, op_class: OperatorClass, op: Operator) -> None:
         """Raise Refusal if an operator may not communicate here. A program for all ranks may have transfers in block 0."""
-        if op_class.definition.abstract and (op.type != TRANSFER or self.world.runs_at is None):
+        if op_class.definition.control.abstract and (op.type != TRANSFER or self.world.runs_at is None):
             raise Refusal(f"op {op.type} is a placeholder for communication; lower the program first")
         if self.world.declared.single:
             raise Refusal(f"op {op.type} communicates, in the program for one device")
@@ -182,10 +182,10 @@ class CollectiveCalls:
     def _is_only_received(self, op_class: OperatorClass, rank: int) -> bool:
         """True for a rank that only receives: the operand of a broadcast need not be defined there."""
         index = self.mesh.index(op_class.attrs["group"], rank)
-        return op_class.definition.algorithm_method == "spread" and index != op_class.attrs.get("root", rank)
+        return op_class.definition.comm.algorithm_method == "spread" and index != op_class.attrs.get("root", rank)
 
     def _computed(self, known: Sequence[tuple], members: Sequence[int], ops: Sequence[Operator], names: Sequence[tuple], why: str) -> None:
-        """Run one collective call by what it computes from the members' local values (`OpDef.meaning`)."""
+        """Run one collective call by what it computes from the members' local values (`Rewrite.meaning`)."""
         definition = known[0][0].definition
         xs: list[int | None] = []
         reason = why
@@ -202,12 +202,12 @@ class CollectiveCalls:
         shapes = {self.operators.local_type(k.ins[0], m) for (k, _, _), m in zip(known, members, strict=True)}
         if "bounds" not in known[0][0].attrs and len(shapes) > 1:
             raise Refusal(f"op {definition.name}: its members have operands of different shapes: {', '.join(sorted(map(str, shapes)))}")
-        if definition.meaning is None:
+        if definition.rewrite.meaning is None:
             raise Refusal(f"op {definition.name}: {reason or 'the proof does not know what it computes'}")
         for index, ((op_class, _, _), m, (_, out)) in enumerate(zip(known, members, names, strict=True)):
             local = self.operators.local_type(op_class.outs[0], m)
             try:
-                made = definition.meaning(self.table, xs, local, index, **ops[index].attrs)
+                made = definition.rewrite.meaning(self.table, xs, local, index, **ops[index].attrs)
                 if made is None:
                     raise Refusal("the proof does not know what it computes")
                 value = UNDEFINED if made == self.table.nothing else self.operators.as_stored(made, op_class.outs[0], m)

@@ -111,7 +111,7 @@ class _Comparison:
         if (op.type, op.role, op.device) != (new_op.type, new_op.role, new_op.device):
             raise Refusal(f"is in the place of op {op.type}")
         definition = opdef(op.type)
-        if definition.bodies:
+        if definition.control.bodies:
             self._control(op, new_op, definition)
             return
         orders = self._same_operands(op, new_op, definition)
@@ -147,18 +147,18 @@ class _Comparison:
         for m, n in zip(definition.control_operands(op), definition.control_operands(new_op), strict=True):
             if self._same(m, n):
                 raise Refusal(f"is controlled by %{n}, whose axes are in another order")
-        structure = {*definition.bodies, *definition.bodies.values()}
+        structure = {*definition.control.bodies, *definition.control.bodies.values()}
         if any(op.attrs[a] != new_op.attrs[a] for a in op.attrs if a not in structure):
             raise Refusal("has other attributes")
-        blocks = [(op.attrs[which].idx, new_op.attrs[which].idx) for which in definition.bodies]
+        blocks = [(op.attrs[which].idx, new_op.attrs[which].idx) for which in definition.control.bodies]
         written = self._written(blocks)
-        if definition.repeats:
+        if definition.control.repeats:
             for n in written:  # values that earlier rounds have written
                 self._same_unconverted(n, "when a round begins")
                 self._write(n, n)
         start = dict(self.left.current), dict(self.right.current)
-        count = len(op.output_arg_names) if any(definition.bodies.values()) else 0
-        for (mine, other), results in zip(blocks, definition.bodies.values(), strict=True):
+        count = len(op.output_arg_names) if any(definition.control.bodies.values()) else 0
+        for (mine, other), results in zip(blocks, definition.control.bodies.values(), strict=True):
             self.left.current, self.right.current = dict(start[0]), dict(start[1])
             self._blocks(mine, other)
             for n in written:

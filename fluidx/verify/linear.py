@@ -16,9 +16,9 @@ def coefficients(definition: type[OpDef], attrs: Mapping[str, Any], constants: S
 
     `constants` has a number for each operand whose elements all equal that number; these operands do not appear in the result.
     """
-    expr = getattr(definition, "expr", None)
-    if expr is None:
+    if definition.expr is None:
         return None
+    expr = definition.expr.body
     operands = {name: k for k, slot in enumerate(definition.in_slots) for name in (slot.name, slot.name.lower())}
     if definition.in_slots and definition.in_slots[-1].name.endswith("@GRAD"):
         operands["g"] = len(definition.in_slots) - 1

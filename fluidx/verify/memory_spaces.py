@@ -35,9 +35,9 @@ def check_memories(declared: Iterable[Var], programs: Sequence[Program]) -> None
 def mixed(op: Operator, block: Block) -> str:
     """Why the memories of an operator's values are wrong; "" if they are right."""
     definition = opdef(op.type)
-    if definition.bodies:
+    if definition.control.bodies:
         return _result_mismatch(op, block)
-    writes, to = op.output_arg_names, definition.copies_to
+    writes, to = op.output_arg_names, definition.storage.copies_to
     if not to and not any(_on_host(block, n) for n in (*op.input_arg_names, *writes)):
         return ""
     reads = elements_read(op, block)

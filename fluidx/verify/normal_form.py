@@ -242,7 +242,7 @@ class ExpressionTable:
             key = self.keys[key[1]]
         return key[1] if key[0] == "rows" else None
 
-    # -- for `OpDef.meaning`, with `cut`, `join` and `shaped` --------------------------------------------------------
+    # -- for `Rewrite.meaning`, with `cut`, `join` and `shaped` --------------------------------------------------------
 
     nothing = -1  # the result on a rank that gets none
 

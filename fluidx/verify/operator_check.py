@@ -95,7 +95,7 @@ class OperatorClasses:
         if op_class.local or op_class.definition.effect is Effect.P2P:  # their types are local to one rank
             return
         self._check_global_types(op_class, op)
-        if not op_class.runs and op_class.definition.effect not in COMMUNICATES and op_class.definition.move is None:
+        if not op_class.runs and op_class.definition.effect not in COMMUNICATES and op_class.definition.comm.move is None:
             op_class.no_row = self._rows(op_class, op)
             if op_class.no_row and self.mesh.turns and self._adds(op_class):
                 op_class.no_row, op_class.adds = "", True
@@ -118,7 +118,7 @@ class OperatorClasses:
 
     def _adds(self, op_class: OperatorClass) -> bool:
         """True if the operator reduces its operands, and these are the terms that several iterations made of the result."""
-        folds = op_class.definition.folds
+        folds = op_class.definition.rewrite.folds
         ins, outs = ([s for s in signatures if s is not None] for signatures in (op_class.ins, op_class.outs))
         if not folds or len(outs) != 1 or len({s[0] for s in (*ins, *outs)}) > 1:
             return False
@@ -232,7 +232,8 @@ def check_types(
 def moved_entry_is(op_class: OperatorClass, mesh: RankGroups) -> str:
     """Why the placement of a collective's result does not follow from that of its operand, by the op's `move`; "" if it does."""
     definition, attrs = op_class.definition, op_class.attrs
-    if definition.move is None or len(op_class.ins) != 1 or len(op_class.outs) != 1 or op_class.ins[0] is None or op_class.outs[0] is None:
+    single = len(op_class.ins) == len(op_class.outs) == 1
+    if definition.comm.move is None or not single or op_class.ins[0] is None or op_class.outs[0] is None:
         return "the op does not declare how it changes placements"
     (t, before), (t_out, after) = op_class.ins[0], op_class.outs[0]
     group = attrs.get("group")
@@ -245,7 +246,7 @@ def moved_entry_is(op_class: OperatorClass, mesh: RankGroups) -> str:
         return f"root {attrs['root']} is not an index of {group}, which has {n} ranks"
     had, has = entry_of(before, group), entry_of(after, group)
     try:
-        made = definition.move(had, **attrs)
+        made = definition.comm.move(had, **attrs)
     except ProgramError as e:
         return str(e)
     if made is not None and made.axis is not None and (wrong := made.check(t, n)):

@@ -22,7 +22,7 @@ from .refusal import Refusal
 from .values import EMPTY, ProgramValues
 
 _LOCAL_OPS_ONLY = "works on local values of a rank; only sums, multiples, reshapes, slices and concatenations of these are proved"
-_DEEPEST = 8  # the most nested expansions (`OpDef.expand`)
+_DEEPEST = 8  # the most nested decompositions
 
 
 class DeclaredNames(Protocol):
@@ -88,13 +88,13 @@ class Operators:
     ) -> list[int | None]:  # fmt: skip
         """The expressions of an operator's outputs of these types, from the expressions of its operands."""
         table = self.table
-        if definition.expand is not None and opaque and depth < _DEEPEST:
-            parts = definition.expand(op, _fresh(op))
+        if definition.decompose is not None and opaque and depth < _DEEPEST:
+            parts = definition.decompose(op, _fresh(op))
             if parts is not None:
                 return self._expanded(definition, op, parts, ins, depth)
         try:
-            if definition.meaning is not None and definition.effect not in COMMUNICATES:
-                return list(definition.meaning(table, _arranged(definition, op, ins), list(types), **op.attrs))
+            if definition.rewrite.meaning is not None and definition.effect not in COMMUNICATES:
+                return list(definition.rewrite.meaning(table, _arranged(definition, op, ins), list(types), **op.attrs))
             weighted = self.linear(definition, op, attrs_id, ins, types)
             if weighted is not None:
                 (t,) = types
@@ -148,7 +148,7 @@ class Operators:
         self, definition: type[OpDef], op: Operator, attrs_id: int, ins: Sequence[int | None], types: Sequence[TensorType | None]
     ) -> list[tuple[int, float]] | None:
         """[(operand, weight)] if the only output is a weighted sum of operands of its own type; else None."""
-        if getattr(definition, "expr", None) is None or len(types) != 1 or types[0] is None or types[0].dtype == "bool":
+        if definition.expr is None or len(types) != 1 or types[0] is None or types[0].dtype == "bool":
             return None
         table = self.table
         numbers = tuple(None if e is None else table.constant_of(e) for e in ins)
@@ -181,7 +181,7 @@ class Operators:
         if op_class.adds:
             return (self._added(op_class, op, ins),)
         definition, atoms = op_class.definition, self.values.atoms
-        if definition.move is not None:
+        if definition.comm.move is not None:
             return (self.moved(op_class, op, ins),)
         es = [None if a is None else atoms[a].e for a in ins]
         made = self.expressions(definition, op, op_class.attrs_id, es, op_class.types, counts=op_class.counts)
@@ -229,7 +229,7 @@ class Operators:
         s, a = op_class.outs[0], ins[0]
         assert s is not None and a is not None
         placement = self.mesh.canonical(s[1], s[0])
-        replica_op = op_class.definition.replica_op
+        replica_op = op_class.definition.comm.replica_op
         entry = entry_of(self.values.atoms[a].placement, op_class.attrs["group"])
         if replica_op is not None and entry is not None and entry.is_own:
             type_, attrs = replica_op(**op_class.attrs)

@@ -35,7 +35,7 @@ class RankClass:
             needed = set(self.kept or ())
             for k in range(len(self.codes) - 1, -1, -1):
                 op = ops[self.codes[k]][0]
-                runs = op.type not in OPS or OPS[op.type].effect not in (Effect.PURE, Effect.RANDOM) or bool(OPS[op.type].bodies)
+                runs = op.type not in OPS or OPS[op.type].effect not in (Effect.PURE, Effect.RANDOM) or bool(OPS[op.type].control.bodies)
                 if runs or any(n in needed or n not in descs or descs[n].persistable for n in op.output_arg_names):
                     needed.update(op.input_arg_names)
                     for b in op.sub_blocks():
@@ -127,7 +127,7 @@ class RankClasses:
         if code is None:
             code = self.codes[*line, inner] = len(self.ops)
             self.ops.append((op, program))
-            if runs and op.type in OPS and not OPS[op.type].repeats:
+            if runs and op.type in OPS and not OPS[op.type].control.repeats:
                 blocks = tuple(v.idx for v in op.attrs.values() if isinstance(v, BlockRef))
                 self.lines[code] = self.codes.setdefault((*line, blocks, None), code)
         if not runs:

@@ -73,7 +73,7 @@ class RunsAt:
         outs = op.output_arg_names
         if not outs or outs[0] not in self.descs:
             return ()
-        if (definition := OPS.get(op.type)) is None or definition.move is None:
+        if (definition := OPS.get(op.type)) is None or definition.comm.move is None:
             return self._roots(outs[0])
         found = dict.fromkeys((*[e for n in op.input_arg_names[:1] for e in self._roots(n)], *self._roots(outs[0])))
         if not found:
@@ -223,7 +223,7 @@ class _Collective:
         self.number, self.op, self.recipe, self.me = number, op, recipe, me
         self.x, self.out = op.input_arg_names[0], op.output_arg_names[0]
         whole, own = (0, recipe.marks[-1]), (recipe.marks[me], recipe.marks[me + 1])
-        method = opdef(op.type).algorithm_method
+        method = opdef(op.type).comm.algorithm_method
         self.has = own if method == "spread" else whole
         self.wanted = own if method == "reduce" else whole
         self.in_type, self.out_type = (_local(block, n, coords) for n in (self.x, self.out))
@@ -330,7 +330,7 @@ class _Follower:
 
 def _algorithm(op: Operator) -> tuple | None:
     """A key that is equal for collectives that may start together; None for operators without an algorithm."""
-    if not OPS[op.type].algorithm_method or not op.attrs["algorithm"]:
+    if not OPS[op.type].comm.algorithm_method or not op.attrs["algorithm"]:
         return None
     return op.attrs["algorithm"], op.attrs["group"], op.attrs["wave"]
 

@@ -212,7 +212,7 @@ class Messages:
 
 def wrong_open_axes(sizes: StandInShapes, x: str, recv: Operator, label: str) -> str:
     """Why the sizes that a recv states for open axes are not those of the sent value x; "" if they are."""
-    open_axes, block = OPS[recv.type].open_axes, sizes.block
+    open_axes, block = OPS[recv.type].control.open_axes, sizes.block
     axes = open_axes(recv.attrs) if open_axes is not None else []
     for name, axis, _ in axes:
         if name not in block.descs or not block.descs[name].is_data or axis >= block.descs[name].type.ndim:

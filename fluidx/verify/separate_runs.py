@@ -135,7 +135,7 @@ class SeparateRuns:
 
     def _ranks_of_blocks(self, op: Operator, program: Program, r: int) -> Sequence[int]:
         """The ranks that run the blocks of an operator together, because of collectives in them; () if there are none."""
-        if op.type not in OPS or not OPS[op.type].bodies:
+        if op.type not in OPS or not OPS[op.type].control.bodies:
             return ()
         groups = collectives_in_blocks(program, op)
         members = {r} if groups else set()

@@ -30,7 +30,7 @@ from .refusal import NotHere, NotYet, Refusal, fail
 from .send_recv import Messages, reused_in_batch
 from .separate_runs import SeparateRuns
 from .started import Started
-from .sub_blocks import Control
+from .sub_blocks import SubBlockCheck
 from .transfer_messages import TRANSFER
 from .values import EMPTY, UNDEFINED, ProgramValues
 
@@ -65,7 +65,7 @@ class SimultaneousRun:
         self.rank_values: VariableValues = VariableValues(values, self.declared, started, depth)
         self.classes: OperatorClasses = OperatorClasses(mesh, values.table, loose, single) if outside is None else outside.classes
         self.operators: Operators = Operators(values, self.classes) if outside is None else outside.operators
-        self.control = Control(self.operators, self._inner, single)
+        self.control = SubBlockCheck(self.operators, self._inner, single)
         self.branches, self.within = Branches(self), outside is not None
         self.collective_calls = CollectiveCalls(self)
         self.messages = Messages(self)
@@ -141,7 +141,7 @@ class SimultaneousRun:
 
         Raises Refusal if a result is declared on other ranks too, or if only some ranks of a set would run a collective.
         """
-        communicates = op.type in OPS and OPS[op.type].move is not None
+        communicates = op.type in OPS and OPS[op.type].comm.move is not None
         group = op.attrs.get("group", "") if communicates else ""
         for n in op.output_arg_names:
             found = [e for e in self.declared.signatures[n][1] if e.root is not None]
@@ -203,7 +203,7 @@ class SimultaneousRun:
         for n in op.input_arg_names:
             if n in own or n in differs:
                 return False
-        if op.type not in OPS or not OPS[op.type].bodies:
+        if op.type not in OPS or not OPS[op.type].control.bodies:
             return self._outputs_are_common(op)
         for body in bodies(op):
             named = op.attrs.get(body.results_attr, ())
@@ -287,7 +287,7 @@ class SimultaneousRun:
                 scope.signature(n)
             return found[0]
         known = self.operators.class_of(op, scope)
-        if known[0].definition.abstract:
+        if known[0].definition.control.abstract:
             raise Refusal(f"op {op.type} is a placeholder for communication; lower the program first")
         if known[0].definition.effect is Effect.P2P:
             raise Refusal(f"op {op.type} communicates, in the program for one device")
@@ -297,7 +297,7 @@ class SimultaneousRun:
         return known
 
     def _operands(self, op_class: OperatorClass, ins: Sequence[str | None], scope: NameScope, rank: int | None) -> list[int | None]:
-        if op_class.definition.move is not None and ins[0] is not None:
+        if op_class.definition.comm.move is not None and ins[0] is not None:
             return [self.moved_operand(op_class, ins[0], scope, rank)]
         if rank is not None and isinstance(scope, PerRank):
             return [None if n is None else self.rank_values.read(n, rank) for n in ins]

@@ -50,7 +50,7 @@ class BlockScope:
         (self.own if name in self.block.descs else self.outer)[name] = value
 
 
-class Control:
+class SubBlockCheck:
     """Runs operators with sub-blocks. `run` runs one operator inside a sub-block."""
 
     def __init__(self, operators: Operators, run: RunOp, single: bool):
@@ -74,7 +74,7 @@ class Control:
                 after = self._placement(scope, n)
                 if any(e.root is not None and e not in after for e in placement):
                     raise Refusal(f"op {op.type}: %{decides} is at a root, but %{n} is declared on other ranks too")
-        if definition.repeats:
+        if definition.control.repeats:
             self._loop(op, scope, program, condition)
         else:
             self._branches(op, scope, program, condition)

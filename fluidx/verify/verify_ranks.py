@@ -106,7 +106,7 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
                     f"{show_placement(declared[n].placement)} in main",
                 )  # fmt: skip
         for op, program in ranks.rank_classes.ops:
-            if (rounds := opdef(op.type).rounds) is not None:
+            if (rounds := opdef(op.type).precision.rounds) is not None:
                 what = rounds(op.attrs)
                 report.rounded[what] = report.rounded.get(what, 0) + program.global_block().desc(op.input_arg_names[0]).type.numel
         if is_main:
@@ -373,7 +373,7 @@ class _Checker:
                 raise Refusal(f"op {op.type} reads %{n} before any operator defines it")
             defined.add(n)
         op_class, _, _ = self.operators.class_of(op, scope)
-        if op_class.no_row and not op_class.definition.abstract:  # placeholders for communication have no rules
+        if op_class.no_row and not op_class.definition.control.abstract:  # placeholders for communication have no rules
             raise Refusal(f"op {op.type}: no rule allows its placements: {op_class.no_row}")
         if why := mixed(op, block):
             raise Refusal(why)

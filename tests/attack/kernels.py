@@ -24,7 +24,8 @@ SPECIAL = np.float64([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 20.5, -20.5
 NAMES = sorted(
     n
     for n, d in OPS.items()
-    if d.effect is Effect.PURE and not d.bodies and not d.sized_by_values and d.__module__.startswith("fluidx.") and not n.endswith("_grad")
+    if d.effect is Effect.PURE and d.__module__.startswith("fluidx.") and not n.endswith("_grad")
+    if not d.control.bodies and not d.control.sized_by_values
 )
 
 
@@ -108,7 +109,7 @@ def attack(number: int, seed: int, outcome: Outcome) -> None:
         return
     sample = samples[rng.integers(len(samples))]
     # element by element the limits are known; where products are added, kernels may leave out different ones that are 0 times infinity
-    special = float(rng.choice([0.0, 0.2])) if hasattr(definition, "expr") else 0.0
+    special = float(rng.choice([0.0, 0.2])) if definition.expr is not None else 0.0
     args = operands(rng, sample.args, special)
     attrs = definition.complete_attrs(dict(sample.attrs))
     what = f"{name}{dict(sample.attrs)}, operands {[a.shape for a in args if isinstance(a, np.ndarray)]}, special {special}"

@@ -58,7 +58,7 @@ def test_every_operator_that_communicates_is_tried():
     elsewhere |= {"push", "pull"}  # between trainers and servers: test_servers.py of the transpiler
     mine = {d.name for d in OPS.values() if d.__module__.startswith("fluidx.ops.comm.")}
     acting = {name for name in mine if OPS[name].effect in (Effect.COLLECTIVE, Effect.P2P)}
-    moving = {name for name in mine if OPS[name].move is not None}
+    moving = {name for name in mine if OPS[name].comm.move is not None}
     assert acting | moving == here | lowered | elsewhere
 
 
@@ -79,7 +79,7 @@ def lands(op):
     cuts = [Shard(attrs.get("axis", 0), "dp", attrs.get("unit", 1)), Pieces(tuple(attrs.get("bounds", ())))]
     for entry in (None, Partial(attrs.get("op", "sum")), At(attrs.get("root", 0)), *cuts):
         try:
-            return opdef(op.type).move(entry, **attrs)
+            return opdef(op.type).comm.move(entry, **attrs)
         except ProgramError:
             continue
     raise AssertionError(op)
@@ -95,7 +95,7 @@ def run_parts(program, n, feeds):
             definition, outs = opdef(op.type), None
             ins = definition.arrange({slot: [env[k] for k in names] for slot, names in op.inputs.items()})
             (name,) = op.output_arg_names
-            if definition.move is not None:
+            if definition.comm.move is not None:
                 shape = local_shape(program.global_block().desc(name).type.shape, placed(lands(op)), {"dp": (comm.rank, n)})
                 outs = [np.full(shape, 77, ins[0].dtype)]
             env[name] = run_op(definition, ins, op.attrs, ctx, outs=outs)[0]
@@ -129,7 +129,7 @@ def shares(whole, entry, n, rng):
 
 @every_case
 def test_communication_moves_a_value_and_keeps_it(n, name, attrs, before):
-    after = opdef(name).move(before, **full(name, attrs))
+    after = opdef(name).comm.move(before, **full(name, attrs))
     for dtype in ("float32", "int64"):
         rng = np.random.default_rng(n)
         whole = rng.integers(-9, 10, SHAPE).astype(dtype)
@@ -294,7 +294,7 @@ def test_plans_of_rank_programs_move_a_value_and_keep_it(n, name, attrs, before)
             x = place(b.own_term(x, group="dp", root=n - 1), Partial("sum"))
         if isinstance(before, At):
             x = place(b.reduce(x, group="dp", root=before.root), before)
-        after = opdef(name).move(before, **full(name, attrs))
+        after = opdef(name).comm.move(before, **full(name, attrs))
         y = place(getattr(b, name)(x, group="dp", **attrs), after)
     whole = np.random.default_rng(n).integers(-9, 10, SHAPE).astype("float32")
     found = [r[0] for r in run_ranks([p] * n, {"x": whole}, [y])]
@@ -353,7 +353,7 @@ def test_a_group_is_made_once_and_then_used():
 )
 def test_a_move_from_elsewhere_is_refused(name, attrs, before, said):
     with pytest.raises(ProgramError, match=said):
-        opdef(name).move(before, **full(name, attrs))
+        opdef(name).comm.move(before, **full(name, attrs))
 
 
 @pytest.mark.parametrize(

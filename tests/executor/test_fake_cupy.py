@@ -17,8 +17,8 @@ OPS = [
     for d in all_ops()
     if not d.name.startswith("t_")
     and d.effect not in (Effect.COLLECTIVE, Effect.P2P)
-    and not hasattr(d, "run_reference")
-    and not d.sized_by_values  # they run on the host, between plans
+    and d.control.run_reference is None
+    and not d.control.sized_by_values  # they run on the host, between plans
 ]
 
 

@@ -21,9 +21,9 @@ OPS = [
     for d in all_ops()
     if not d.name.startswith("t_")
     and d.effect not in (Effect.COLLECTIVE, Effect.P2P)
-    and not hasattr(d, "run_reference")
+    and d.control.run_reference is None
     and d.in_slots
-    and not d.sized_by_values  # they are no part of a plan
+    and not d.control.sized_by_values  # they are no part of a plan
     and d.name != "stash_write"  # which only writes in place, what a plan keeps of several rounds
 ]
 NATIVELY = pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_the_gradient_of_a_convolution_costs_a_convolution_for_each_result():
     assert flops("conv2d_grad", x, w, y, out=[None, w]) == forward
 
 
-@each("name", sorted(n for n, d in OPS.items() if d.move is None and not d.bodies and not d.abstract))
+@each("name", sorted(n for n, d in OPS.items() if d.comm.move is None and not d.control.bodies and not d.control.abstract))
 def test_every_op_says_its_operations_for_its_samples(name):
     definition = OPS[name]
 
@@ -273,7 +273,7 @@ def test_communication_has_the_names_of_horovods_timeline(ticks, tmp_path):
 
 def test_what_horovod_does_otherwise_has_its_names_too():
     names = {"nccl_init": "INIT_NCCL", "barrier": "BARRIER", "adasum_reduce": "ADASUM", "sparse_all_reduce": "ALLGATHER"}
-    assert {name: opdef(name).activity for name in names} == names
+    assert {name: opdef(name).comm.activity for name in names} == names
 
 
 def seen_by(rank, *calls):

@@ -200,7 +200,7 @@ def test_what_a_tail_costs_is_what_its_operators_cost_apart_without_the_values_b
     scope, feed = Scope(), {"x": np.ones((3, 16, 16, 16), "float32")}
     fx.Executor().run(startup, scope=scope)
     fused, apart = (planned(main, feed, [loss], scope, fuse=fuse) for fuse in (True, False))
-    heads = {s.op.type for s in fused.steps if s.kernel == "fused" and opdef(s.op.type).native_tail}
+    heads = {s.op.type for s in fused.steps if s.kernel == "fused" and opdef(s.op.type).native.tail}
     assert heads >= {"conv2d", "batch_norm", "mul", "conv2d_grad"}
     whole, parts = (total([p.cost(s) for s in p.steps]) for p in (fused, apart))
     assert whole.flops == parts.flops and whole.written < parts.written and whole.read < parts.read

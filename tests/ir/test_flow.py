@@ -139,7 +139,8 @@ def test_blocks_that_run_each_other_are_refused_not_followed():
 
 
 def test_a_declaration_says_what_its_blocks_hand_out():
-    with pytest.raises(TypeError, match="op 't_flow_loop': attribute 'body' is a block, so `bodies` must declare the results"):
+    said = r"op 't_flow_loop': attribute 'body' is a block, so Control\(bodies=\.\.\.\) must declare its results"
+    with pytest.raises(TypeError, match=said):
 
         class Loop(OpDef):
             name = "t_flow_loop"

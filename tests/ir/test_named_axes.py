@@ -130,7 +130,7 @@ def test_no_type_rule_gives_a_name_to_what_has_another_size():
         for sample in definition.samples():
             args = [None if a is None else [*map(type_of, a)] if isinstance(a, (list, tuple)) else type_of(a) for a in sample.args]
             attrs = definition.complete_attrs(sample.attrs)
-            if not args or definition.bodies:
+            if not args or definition.control.bodies:
                 continue
             want = flat(definition.infer(*args, **attrs))
             for one_for_each, which in itertools.product((False, True), itertools.product((False, True), repeat=min(len(args), 3))):

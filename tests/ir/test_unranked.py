@@ -35,7 +35,7 @@ def holds(general, special):
 def test_what_rules_say_of_any_rank_holds_for_the_rank_that_comes():
     wrong, count, learned = [], 0, 0
     for op in all_ops():
-        for sample in op.samples() if op.__module__.startswith("fluidx.ops.") and not op.bodies else ():
+        for sample in op.samples() if op.__module__.startswith("fluidx.ops.") and not op.control.bodies else ():
             if not all(isinstance(one, np.ndarray) or one is None for one in flat(list(sample.args))):
                 continue
             types, attrs = [typed(a, lambda t: t) for a in sample.args], op.complete_attrs(sample.attrs)

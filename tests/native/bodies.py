@@ -32,8 +32,8 @@ def run(name, *ins, outs=None, told=None, **attrs):
     for threads in (1, 2):
         native.set_num_threads(threads)
         arrays = made(op, ins, attrs) if outs is None else [None if o is None else np.full_like(o, 77) for o in outs]
-        dry = op.native(ins, arrays, attrs, dry=True, **(told or {}))
-        calls = op.native(ins, arrays, attrs, **(told or {}))
+        dry = op.native.calls(ins, arrays, attrs, dry=True, **(told or {}))
+        calls = op.native.calls(ins, arrays, attrs, **(told or {}))
         assert (dry is None) == (calls is None)
         if calls is None:
             return None

@@ -119,10 +119,10 @@ def test_operands_and_results_that_are_parts_of_others(seed, dtype):
     want = both(*map(apart, (q, k, v)), g, scale=0.4, causal=causal)
     room = np.full((*shape[:3], 3 * d + 2), 77, dtype)
     made, lse, attrs = thirds(room[..., 1:-1]), np.empty((b, h, s), dtype), {"scale": 0.4, "causal": causal}
-    native.compile(opdef(FORWARD).native([q, k, v, None], [made[1], lse], attrs))()
+    native.compile(opdef(FORWARD).native.calls([q, k, v, None], [made[1], lse], attrs))()
     assert apart(made[1]).tobytes() == want[0].tobytes() and lse.tobytes() == want[1].tobytes()
     assert (made[0] == 77).all() and (made[2] == 77).all()
-    native.compile(opdef(BACKWARD).native([q, k, v, None, apart(made[1]), lse, g], [*made, None], attrs))()
+    native.compile(opdef(BACKWARD).native.calls([q, k, v, None, apart(made[1]), lse, g], [*made, None], attrs))()
     assert [apart(x).tobytes() for x in made] == [x.tobytes() for x in want[2:5]]
     assert (room[..., [0, -1]] == 77).all()
 
@@ -190,6 +190,6 @@ def test_three_threads_give_the_bits_of_one():
     native.set_num_threads(3)
     again = [np.full_like(x, 77) for x in (out, lse, *made)]
     attrs = {"scale": 0.5, "causal": True}
-    native.compile(opdef(FORWARD).native([q, k, v, None], again[:2], attrs))()
-    native.compile(opdef(BACKWARD).native([q, k, v, None, out, lse, g], again[2:], attrs))()
+    native.compile(opdef(FORWARD).native.calls([q, k, v, None], again[:2], attrs))()
+    native.compile(opdef(BACKWARD).native.calls([q, k, v, None, out, lse, g], again[2:], attrs))()
     assert [a.tobytes() for a in again] == [a.tobytes() for a in (out, lse, *made)]

@@ -52,9 +52,9 @@ def run(name, ins, attrs, inplace=False):
     ins = [a.copy() for a in ins]
     if inplace:
         outs[1], outs[2] = ins[3], ins[4]
-    scratch = [np.full(t.shape, np.nan, t.dtype) for t in op.native_scratch([TensorType(a.dtype.name, a.shape) for a in ins], types, attrs)]
-    assert op.native(ins, outs, attrs, dry=True) is not None
-    native.compile(op.native(ins, outs, attrs, scratch=scratch))()
+    scratch = [np.full(t.shape, np.nan, t.dtype) for t in op.native.scratch([TensorType(a.dtype.name, a.shape) for a in ins], types, attrs)]
+    assert op.native.calls(ins, outs, attrs, dry=True) is not None
+    native.compile(op.native.calls(ins, outs, attrs, scratch=scratch))()
     return outs
 
 
@@ -124,7 +124,7 @@ def test_nan_and_infinity_stay_in_their_channel(layout):
 def test_outputs_may_be_left_away():
     ins, attrs = operands((4, 3, 5, 5), "NCHW"), opdef("batch_norm").complete_attrs({})
     y = np.empty_like(ins[0])
-    native.compile(opdef("batch_norm").native(ins, [y, None, None, None, None], attrs))()
+    native.compile(opdef("batch_norm").native.calls(ins, [y, None, None, None, None], attrs))()
     assert y.tobytes() == run("batch_norm", ins, attrs)[0].tobytes()
 
 
@@ -132,7 +132,7 @@ def test_what_is_not_covered_is_left_to_numpy():
     op, attrs = opdef("batch_norm"), opdef("batch_norm").complete_attrs({})
     ins = operands((4, 3, 5, 5), "NCHW")
     outs = [np.zeros_like(ins[0]), *(np.zeros_like(w) for w in ins[1:])]
-    assert op.native(ins, outs, attrs) is not None
-    assert op.native([ins[0].astype("float16"), *ins[1:]], [outs[0].astype("float16"), *outs[1:]], attrs) is None
-    assert op.native([ins[0][:, :, ::-1], *ins[1:]], outs, attrs) is None
-    assert op.native([ins[0][:0], *ins[1:]], [outs[0][:0], *outs[1:]], attrs) is None
+    assert op.native.calls(ins, outs, attrs) is not None
+    assert op.native.calls([ins[0].astype("float16"), *ins[1:]], [outs[0].astype("float16"), *outs[1:]], attrs) is None
+    assert op.native.calls([ins[0][:, :, ::-1], *ins[1:]], outs, attrs) is None
+    assert op.native.calls([ins[0][:0], *ins[1:]], [outs[0][:0], *outs[1:]], attrs) is None

@@ -74,12 +74,12 @@ def run(name, ins, attrs, keep=(True, True)):
     types = op.infer(*(TensorType(a.dtype.name, a.shape) for a in ins), **attrs)
     types = [t if k else None for t, k in zip(types if isinstance(types, tuple) else (types,), keep, strict=False)]
     outs = [None if t is None else np.full(t.shape, np.nan, t.dtype) for t in types]
-    asked = op.native_scratch([TensorType(a.dtype.name, a.shape) for a in ins], types, attrs)
+    asked = op.native.scratch([TensorType(a.dtype.name, a.shape) for a in ins], types, attrs)
     rooms = [np.full(t.shape[0] + 64, np.nan, t.dtype) for t in asked]
     for room in rooms:
         room[-64:] = 7
-    assert op.native(ins, outs, attrs, dry=True) is not None
-    step = native.compile(op.native(ins, outs, attrs, scratch=[room[:-64] for room in rooms]))
+    assert op.native.calls(ins, outs, attrs, dry=True) is not None
+    step = native.compile(op.native.calls(ins, outs, attrs, scratch=[room[:-64] for room in rooms]))
     step(), step()
     assert all((room[-64:] == 7).all() for room in rooms)
     return outs
@@ -229,7 +229,7 @@ def test_kernels_say_what_each_thread_will_take(monkeypatch, case, size, fmt):
         ins = [to(fmt, a) if a is not w else a for a in ins]
         results = op.infer(*(TensorType(a.dtype.name, a.shape) for a in ins), **full)
         outs = [np.empty(t.shape, t.dtype) for t in (results if isinstance(results, tuple) else (results,))]
-        for call, same in zip(op.native(ins, outs, full), op.native(ins, outs, full, dry=True), strict=True):
+        for call, same in zip(op.native.calls(ins, outs, full), op.native.calls(ins, outs, full, dry=True), strict=True):
             nowhere = same._replace(args=tuple(0 if a > 1 << 32 else a for a in same.args))  # without an address
             assert taken(call) == -(-native.taken_by_threads([nowhere]) // 4096) * 4096
 
@@ -257,7 +257,7 @@ def test_every_sample_gives_what_numpy_gives(name, k):
     attrs = op.complete_attrs(sample.attrs)
     outs = run(name, [np.ascontiguousarray(a) for a in sample.args], attrs)
     want = [np.empty_like(o) for o in outs]
-    op.bind(sample.args, want, attrs, None)()
+    op.native.bind(sample.args, want, attrs, None)()
     for a, b in zip(outs, want, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
@@ -372,10 +372,10 @@ def test_small_whole_numbers_are_exact():
 def test_what_is_not_covered_is_left_to_numpy():
     op, attrs = opdef("conv2d"), opdef("conv2d").complete_attrs({})
     x, w, y = np.ones((2, 3, 4, 4), "float32"), np.ones((2, 3, 3, 3), "float32"), np.ones((2, 2, 2, 2), "float32")
-    assert op.native([x, w], [y], attrs) is not None
-    assert op.native([a.astype("float16") for a in (x, w)], [y.astype("float16")], attrs) is None
-    assert op.native([x[:, :, ::-1], w], [y], attrs) is None
-    assert op.native([x[:0], w], [y[:0]], attrs) is None
+    assert op.native.calls([x, w], [y], attrs) is not None
+    assert op.native.calls([a.astype("float16") for a in (x, w)], [y.astype("float16")], attrs) is None
+    assert op.native.calls([x[:, :, ::-1], w], [y], attrs) is None
+    assert op.native.calls([x[:0], w], [y[:0]], attrs) is None
 
 
 def test_a_program_planned_by_one_setting_is_planned_anew_by_another(monkeypatch):

@@ -227,7 +227,7 @@ def test_dropout_draws_what_numpy_draws(dtype):
 def test_dropout_reads_the_step_when_it_runs():
     op, ctx, x = opdef("dropout"), RunContext(), np.ones(64, "float32")
     y, seen = np.empty_like(x), set()
-    step = native.compile(op.native([x], [y, None], op.complete_attrs({"dropout_prob": 0.5, "seed": 1}), ctx=ctx))
+    step = native.compile(op.native.calls([x], [y, None], op.complete_attrs({"dropout_prob": 0.5, "seed": 1}), ctx=ctx))
     for ctx.step in range(4):
         step()
         seen.add(y.tobytes())

@@ -45,8 +45,8 @@ def run(name, ins, attrs):
     op = opdef(name)
     t = op.infer(*(TensorType(a.dtype.name, a.shape) for a in ins), **attrs)
     out = np.full(t.shape, np.nan, t.dtype)
-    assert op.native(ins, [out], attrs, dry=True) is not None
-    step = native.compile(op.native(ins, [out], attrs))
+    assert op.native.calls(ins, [out], attrs, dry=True) is not None
+    step = native.compile(op.native.calls(ins, [out], attrs))
     step(), step()
     return out
 
@@ -95,7 +95,7 @@ def test_a_maximum_keeps_nan_and_infinity(case, fmt):
     x = np.random.default_rng(1).standard_normal((2, 8, 8, 24)).astype("float32")
     x.ravel()[::17], x.ravel()[5::29], x.ravel()[3::41] = np.nan, np.inf, -np.inf
     want = np.empty(opdef("pool2d").infer(TensorType("float32", x.shape), **attrs).shape, "float32")
-    opdef("pool2d").bind([x], [want], attrs, None)()
+    opdef("pool2d").native.bind([x], [want], attrs, None)()
     assert np.isnan(want).any()
     np.testing.assert_array_equal(run("pool2d", [x], attrs), want)
 
@@ -122,8 +122,8 @@ def test_every_sample_gives_what_numpy_gives(name, k):
     op, sample = opdef(name), list(opdef(name).samples())[k]
     attrs = op.complete_attrs(sample.attrs)
     want = np.empty(op.infer(*(TensorType(a.dtype.name, a.shape) for a in sample.args), **attrs).shape, "float32")
-    op.bind(sample.args, [want], attrs, None)()
-    if op.native(sample.args, [want.copy()], attrs) is None:
+    op.native.bind(sample.args, [want], attrs, None)()
+    if op.native.calls(sample.args, [want.copy()], attrs) is None:
         assert attrs["adaptive"]  # cells that differ in size
         return
     # one rounding more or less
@@ -133,7 +133,7 @@ def test_every_sample_gives_what_numpy_gives(name, k):
 def test_what_is_not_covered_is_left_to_numpy():
     op, x, y = opdef("pool2d"), np.ones((2, 3, 4, 4), "float32"), np.ones((2, 3, 2, 2), "float32")
     attrs = op.complete_attrs({"ksize": (2, 2), "strides": (2, 2)})
-    assert op.native([x.astype("float16")], [y.astype("float16")], attrs) is None
-    assert op.native([x[:, :, ::-1]], [y], attrs) is None
-    assert op.native([x[:0]], [y[:0]], attrs) is None
-    assert op.native([x.astype("float64")], [y.astype("float64")], attrs) is not None
+    assert op.native.calls([x.astype("float16")], [y.astype("float16")], attrs) is None
+    assert op.native.calls([x[:, :, ::-1]], [y], attrs) is None
+    assert op.native.calls([x[:0]], [y[:0]], attrs) is None
+    assert op.native.calls([x.astype("float64")], [y.astype("float64")], attrs) is not None

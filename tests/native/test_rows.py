@@ -37,11 +37,11 @@ def test_softmax_and_its_logarithm(shape, axis, dtype):
 def test_results_in_the_memory_of_operands():
     x = normal((40, 100))
     expected, own = one("softmax", x), x.copy()
-    native.compile(opdef("softmax").native([own], [own], {"axis": -1}))()
+    native.compile(opdef("softmax").native.calls([own], [own], {"axis": -1}))()
     assert own.tobytes() == expected.tobytes()
     g = normal((40, 100), seed=1)
     wanted, own = one("softmax_grad", expected, g), g.copy()
-    native.compile(opdef("softmax_grad").native([expected, own], [own], {"axis": -1}))()
+    native.compile(opdef("softmax_grad").native.calls([expected, own], [own], {"axis": -1}))()
     assert own.tobytes() == wanted.tobytes()
 
 
@@ -113,7 +113,7 @@ def test_a_label_out_of_range_is_named_as_by_numpy(op, more):
     with pytest.raises(ExecutionError) as by_numpy:
         definition = opdef(op)
         outs = [np.empty((500, 4), "float32"), np.empty((500, 1), "float32")][: len(definition.out_slots)]
-        definition.bind([x, label, *more], outs, definition.complete_attrs({}), None)()
+        definition.native.bind([x, label, *more], outs, definition.complete_attrs({}), None)()
     with pytest.raises(ExecutionError, match="label 4 is out of range for 4 classes; a label is 0 to 3, or -100 to ignore") as by_native:
         run(op, x, label, *more)
     assert str(by_native.value) == str(by_numpy.value)

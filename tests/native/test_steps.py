@@ -11,7 +11,7 @@ from fluidx.executor.run.bind import bind
 from fluidx.executor.run.bound_plan import BoundPlan
 from fluidx.executor.scope import Scope
 from fluidx.ir import ExecutionError, Operator, TensorType
-from fluidx.ops.kernels import Native
+from fluidx.ops.kernels import NativeStep
 from fluidx.testing.models import TestModel, classifier, train_ranks
 
 L = fx.layers
@@ -110,7 +110,7 @@ def test_a_kernel_between_copies_is_its_own_operators():
         raise error
 
     bound = BoundPlan(None, RunContext(), np)
-    bound.compute.steps = [(first, between_copies), (second, Native([native.gemm(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 2)))]))]
+    bound.compute.steps = [(first, between_copies), (second, NativeStep([native.gemm(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 2)))]))]
     bound.compute.join()
     with pytest.raises(ExecutionError) as caught:
         bound.run({})

@@ -26,7 +26,7 @@ def results(op, ins, attrs, how, inplace):
     """The outputs of one step; in place, inputs that the op updates are the outputs."""
     ins = [None if a is None else a.copy() for a in ins]
     names = [s.name for s in op.in_slots]
-    source = {out: name for name, out in op.inplace}
+    source = {out: name for name, out in op.storage.inplace}
     types = op.infer(*(None if a is None else fluidx.ir.TensorType(a.dtype.name, a.shape) for a in ins), **attrs)
     outs = []
     for s, t in zip(op.out_slots, types if isinstance(types, tuple) else (types,), strict=True):
@@ -37,11 +37,11 @@ def results(op, ins, attrs, how, inplace):
 
 
 def by_numpy(op, ins, outs, attrs):
-    op.bind(ins, outs, attrs, None)()
+    op.native.bind(ins, outs, attrs, None)()
 
 
 def by_native(op, ins, outs, attrs):
-    calls = op.native(ins, outs, attrs)
+    calls = op.native.calls(ins, outs, attrs)
     assert calls is not None
     native.compile(calls)()
 
@@ -55,7 +55,7 @@ def test_a_step_has_the_bits_of_numpy(name, case, n, threads):
     ins = arguments(op, sample, n)
     native.set_num_threads(threads)
     if attrs.get("lr_power", -0.5) != -0.5:
-        assert op.native(ins, [np.empty_like(ins[0]) for _ in op.out_slots], attrs) is None  # a power
+        assert op.native.calls(ins, [np.empty_like(ins[0]) for _ in op.out_slots], attrs) is None  # a power
         return
     for inplace in (False, True):
         expected = results(op, ins, attrs, by_numpy, inplace)
@@ -66,4 +66,4 @@ def test_a_step_has_the_bits_of_numpy(name, case, n, threads):
 def test_other_dtypes_are_left_to_numpy():
     op = UPDATES["sgd"]
     p, g, lr = np.ones(4, "float16"), np.ones(4, "float16"), np.ones(1, "float32")
-    assert op.native([p, g, lr], [p], {}) is None
+    assert op.native.calls([p, g, lr], [p], {}) is None

@@ -15,8 +15,8 @@ from fluidx.testing.one_operator import program_of_sample
 load_all()
 # operators that run blocks or write what loops keep, and those on sequences, optionals and strings, which have no samples, have files of
 # their own: test_control_export.py, test_values_export.py
-WITH_NODES = [n for n, d in OPS.items() if not (d.bodies or d.in_place) and (n in EXPORTERS or has_expression(n))]
-ALL = sorted(n for n in WITH_NODES if OPS[n].beyond_tensors == () or any(OPS[n].samples()))
+WITH_NODES = [n for n, d in OPS.items() if not (d.control.bodies or d.storage.same_variable) and (n in EXPORTERS or has_expression(n))]
+ALL = sorted(n for n in WITH_NODES if OPS[n].control.beyond_tensors == () or any(OPS[n].samples()))
 IN_STEPS = [n for n in ALL if "_grad" in n or n == "ema_update" or any(s.name == "ParamOut" for s in OPS[n].out_slots)]  # of training alone
 WRITTEN = [n for n in ALL if n not in IN_STEPS]
 # Both sides sum float32 in their own orders: a few units in the last place of sums of at most hundreds of terms. In 16 bits fluidx rounds

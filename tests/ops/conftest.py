@@ -23,9 +23,9 @@ def run_bound():
         given, memory = kernels.wide(op, np, arrays, outs[0])
         op.kernel(np, *given, out=tuple(memory) if many else memory[0], **attrs)
         kernels.narrow(np, outs[0], memory)
-        if op.bind:
+        if op.native.bind:
             given, memory = kernels.wide(op, np, arrays, outs[1])
-            call = op.bind(given, memory, attrs, None)
+            call = op.native.bind(given, memory, attrs, None)
             call(), call()
             kernels.narrow(np, outs[1], memory)
             for a, b in zip(*outs, strict=True):
@@ -47,8 +47,8 @@ def run_op():
         attrs = dict(definition.complete_attrs(attrs))
         slots = {s.name: a if isinstance(a, list) else [a] for s, a in zip(definition.in_slots, args) if a is not None}
         types = definition.infer_outputs({s: [TensorType(a.dtype.name, a.shape) for a in values] for s, values in slots.items()}, attrs)
-        if definition.view is not None:
-            seen = definition.view(args[0], **attrs)
+        if definition.storage.view is not None:
+            seen = definition.storage.view(args[0], **attrs)
             if seen is not None:
                 return seen
         empty = [[np.empty(t.shape, np_dtype(t.dtype)) for t in (ts if isinstance(ts, list) else [ts])] for ts in types]

@@ -14,7 +14,7 @@ from tests.each import each
 pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
 
 SIZES = (2, 3, 7, 31, 32, 33, 257)  # on both sides of the size where the vector machine starts to process rows one by one
-SAID = sorted(name for name, op in OPS.items() if op.native_any_size and op.native is not None)
+SAID = sorted(name for name, op in OPS.items() if op.native.any_size and op.native.calls is not None)
 
 
 def plain(t):
@@ -39,7 +39,7 @@ def results(definition, ins, attrs):
 
 def covered(definition, ins, attrs):
     arrays = [plain(t) for t in ins]
-    return definition.native(arrays, [plain(t) for t in results(definition, ins, attrs)], attrs, dry=True) is not None
+    return definition.native.calls(arrays, [plain(t) for t in results(definition, ins, attrs)], attrs, dry=True) is not None
 
 
 def resized(definition, ins, attrs, rng):
@@ -65,7 +65,7 @@ def test_other_sizes_above_1_are_supported_too(name):
     definition, tried = OPS[name], 0
     for k, sample in enumerate(definition.samples()):
         ins, attrs, rng = types_of(definition, sample), definition.complete_attrs(sample.attrs), random.Random(k)
-        if callable(said := definition.native_any_size) and not said(attrs):
+        if callable(said := definition.native.any_size) and not said(attrs):
             continue
         want = covered(definition, ins, attrs)
         for _ in range(8):
@@ -101,4 +101,4 @@ def test_only_pooling_with_even_cells_has_a_kernel():
     pool = OPS["pool2d"]
     attrs = pool.complete_attrs({"pooling_type": "avg", "ksize": (2, 2), "adaptive": True})
     assert [covered(pool, [TensorType("float32", (1, 1, n, n))], attrs) for n in (4, 5)] == [True, False]
-    assert not pool.native_any_size(attrs) and pool.native_any_size(pool.complete_attrs({}))
+    assert not pool.native.any_size(attrs) and pool.native.any_size(pool.complete_attrs({}))

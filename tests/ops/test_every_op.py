@@ -8,7 +8,7 @@ import pytest
 
 import fluidx.ops
 from fluidx import native
-from fluidx.ir import OPS, Effect, OpDef, ProgramError, Sample, all_ops
+from fluidx.ir import OPS, Effect, Native, OpDef, ProgramError, Sample, Storage, all_ops
 from fluidx.ops import expr as ex
 from fluidx.ops.elementwise.declare import elementwise
 from fluidx.ops.expr.native import bind_native
@@ -110,13 +110,10 @@ NATIVE = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
         ({"infer": staticmethod(lambda x: x.with_shape((5, 2) if -1 in x.shape else x.shape))}, "with an open first axis"),
         ({"kernel": staticmethod(lambda xp, x: (x * 2).astype("float64"))}, "the type of output Out"),
         ({"kernel": staticmethod(_adds_to_its_input)}, "the kernel changes its inputs"),
-        ({"bind": staticmethod(lambda ins, outs, attrs, ctx: lambda: np.add(ins[0], 1, outs[0]))}, "output Out of the body 'numpy'"),
-        pytest.param({"native": staticmethod(_adds_one)}, "output Out of the body 'native'", marks=NATIVE),
-        ({"inplace": (("X", "Out"),)}, None),
-        (
-            {"inplace": (("X", "Out"),), "kernel": staticmethod(_clears_first)},
-            "in the memory of X",
-        ),
+        ({"native": Native(bind=lambda ins, outs, attrs, ctx: lambda: np.add(ins[0], 1, outs[0]))}, "output Out of the body 'numpy'"),
+        pytest.param({"native": Native(calls=_adds_one)}, "output Out of the body 'native'", marks=NATIVE),
+        ({"storage": Storage(inplace=(("X", "Out"),))}, None),
+        ({"storage": Storage(inplace=(("X", "Out"),)), "kernel": staticmethod(_clears_first)}, "in the memory of X"),
         ({"samples": staticmethod(lambda: iter(()))}, "has no samples"),
         ({"__doc__": ""}, "has no docstring"),
     ],

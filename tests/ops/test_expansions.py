@@ -8,7 +8,7 @@ from fluidx.ir.operator import Operator
 from fluidx.testing.reference import interpret
 from fluidx.transpiler.placement.decompose import written_out
 
-CASES = [(name, k) for name in sorted(OPS) if OPS[name].expand is not None for k, _ in enumerate(OPS[name].samples())]
+CASES = [(name, k) for name in sorted(OPS) if OPS[name].decompose is not None for k, _ in enumerate(OPS[name].samples())]
 
 
 def alone(name: str, k: int) -> tuple[Program, Block, Operator, dict[str, np.ndarray]]:

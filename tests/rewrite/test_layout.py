@@ -278,6 +278,6 @@ def test_a_wrong_layout_is_refused(old, new, said):
 
 def test_layouts_are_declared_of_the_slots_that_hold_images():
     for name in ("conv2d", "depthwise_conv2d", "conv2d_transpose", "conv2d_grad", "pool2d", "pool2d_grad", "batch_norm", "batch_norm_grad"):
-        attr, slots = opdef(name).layout
+        attr, slots = opdef(name).rewrite.layout
         assert opdef(name).attrs[attr] == "NCHW" and set(slots) <= set(opdef(name).slot_of)
         assert not {"Filter", "Filter@GRAD", "Scale", "Bias"} & set(slots)

@@ -63,7 +63,7 @@ def padded(main, rng):
     new = main.copy()
     block, out, names = new.global_block(), [], {}
     written = flow.definitions(main)
-    body_reads = {n for op in main.ops if opdef(op.type).bodies for n in flow.reads(main, op)}
+    body_reads = {n for op in main.ops if opdef(op.type).control.bodies for n in flow.reads(main, op)}
 
     def put(kind, ins, t, **attrs):
         name = f"pad{len(out)}"
@@ -100,7 +100,7 @@ def padded(main, rng):
     for op in main.ops:
         op = op.renamed(names)
         out.append(op)
-        if opdef(op.type).bodies:
+        if opdef(op.type).control.bodies:
             continue
         if rng.random() < 0.1 and all(len(written[n]) == 1 for n in op.output_arg_names) and op.output_arg_names:
             twin = {n: f"{n}.twin{len(out)}" for n in op.output_arg_names}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fluidx.ops  # noqa: F401 - fills OPS
-from fluidx.ir import OPS, OpDef, ProgramError, Sample, TensorType
+from fluidx.ir import OPS, Comm, OpDef, ProgramError, Sample, TensorType
 from fluidx.ir.rows import rows
 from fluidx.testing import check_rows, missing_rows
 from fluidx.testing.rows import execute_rows, small_factors
@@ -228,8 +228,10 @@ class _Tile(_Base):
         return np.tile(x, (1, size // x.shape[1]))
 
     @staticmethod
-    def local_attrs(attrs, ins, outs):
+    def _local_attrs(attrs, ins, outs):
         return {**attrs, "size": outs[0][1]}
+
+    comm = Comm(local_attrs=_local_attrs)
 
     @staticmethod
     def samples():
@@ -269,11 +271,11 @@ def test_kernels_that_are_told_something_else_are_refuted(op, line):
 
 
 def test_an_attribute_that_speaks_of_a_size_must_be_made_local():
-    assert execute_rows(type("_Frozen", (_Tile,), {"local_attrs": None})).wrong
+    assert execute_rows(type("_Frozen", (_Tile,), {"comm": Comm(local_attrs=None)})).wrong
     groups = with_line(
         "conv2d", ("n (g c) . ., (g o) c . . -> n (g o) . . | c!", {"g": 2, "c": 2, "o": 3}), Sample.of(IMAGE, FILTER, groups=2)
     )
-    groups.local_attrs = None
+    groups.comm = Comm(local_attrs=None)
     assert execute_rows(groups).wrong
 
 

@@ -53,8 +53,8 @@ def by(algorithm, block, op, n):
     try:
         definition = opdef(op.type)
         able = n > 1 and not why_no_algorithm(op, block.desc("x").type, n)
-        if definition.algorithm_method and able and not others(block.program, block, op):
-            schedule(algorithm, definition.algorithm_method, n)
+        if definition.comm.algorithm_method and able and not others(block.program, block, op):
+            schedule(algorithm, definition.comm.algorithm_method, n)
             return op.replace(attrs={**op.attrs, "algorithm": algorithm})
     except Refused:
         pass

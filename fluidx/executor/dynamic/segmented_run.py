@@ -68,7 +68,7 @@ class SegmentedRun:
     def _call(self, op: Operator, values: Mapping[str, Any], fed: Collection[str], watched: observers.ObserverSettings) -> dict[str, Any]:
         """Run an operator on host values; its results. State that it writes goes into the scope."""
         definition = opdef(op.type)
-        if definition.bodies:
+        if definition.control.bodies:
             return self._without_state(self._run_bodies(op, values, watched), fed)
         ins = {n: self._value(n, op, values) for n in op.input_arg_names}
         told = ({"ctx": self.ctx} if definition.takes_ctx else {}) | ({"part": None} if definition.takes_part else {})
@@ -107,7 +107,8 @@ class SegmentedRun:
             made = self._run(body.outline, {n: now[n] for n in body.outline.given}, watched)
             now.update({name: made[inner] for name, inner in body.gives.items()})
 
-        opdef(op.type).run_reference(op, now, run_block, self.ctx)
+        run: Any = opdef(op.type).control.run_reference
+        run(op, now, run_block, self.ctx)
         made = {n: now[n] for n in flow.writes(self.program, op)}
         block = self.program.global_block()
         for n, value in made.items():
@@ -118,12 +119,12 @@ class SegmentedRun:
     def _results(definition: type[OpDef], given: list[Any], told: dict[str, Any], declared: Mapping[str, ValueType]) -> Any:
         """The results of a kernel, or of a view, for these values."""
         if definition.kernel is None:
-            assert definition.view is not None
-            return definition.view(given[0], **told)
+            assert definition.storage.view is not None
+            return definition.storage.view(given[0], **told)
         if not definition.takes_out:
             return definition.kernel(np, *given, **told)
         if any(map(_not_array, declared.values())):  # no array to write into: the result is the operand itself
-            assert definition.identity_if is not None
+            assert definition.rewrite.identity_if is not None
             return given[0]
         outs = [np.empty(t.shape, np_dtype(t.dtype)) for t in declared.values()]
         many = len(definition.out_slots) > 1 or definition.out_slots[0].many

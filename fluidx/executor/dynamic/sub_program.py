@@ -50,7 +50,7 @@ def body_program(program: Program, op: Operator, body: SubBlock) -> BodyProgram:
 def _kept_in_place(program: Program, block: Block) -> Iterator[str]:
     """The values that operators of a block, and of its sub-blocks, update in place under one name."""
     for op in block.oplist:
-        if opdef(op.type).in_place:
+        if opdef(op.type).storage.same_variable:
             yield from op.output_arg_names
         for idx in op.sub_blocks():
             yield from _kept_in_place(program, program.blocks[idx])

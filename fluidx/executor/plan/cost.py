@@ -106,7 +106,7 @@ def _names(op: Operator) -> tuple[str, ...]:
 def thread_bytes(step: Step, values: Mapping[str, Value]) -> int:
     """The bytes of internal buffers that each thread keeps for the C kernel of a step."""
     op, here, definition = step.op, step.here, opdef(step.op.type)
-    if step.kernel not in ("native", "fused") or not definition.native_memory_per_thread:
+    if step.kernel not in ("native", "fused") or not definition.native.memory_per_thread:
         return 0
     aside = {(s.of, s.reads): s.type for s in step.scratch}
     ghosts = () if here is None else here.ghosts.values()
@@ -133,12 +133,13 @@ def _chain_cost(step: Step, values: Mapping[str, Value]) -> Cost:
     read, stored = ([values[n].type for n in names if n in values] for names in (step.reads, step.writes))
     first, made = opdef(step.op.type), values[step.ops[-1].output_arg_names[0]].type  # all results in a chain have one type
     flops, elementwise = 0, step.ops
-    if first.native_tail:
+    if first.native.tail:
         op, elementwise = step.op, step.ops[1:]
         ins = _types(first.flat_slots(op.inputs, first.in_slots), values)
         outs = [made, *_types(first.flat_slots(op.outputs, first.out_slots)[1:], values)]
         flops = op_flops(first, first.pattern_of(ins, outs, op.attrs), ins, outs, op.attrs)
-    flops += sum(definition.flops([], [made], op.attrs) for op in elementwise if callable((definition := opdef(op.type)).flops))
+    counted = [(said, op) for op in elementwise if callable(said := opdef(op.type).arithmetic.flops)]
+    flops += sum(said([], [made], op.attrs) for said, op in counted)
     return Cost(sum(t.nbytes for t in read), sum(t.nbytes for t in stored), flops)
 
 
@@ -154,7 +155,7 @@ def _op_cost(op: Operator, step: Step, values: Mapping[str, Value]) -> Cost:
     p = definition.pattern_of(ins, outs, op.attrs if here is None else here.attrs)
     flops = op_flops(definition, p, ins, outs, op.attrs if here is None else here.attrs)
     # an embedding table or a sliced operand is read only in part: no more bytes than the result has
-    some = definition.flops == 0
+    some = definition.arithmetic.flops == 0
     read = _nbytes(
         (n, t, written if some or any(f in p.located for axis in p.ins[k] or () for f in axis) else None)
         for k, (n, t) in enumerate(zip(in_names, ins, strict=True))
@@ -185,7 +186,7 @@ def op_flops(definition: type[OpDef], p: Pattern, ins: Types, outs: Types, attrs
     >>> flops("matmul", [(3, 4), (4, 5)], [(3, 5)]), flops("reduce_sum", [(3, 4)], [(3,)], dim=(1,)), flops("reshape", [(3, 4)], [(12,)])
     (120, 12, 0)
     """
-    said = definition.flops
+    said = definition.arithmetic.flops
     if callable(said):
         return said(ins, outs, attrs)
     if said is None:

@@ -89,7 +89,7 @@ def _is_read(program: Program, name: str) -> bool:
 
 
 def _asked(op: Operator) -> list[str]:
-    axes = opdef(op.type).open_axes
+    axes = opdef(op.type).control.open_axes
     return [] if axes is None else [name for name, _, _ in axes(op.attrs)]
 
 

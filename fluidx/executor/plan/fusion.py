@@ -48,7 +48,7 @@ def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, layouts: Mappin
         names = [n for op in chain for n in op.input_arg_names]
         # the number of loops depends on no size above 1. Whether rows are long enough for a tail depends on all sizes but axis 0, because
         # with several rows axis 0 is not part of a row
-        row = types[stored[0]].shape[1:] if opdef(chain[0].type).native_tail else ()
+        row = types[stored[0]].shape[1:] if opdef(chain[0].type).native.tail else ()
         key = (id(chain[0]), len(chain), *stored, row, *[layouts[n].rough for n in (*names, *stored)])
         known = outline.chains.get(key)
         if known is None:
@@ -70,7 +70,7 @@ def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, layouts: Mappin
                 units.append(tuple(chain))
                 chain.clear()
             else:  # if the first takes a tail, the operators behind it may be a chain by themselves
-                first = 1 if opdef(chain[0].type).native_tail else len(chain)
+                first = 1 if opdef(chain[0].type).native.tail else len(chain)
                 units.extend((op,) for op in chain[:first])
                 del chain[:first]
         made.clear()
@@ -78,7 +78,7 @@ def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, layouts: Mappin
     for op, may in zip(outline.ops, outline.fact(_fusable), strict=True):
         fits = may and id(op) not in here and _is_float(op, types)
         if chain:
-            goes_on = fits and not opdef(op.type).native_tail and len(chain) < _MOST and not made.isdisjoint(op.input_arg_names)
+            goes_on = fits and not opdef(op.type).native.tail and len(chain) < _MOST and not made.isdisjoint(op.input_arg_names)
             if not (goes_on and types[op.output_arg_names[0]] == types[chain[0].output_arg_names[0]]):
                 close()
         if fits:
@@ -118,7 +118,7 @@ def _calls(
     dry: bool = False,
 ) -> list[native.NativeCall] | None:  # fmt: skip
     first, definition = chain[0], opdef(chain[0].type)
-    if not definition.native_tail:
+    if not definition.native.tail:
         call = _elementwise(chain, stored, array, dry)
         return None if call is None else [call]
     out, rest = first.output_arg_names[0], [n for op in chain[1:] if (n := op.output_arg_names[0]) in stored]
@@ -130,7 +130,7 @@ def _calls(
         return place if name == out else array(name)
 
     ins, outs = definition.operands(first, layouts, layouts)
-    made: Any = definition.native
+    made: Any = definition.native.calls
     calls = made(ins, outs, first.attrs, dry=dry, **({"scratch": scratch} if scratch else {}))
     tail = _elementwise(chain[1:], rest, layouts, dry, tail=True)
     if not calls or tail is None or not calls[-1].tail:
@@ -157,8 +157,8 @@ def _wired(chain: Sequence[Operator], stored: Sequence[str], layouts: Mapping[st
 def _any_size(chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray]) -> bool:
     """Does it depend on the loops over the results alone whether there are calls for a chain?"""
     first, formulas = opdef(chain[0].type), chain
-    if first.native_tail:
-        said, formulas = first.native_any_size, chain[1:]
+    if first.native.tail:
+        said, formulas = first.native.any_size, chain[1:]
         stored = [n for op in formulas if (n := op.output_arg_names[0]) in stored]
         if not stored or not (said(chain[0].attrs) if callable(said) else said):
             return False
@@ -176,7 +176,7 @@ def _operands(
     shape = array(stored[0]).shape
     parts: list[tuple[Expr, tuple[tuple[str, int | str], ...]]] = []
     for op in chain:
-        element, reads = opdef(op.type).element, op.input_arg_names
+        element, reads = opdef(op.type).expr, op.input_arg_names
         assert element is not None
         e, shapes = element(op.attrs, [shape if n in number else array(n).shape for n in reads], len(shape))
         operands = tuple([
@@ -213,7 +213,7 @@ def _needed(outline: Outline, sizes: RankSizes | None = None) -> dict[str, int]:
 
 def _fusable(outline: Outline) -> list[bool]:
     """For each operator: is it elementwise or does it take a tail, and is its result a temporary value that is written once in a run?"""
-    fusable = {t for t in op_types(outline.ops) if opdef(t).native_tail or opdef(t).element is not None}
+    fusable = {t for t in op_types(outline.ops) if opdef(t).native.tail or opdef(t).expr is not None}
     written = Counter(joined.from_iterable(outline.fact(op_writes)))
     given, descs = {*outline.given}, outline.program.global_block().descs
 

@@ -16,7 +16,7 @@ from .records import StridedView
 from .selection import Outline
 
 if TYPE_CHECKING:
-    from .storage import Storage
+    from .storage import StorageAssignment
 
 
 def written_once(outline: Outline) -> Mapping[str, int]:
@@ -30,7 +30,7 @@ def written_once(outline: Outline) -> Mapping[str, int]:
     return {n: at[0] for n, at in found.items() if len(at) == 1}
 
 
-def may_assemble(storage: Storage, i: float, unit: Sequence[Operator], whole: str, name: str, strided: StridedView) -> bool:
+def may_assemble(storage: StorageAssignment, i: float, unit: Sequence[Operator], whole: str, name: str, strided: StridedView) -> bool:
     """May a result of unit `i` be written into its part of the variable `whole`, over the old value?
 
     A single operator may read the old elements that it overwrites, element by element.
@@ -51,16 +51,16 @@ def may_assemble(storage: Storage, i: float, unit: Sequence[Operator], whole: st
         for op in storage.readers.of.get(seen, ()):
             if start <= at.get(id(op), start) <= stop and not (op is unit[0] and seen == own):
                 return False
-            if opdef(op.type).view is not None or opdef(op.type).view_ctx is not None:
+            if opdef(op.type).storage.view is not None or opdef(op.type).storage.view_ctx is not None:
                 old += op.output_arg_names
     return True
 
 
-def _is_at(storage: Storage, name: str, strided: StridedView) -> bool:
+def _is_at(storage: StorageAssignment, name: str, strided: StridedView) -> bool:
     return storage.starts.get(name, 0) == strided.offset and storage.shadow[name].strides == strided.strides
 
 
-def _is_apart(storage: Storage, view: str, name: str, strided: StridedView) -> bool:
+def _is_apart(storage: StorageAssignment, view: str, name: str, strided: StridedView) -> bool:
     """Is a value made from a variable either not a view of it, or a view that shares no byte with the place of the result?"""
     if view not in storage.view_of:  # an operator that makes a view later reads the variable later
         return True

@@ -22,7 +22,7 @@ from ...ops.kernels import KernelBody, bodies
 from ..context import RunContext
 from .fusion import covers
 from .shadows import LayoutKeys
-from .storage import PlanNode, Storage
+from .storage import PlanNode, StorageAssignment
 
 _MOST = 1 << 16  # entries of one cache of answers
 _NEXT = count(1)  # numbers are never reused, also after a cache is cleared
@@ -65,7 +65,7 @@ class KernelAnswers:
             key = (*key, *map(len, ins.values()), *map(len, outs.values()))
         known = self._heads.get(key)
         if known is None:
-            said = definition.native_any_size
+            said = definition.native.any_size
             known = next(_NEXT), bool(said(op.attrs) if callable(said) else said), op.attrs
             if next(arrays_in(op.attrs.values()), None) is None:
                 known = self._heads.setdefault(key, known)
@@ -128,7 +128,7 @@ def _stand_in(layout: Any) -> Any:
 class Chooser:
     """Chooses a kernel body for every operator of a plan."""
 
-    def __init__(self, storage: Storage, device: str, natively: bool, answers: KernelAnswers, layouts: dict[str, LayoutKeys]):
+    def __init__(self, storage: StorageAssignment, device: str, natively: bool, answers: KernelAnswers, layouts: dict[str, LayoutKeys]):
         self.storage, self.device, self.natively = storage, device, natively
         self._answers = answers
         self._of_context = _Kept({}, {})  # answers that depend on the rank and its communicator
@@ -146,9 +146,9 @@ class Chooser:
             return node.made
         if len(node.ops) > 1:
             self._straighten(node)
-            if not definition.native_tail:
+            if not definition.native.tail:
                 return "fused"
-        if definition.bind_control is not None:
+        if definition.control.bind is not None:
             return "control"
         if here is not None and (here.skip or here.fills):
             return "nothing" if here.skip else "fill"
@@ -174,7 +174,7 @@ class Chooser:
     def _known(self, node: PlanNode) -> tuple[KernelBody, Sequence[TensorType]]:
         """The cached choice for operands of these layouts, and the body's scratch for these sizes."""
         op, definition = node.op, node.definition
-        of_rank = definition.native_takes_ctx or definition.view_ctx is not None or node.here is not None
+        of_rank = definition.native_takes_ctx or definition.storage.view_ctx is not None or node.here is not None
         known = self._of_context if of_rank else self._answers.kept
         names, (number, any_size) = op.input_arg_names + op.output_arg_names, self._answers.head(op, definition)
         head = number if node.here is None else (number, id(node.here))  # the plan keeps `here` alive

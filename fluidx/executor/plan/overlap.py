@@ -9,7 +9,7 @@ from ... import config, native
 from ...ir import flow
 from ...ir.operator import Role
 from .overlap_rules import Access, hidden, overlap
-from .storage import COMMUNICATES, PlanNode, Root, Storage
+from .storage import COMMUNICATES, PlanNode, Root, StorageAssignment
 
 _WORTH = 1 << 20  # bytes: copying them takes 0.1 ms, three times as long as waking a thread
 
@@ -38,19 +38,19 @@ def least_hidden(ranks: int) -> int | None:
     return 0 if asked else _WORTH
 
 
-def on_stream(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span]) -> OverlappedSteps:
+def on_stream(storage: StorageAssignment, nodes: Sequence[PlanNode], order: Sequence[Span]) -> OverlappedSteps:
     """Overlap on a GPU stream: only communication steps; other steps on messages count as compute."""
     return _extended(storage, nodes, order, [_access(storage, nodes[k:stop], False) for k, stop in order], 0)
 
 
-def on_thread(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span], least: int) -> OverlappedSteps:
+def on_thread(storage: StorageAssignment, nodes: Sequence[PlanNode], order: Sequence[Span], least: int) -> OverlappedSteps:
     """Overlap on a second thread: communication and the `dist` operators behind it, if compute hides at least `least` bytes of it."""
     if any(node.definition.effect in COMMUNICATES for some in storage.inner.values() for node in some):
         return NOTHING  # communication in a loop or branch runs on the compute thread; with a second thread the order would differ
     return _extended(storage, nodes, order, [_access(storage, nodes[k:stop], True) for k, stop in order], least)
 
 
-def _access(storage: Storage, some: Sequence[PlanNode], follows: bool) -> Access:
+def _access(storage: StorageAssignment, some: Sequence[PlanNode], follows: bool) -> Access:
     if some[0].made:  # a view or a join: no memory access
         return Access(frozenset(), frozenset())
     roots, ops = storage.roots, [op for node in some for op in node.ops]
@@ -63,7 +63,7 @@ def _access(storage: Storage, some: Sequence[PlanNode], follows: bool) -> Access
 
 
 def _extended(
-    storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span], accesses: Sequence[Access], least: int
+    storage: StorageAssignment, nodes: Sequence[PlanNode], order: Sequence[Span], accesses: Sequence[Access], least: int
 ) -> OverlappedSteps:
     """The overlapped steps. Storage that is being sent or received stays live until the wait."""
     found = overlap(accesses)

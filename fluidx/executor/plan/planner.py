@@ -21,7 +21,7 @@ from .segments import check_whole
 from .selection import Outline
 from .shadows import Shadows
 from .sizes import RankSizes
-from .storage import PlanNode, Storage
+from .storage import PlanNode, StorageAssignment
 from .storage_proof import check_storage
 
 
@@ -89,7 +89,7 @@ def _planned(
     units = chains(sizes, shadows, outline, layouts) if natively and fuse else [(op,) for op in outline.ops]
     counts = tuple(map(len, units))
     lives = lifetimes(outline, counts, sizes) if sizes.here else outline.fact(lifetimes, counts)
-    storage = Storage(sizes, shadows, ctx, outline, lives)
+    storage = StorageAssignment(sizes, shadows, ctx, outline, lives)
     spans = lives.spans
     absent = frozenset(sizes.local.absent) if sizes.local is not None else frozenset()
     for name in feed_types:
@@ -157,7 +157,7 @@ def _order(nodes: Sequence[PlanNode], spans: Mapping[int, Span]) -> Iterator[Spa
         k = stop
 
 
-def _overlapped(storage: Storage, nodes: Sequence[PlanNode], order: Sequence[Span], least: int | None) -> OverlappedSteps:
+def _overlapped(storage: StorageAssignment, nodes: Sequence[PlanNode], order: Sequence[Span], least: int | None) -> OverlappedSteps:
     comm = storage.ctx.comm
     if comm is not None and comm.asynchronous:
         return on_stream(storage, nodes, order)

@@ -130,7 +130,8 @@ class RankView:
         """The operator as this rank runs it; None if it runs unchanged. `types` are the local types, also of the outputs."""
         if self.cut.isdisjoint(op.input_arg_names) and self.cut.isdisjoint(op.output_arg_names):
             return None
-        if definition.effect not in _PART_OPS or definition.move is not None or self.is_local_rule(op, definition) or definition.bodies:
+        local = definition.comm.move is not None or definition.control.bodies or self.is_local_rule(op, definition)
+        if local or definition.effect not in _PART_OPS:
             return None
         ins = definition.flat_slots(op.inputs, definition.in_slots)
         outs = definition.flat_slots(op.outputs, definition.out_slots)
@@ -144,8 +145,8 @@ class RankView:
             wholes_in, wholes_out = self._wholes(ins, types), self._wholes(outs, types)
             part = part_of(p, wholes_in, self._places(ins), wholes_out, self._places(outs), self.coords)
         attrs = op.attrs
-        if definition.local_attrs is not None:
-            attrs = definition.local_attrs(attrs, [t and t.shape for t in in_types], [t and t.shape for t in out_types])
+        if definition.comm.local_attrs is not None:
+            attrs = definition.comm.local_attrs(attrs, [t and t.shape for t in in_types], [t and t.shape for t in out_types])
         made = [k for k, t in enumerate(out_types) if t is not None and 0 not in t.shape]
         if not made:
             return LocalOp(attrs, part, ghosts, skip=True)

@@ -28,7 +28,7 @@ class Outline:
 
     def __init__(self, program: Program, ops: Sequence[Operator], given: tuple[str, ...], fetch: tuple[str, ...]):
         self.program, self.ops, self.given, self.fetch = program, ops, given, fetch
-        self.runs_blocks = any(opdef(type_).bodies for type_ in op_types(ops))
+        self.runs_blocks = any(opdef(type_).control.bodies for type_ in op_types(ops))
         self._source = program.version, tuple(program.global_block().oplist)
         self._facts: dict[tuple[Hashable, ...], object] = {}
         self.chains: dict[tuple[Hashable, ...], bool] = {}  # cached: are there kernel calls for a chain?

@@ -76,7 +76,7 @@ class RankSignatures(dict[str, int]):
     def of(self, op: Operator, definition: type[OpDef]) -> Hashable:
         """The signature of an operator whose inputs have types; None if its answer is not cached."""
         reads, writes, ins, outs = op.input_arg_names, op.output_arg_names, op.inputs, op.outputs
-        if not reads or definition.open_axes is not None:
+        if not reads or definition.control.open_axes is not None:
             return None
         values = *ins, *map(self.__getitem__, reads), *outs, *map(self.declared.__getitem__, writes)
         if len(ins) == len(reads) and len(outs) == len(writes):

@@ -159,7 +159,7 @@ class RankSizes:
         types, signatures = self.types, self._signatures
         for k, op in enumerate(ops):
             definition = opdef(op.type)
-            if definition.bodies:
+            if definition.control.bodies:
                 self._infer_control(op, within or op)
                 continue
             for n in op.input_arg_names:
@@ -209,7 +209,7 @@ class RankSizes:
     def _infer_placed(self, local: RankView, op: Operator, definition: type[OpDef], ins: list[Any]) -> None:
         """Types of results with placements. The type rule gets global types, or local types for `local` values and messages."""
         if local.is_local_rule(op, definition):
-            if definition.open_axes is not None:
+            if definition.control.open_axes is not None:
                 self._fill_open(local, op, definition)
                 return
             for n, t in self._results(op, definition, ins):
@@ -225,8 +225,8 @@ class RankSizes:
 
     def _fill_open(self, local: RankView, op: Operator, definition: type[OpDef]) -> None:
         """Types of results whose open axes take global sizes from other variables, as the operator's attributes say."""
-        assert definition.open_axes is not None
-        axes = definition.open_axes(op.attrs)
+        assert definition.control.open_axes is not None
+        axes = definition.control.open_axes(op.attrs)
         for n, t in self._results(op, definition, []):
             declared = local.descs[n].type
             if ANY in declared.shape and n not in local.own:

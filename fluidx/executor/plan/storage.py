@@ -93,7 +93,7 @@ class _View(NamedTuple):
     is_recorded: bool
 
 
-class Storage:
+class StorageAssignment:
     """Assigns storage to the results of units (operators or chains), one after the other: `place(i, unit)`, then `finish()`."""
 
     def __init__(self, sizes: RankSizes, shadows: Shadows, ctx: RunContext, outline: Outline, lives: Liveness):
@@ -177,12 +177,12 @@ class Storage:
         read = op.input_arg_names if here is None or not here.ghosts else here.real_inputs(op, definition)
         roots, outs = self.roots, op.output_arg_names
         ins = {n: roots[n] if n in roots else self._root(n, i) for n in read}
-        views = definition.view is not None or definition.view_ctx is not None
+        views = definition.storage.view is not None or definition.storage.view_ctx is not None
         if views and all(map(self._is_new, outs)) and self._try_view(node):
             return node
         if inside:  # the other operands are copied into the result
             return node
-        elsewhere = () if definition.bodies else self._place_at_destinations(self._destinations(node), i)
+        elsewhere = () if definition.control.bodies else self._place_at_destinations(self._destinations(node), i)
         self._results(node, ins, [n for n in outs if n not in elsewhere])
         if definition.effect in COMMUNICATES:  # values that are sent must be contiguous
             for n in read:
@@ -201,7 +201,7 @@ class Storage:
             if name in self.roots or name in self.state:
                 root = self._root(name, i)
                 # writing over an input is allowed only if the op declares exactly this pair
-                if not definition.bodies and any(r is root and not source == n == name for n, r in ins.items()):
+                if not definition.control.bodies and any(r is root and not source == n == name for n, r in ins.items()):
                     self.add_scratch(node, self.types[name], name)
                 root.stop = max(root.stop, self.last.get(name, i))
             else:
@@ -223,7 +223,7 @@ class Storage:
             name = op.output_arg_names[0]
             if self.last[name] > i and name not in elsewhere:
                 # an operator with a tail reads its operands again and again while it writes
-                self._new(name, i, [n for n in ins if n not in taken and not node.definition.native_tail], ins)
+                self._new(name, i, [n for n in ins if n not in taken and not node.definition.native.tail], ins)
                 taken.update(n for n, r in ins.items() if r is self.roots[name])
 
     def _new(self, name: str, i: float, sources: Iterable[str], ins: Mapping[str, Root]) -> None:
@@ -239,7 +239,7 @@ class Storage:
     def _destinations(self, node: PlanNode) -> Mapping[str, Destination]:
         """Destinations of results: allocate a result at the destination of the only operator that moves it."""
         early = self.readers.early_destinations(node.index, node.ops, node.op.output_arg_names)
-        return early if early or node.definition.strided is None else self.readers.destinations(node.op)
+        return early if early or node.definition.storage.strided is None else self.readers.destinations(node.op)
 
     def _place_at_destinations(self, destinations: Mapping[str, Destination], i: float) -> Collection[str]:
         """Give storage to the results that have a destination; return their names."""
@@ -383,7 +383,7 @@ class Storage:
         if found is None or [(a.shape, dtype_name(a.dtype)) for a in found] != [(t.shape, t.dtype) for t in types]:
             return None
         # recorded if the view depends on the rank, because a shared plan does not name the rank
-        on_rank = definition.view_ctx is not None
+        on_rank = definition.storage.view_ctx is not None
         return [_View(self.shadows.like(a), start_of(a) - start_of(x), on_rank and a.flags.c_contiguous) for a in found]
 
     def _later_writes(self, root: Root, i: float, stop: float) -> bool:
@@ -437,7 +437,7 @@ def _in_place(outline: Outline) -> dict[int, Mapping[str, str]]:
 
 def _pairs(op: Operator) -> Mapping[str, str]:
     """{result: operand} for the results of an operator that may overwrite an operand in place."""
-    if not (pairs := opdef(op.type).inplace):
+    if not (pairs := opdef(op.type).storage.inplace):
         return _NO_PAIRS
     ins, outs = op.inputs, op.outputs
     return {outs[b][0]: ins[a][0] for a, b in pairs if ins.get(a) and outs.get(b)}

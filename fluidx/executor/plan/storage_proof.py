@@ -204,7 +204,7 @@ class _StorageWalk:
             if self.plan.values[name].buffer != self.plan.values[source].buffer:
                 self.refuse(f"{label} makes %{name} a view of %{source}, which lies in another buffer", op)
         definition = opdef(op.type)
-        if definition.view is not None:
+        if definition.storage.view is not None:
             views = definition.views_of(self.shadow(source), None, op.attrs if step.here is None else step.here.attrs)
             if views is None:
                 self.refuse(f"{label} makes %{names[0]} a view of %{source}, whose layout allows none", op)
@@ -228,10 +228,11 @@ class _StorageWalk:
     def part_places(self, step: Step) -> list[tuple[Any, bool]]:
         """For an operator that joins: the place of each operand in the result, and whether the operand is there."""
         op, values, definition = step.op, self.plan.values, opdef(step.op.type)
-        if definition.operand_views is None or not definition.in_slots[0].many or step.kernel == "nothing" or len(op.output_arg_names) != 1:
+        views = definition.storage.operand_views
+        if views is None or not definition.in_slots[0].many or step.kernel == "nothing" or len(op.output_arg_names) != 1:
             return []
         whole = op.output_arg_names[0]
-        parts = definition.operand_views(self.shadow(whole), [values[n].type.shape for n in op.input_arg_names], **op.attrs)
+        parts = views(self.shadow(whole), [values[n].type.shape for n in op.input_arg_names], **op.attrs)
         return [
             (a, not a.size or values[n].buffer == values[whole].buffer and _place(self.shadow(n)) == _place(a))
             for n, a in zip(op.input_arg_names, parts, strict=True)
@@ -318,14 +319,14 @@ class _StorageWalk:
     def inplace(self, step: Step) -> Iterator[tuple[str, str]]:
         """The (operand, result) pairs of a step that may share storage."""
         first = opdef(step.op.type)
-        if step.kernel == "fused" and first.native_tail:  # it reads its operands again after it writes its first result
-            pairs = [(a, b) for a, b in first.inplace if b != first.outputs[0]]
+        if step.kernel == "fused" and first.native.tail:  # it reads its operands again after it writes its first result
+            pairs = [(a, b) for a, b in first.storage.inplace if b != first.outputs[0]]
             yield from ((step.op.inputs[a][0], step.op.outputs[b][0]) for a, b in pairs if step.op.outputs.get(b))
             return
         if step.kernel in ("fused", "control"):
             yield from ((n, out) for n in step.reads for out in step.writes if step.kernel == "fused" or n == out)
         for op in step.ops:
-            for a, b in opdef(op.type).inplace:
+            for a, b in opdef(op.type).storage.inplace:
                 yield from ((n, out) for n in op.inputs.get(a, ())[:1] for out in op.outputs.get(b, ())[:1])
 
     def check_running(self, label: str, op: Operator, reads: list[Span], writes: list[Span]) -> None:
@@ -342,7 +343,7 @@ class _StorageWalk:
         for body in bodies(step.op):
             self.live = {space: list(found) for space, found in live.items()}
             self.content, self.ended = dict(content), dict(ended)
-            for _ in range(2 if opdef(step.op.type).repeats else 1):
+            for _ in range(2 if opdef(step.op.type).control.repeats else 1):
                 self.steps(self.plan.bodies.get(body.idx, ()), f"{label}, block {body.idx}, step ")
             for n in body.results(step.op):
                 self.read(n, label, step.op)

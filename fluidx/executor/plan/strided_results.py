@@ -2,9 +2,9 @@
 
 An operator that only moves its operands, such as concat, needs no call if they are written inside its result. A reshape of a transpose is a
 view if the operand of the transpose is written in the order that the reshape needs. Normally only results of one operator are joined this
-way, so that the joined value takes memory no earlier than its parts. Where an op allows it (`OpDef.assembled_by_many`, for buckets that are
-sent), results of several operators are joined, and other operands are copied. The joined value may be a state variable, if all readers of
-its old value run before.
+way, so that the joined value takes memory no earlier than its parts. Where an op allows it (`Storage.assembled_by_many`, for buckets that
+are sent), results of several operators are joined, and other operands are copied. The joined value may be a state variable, if all readers
+of its old value run before.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Readers:
     @cached_property
     def mover(self) -> Mapping[str, Operator]:
         """The operator that moves a value, for values that a single operator moves."""
-        moving = frozenset(t for t in op_types(self.outline.ops) if opdef(t).operand_views is not None)
+        moving = frozenset(t for t in op_types(self.outline.ops) if opdef(t).storage.operand_views is not None)
         readers = _readers(self.outline, self.sizes, moving) if self.sizes.here else self.outline.fact(_readers, None, moving)
         return {n: ops[0] for n, ops in readers.items() if len(ops) == 1}
 
@@ -67,7 +67,7 @@ class Readers:
         """The values that may be written inside a value which several operators assemble."""
         found: set[str] = set()
         for name, op in reversed([*self.mover.items()]) if self.early else ():  # what moves a result comes after what moves its operand
-            if opdef(op.type).assembled_by_many or not found.isdisjoint(op.output_arg_names):
+            if opdef(op.type).storage.assembled_by_many or not found.isdisjoint(op.output_arg_names):
                 found.add(name)
         return found
 
@@ -79,11 +79,11 @@ class Readers:
 
     def _accepts(self, op: Operator, name: str, a: np.ndarray, join: Operator | None) -> bool:
         definition = opdef(op.type)
-        if definition.view is not None:
+        if definition.storage.view is not None:
             views = definition.views_of(a, self.ctx, self._attrs(op))
             return views is not None and all(self.accept(n, v, join) for n, v in zip(op.output_arg_names, views, strict=True))
         slots = [slot for slot, names in op.inputs.items() if name in names]
-        said = definition.strided
+        said = definition.storage.strided
         return bool(slots) and said is not None and all(said(slot, a) for slot in slots)
 
     def _attrs(self, op: Operator) -> Mapping[str, Any]:
@@ -102,7 +102,7 @@ class Readers:
             name = op.outputs[slot][0]
             if name in found or not path:
                 continue
-            if _joins(path[-1]) and not opdef(path[-1].type).assembled_by_many:
+            if _joins(path[-1]) and not opdef(path[-1].type).storage.assembled_by_many:
                 found.update(self._joined(op, paths, path[-1]))
             if name not in found and (home := self._reordered(op, slot, path)) is not None:
                 found[name] = home
@@ -115,7 +115,7 @@ class Readers:
             if name not in self._assembled:
                 continue
             path = self._path(name) if self.fresh(name) else []
-            if not path or not _joins(join := path[-1]) or not opdef(join.type).assembled_by_many:
+            if not path or not _joins(join := path[-1]) or not opdef(join.type).storage.assembled_by_many:
                 continue
             whole, parts = self._parts(join)
             number, part = parts[path[-2].output_arg_names[0] if len(path) > 1 else name]
@@ -154,7 +154,7 @@ class Readers:
 
     def _kept(self, op: Operator) -> bool:
         """Does an operator join parts to a state variable that nothing else writes?"""
-        return opdef(op.type).assembled_by_many and op.output_arg_names[0] in self.outline.fact(written_once)
+        return opdef(op.type).storage.assembled_by_many and op.output_arg_names[0] in self.outline.fact(written_once)
 
     def _back(self, a: np.ndarray | None, path: Sequence[Operator]) -> np.ndarray | None:
         """The place of a path's first operand if the path's result is this array."""
@@ -196,7 +196,7 @@ class Readers:
         self, op: Operator, slot: str, a: np.ndarray | None, whole: np.ndarray, join: Operator | None
     ) -> Destination | None:
         """The destination of a result with the layout of `a`, if the operator and all readers accept it."""
-        name, said = op.outputs[slot][0], opdef(op.type).strided
+        name, said = op.outputs[slot][0], opdef(op.type).storage.strided
         if a is None or not a.size or said is None or not said(slot, a) or not self.accept(name, a, join):
             return None
         return Destination(self.shadows.like(a), StridedView(start_of(a) - start_of(whole), a.strides), join)
@@ -226,7 +226,7 @@ def _readers(outline: Outline, sizes: RankSizes | None = None, types: Container[
 
 def _early(outline: Outline) -> bool:
     """Is there an operator whose result several operators may assemble?"""
-    return any(opdef(type_).assembled_by_many for type_ in op_types(outline.ops))
+    return any(opdef(type_).storage.assembled_by_many for type_ in op_types(outline.ops))
 
 
 def _joins(op: Operator) -> bool:
@@ -234,7 +234,7 @@ def _joins(op: Operator) -> bool:
 
 
 def _inside(op: Operator, a: np.ndarray, sizes: RankSizes) -> list[Any]:
-    inside: Any = opdef(op.type).operand_views
+    inside: Any = opdef(op.type).storage.operand_views
     return inside(a, [sizes.types[n].shape for n in op.input_arg_names], **op.attrs)
 
 

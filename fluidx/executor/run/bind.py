@@ -149,15 +149,15 @@ class _Binder:
             case "joined":
                 return None
             case "control":
-                assert definition.bind_control is not None
-                return definition.bind_control(self, op)
+                assert definition.control.bind is not None
+                return definition.control.bind(self, op)
             case "exchange":
                 return self._exchange(step)
             case "fused":
                 aside, before, _ = self._copies(step)
                 stored = [n for n in step.writes if n in self.plan.values]
                 calls = fused(step.ops, stored, lambda n: aside[n, True] if (n, True) in aside else self.array(n), self._scratch(step))
-                return _sequence([*before, kernels.Native(calls)])
+                return _sequence([*before, kernels.NativeStep(calls)])
             case "nothing":
                 for n in op.output_arg_names:  # a state variable is created even if it is empty
                     self.array(n)
@@ -213,7 +213,7 @@ class _Binder:
                 name = op.input_arg_names[0]
                 sends.append((aside[name, True] if (name, True) in aside else self.array(name), peer))
         calls = native_calls(self.ctx, "exchange", sends, recvs)
-        exchange = partial(self.ctx.comm.exchange, sends, recvs) if calls is None else kernels.Native(calls)
+        exchange = partial(self.ctx.comm.exchange, sends, recvs) if calls is None else kernels.NativeStep(calls)
         return _sequence([*before, exchange])
 
     def rows(self, name: str) -> Rows:
@@ -250,9 +250,9 @@ def _sequence(steps: list[Call]) -> Call:
     """The calls as one call; a C call if all of them are."""
     if len(steps) == 1:
         return steps[0]
-    natives = [s for s in steps if isinstance(s, kernels.Native)]
+    natives = [s for s in steps if isinstance(s, kernels.NativeStep)]
     if len(natives) == len(steps):
-        return kernels.Native([call for s in natives for call in s.calls])
+        return kernels.NativeStep([call for s in natives for call in s.calls])
     return partial(_run_all, steps)
 
 

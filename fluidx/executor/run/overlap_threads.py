@@ -72,4 +72,4 @@ class Threads:
 
     def _call(self, name: str, beside: bool, at: int) -> Call:
         calls = native_calls(self.ctx, name, beside, at)
-        return partial(getattr(self.ctx.comm, name), beside, at) if calls is None else kernels.Native(calls)
+        return partial(getattr(self.ctx.comm, name), beside, at) if calls is None else kernels.NativeStep(calls)

@@ -50,7 +50,7 @@ class CallList:
 
     def join(self) -> None:
         """Join neighbouring C kernels to one call."""
-        for native, some in groupby(self.steps, key=lambda step: isinstance(step[1], kernels.Native)):
+        for native, some in groupby(self.steps, key=lambda step: isinstance(step[1], kernels.NativeStep)):
             ops, calls = zip(*some, strict=True)
             self._calls += [kernels.joined(calls)] if native else calls
             self._ops += ops[:1] if native else ops
@@ -79,7 +79,7 @@ class CallList:
         joined = self._calls, self._ops, self._text_ids
         clock = observers.clock
         for _, step in self.steps:
-            if isinstance(step, kernels.Native):
+            if isinstance(step, kernels.NativeStep):
                 step.ready()
 
         def watched(i: int, op: Operator, call: Call) -> None:
@@ -119,7 +119,7 @@ class CallList:
             return first
         at = next((k for k, (op, _) in enumerate(self.steps) if op is first), len(self.steps))
         for op, step in self.steps[at:]:
-            if not isinstance(step, kernels.Native):  # a step with copies by NumPy is not part of a joined call
+            if not isinstance(step, kernels.NativeStep):  # a step with copies by NumPy is not part of a joined call
                 break
             number -= len(step.calls)
             if number < 0:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Comm, Rewrite, Storage
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.parts import bounds
 from ...ir.types import ANY, Entry, TensorType
@@ -43,12 +44,12 @@ class ReplicaAdasum(OpDef):
     """
 
     name = "replica_adasum"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X",)
     pattern = "* -> * | R *!"  # each replica-local value gets a weight that depends on all of its elements
-    inplace = (("X", "Out"),)
-    replica_collective = "adasum_reduce", {}
-    meaning = staticmethod(lambda a, ins, outs: [a.adaptive.whole(ins[0])])
+    storage = Storage(inplace=(("X", "Out"),))
+    comm = Comm(replica_collective=("adasum_reduce", {}))
+    rewrite = Rewrite(meaning=lambda a, ins, outs: [a.adaptive.whole(ins[0])])
 
     @staticmethod
     def infer(x: TensorType) -> TensorType:
@@ -73,16 +74,12 @@ class AdasumReduce(OpDef):
     """
 
     name = "adasum_reduce"
-    activity = "ADASUM"
     inputs = ("X",)
     attrs = {"group": Required(str), "layers": (), **HOW}
-    algorithm_method = "adaptive"
-    blocks = staticmethod(_blocks)
     effect = Effect.COLLECTIVE
-    sent = staticmethod(lambda n, *_: share("adaptive", n))
 
     @staticmethod
-    def replica_op(**attrs: Any) -> tuple[str, dict[str, Any]]:
+    def _replica_op(**attrs: Any) -> tuple[str, dict[str, Any]]:
         return "replica_adasum", {}
 
     @staticmethod
@@ -94,8 +91,17 @@ class AdasumReduce(OpDef):
         return x
 
     @staticmethod
-    def move(entry: Entry | None, **attrs: Any) -> Entry | None:
+    def _move(entry: Entry | None, **attrs: Any) -> Entry | None:
         return from_replica_local("adasum_reduce", entry)
+
+    comm = Comm(
+        move=_move,
+        sent=lambda n, *_: share("adaptive", n),
+        replica_op=_replica_op,
+        algorithm_method="adaptive",
+        blocks=_blocks,
+        activity="ADASUM",
+    )
 
     @staticmethod
     def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, layers: tuple, **how: Any) -> None:
@@ -139,7 +145,7 @@ class AdasumProducts(OpDef):
     name = "adasum_products"
     inputs = ("X", "Y")
     attrs = {"layers": Required(tuple), "start": 0}
-    meaning = staticmethod(lambda a, ins, outs, *, layers, start: [a.adaptive.products(*ins, layers, start, outs[0])])
+    rewrite = Rewrite(meaning=lambda a, ins, outs, *, layers, start: [a.adaptive.products(*ins, layers, start, outs[0])])
 
     @staticmethod
     def infer(x: TensorType, y: TensorType, *, layers: tuple, start: int) -> TensorType:
@@ -172,8 +178,8 @@ class AdasumPair(OpDef):
     name = "adasum_pair"
     inputs = ("X", "Y", "Products")
     attrs = {"layers": Required(tuple), "start": 0}
-    inplace = (("X", "Out"), ("Y", "Out"))
-    meaning = staticmethod(lambda a, ins, outs, *, layers, start: [a.adaptive.pair(*ins, layers, start)])
+    storage = Storage(inplace=(("X", "Out"), ("Y", "Out")))
+    rewrite = Rewrite(meaning=lambda a, ins, outs, *, layers, start: [a.adaptive.pair(*ins, layers, start)])
 
     @staticmethod
     def infer(x: TensorType, y: TensorType, products: TensorType, *, layers: tuple, start: int) -> TensorType:

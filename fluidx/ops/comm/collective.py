@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from ...comm.base import REDUCE_OPS
 from ...ir.errors import ProgramError, nearest
 from ...ir.offsets import Offsets
+from ...ir.op_facets import Comm, Native, Rewrite, Storage
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.parts import REDUCE
 from ...ir.parts import bounds as cut_bounds
@@ -121,8 +122,7 @@ class NcclInit(OpDef):
     """
 
     name = "nccl_init"
-    activity = "INIT_NCCL"
-    fluid_names = ("ncclInit", "c_comm_init")
+    comm = Comm(fluid_names=("ncclInit", "c_comm_init"), activity="INIT_NCCL")
     outputs = ()
     attrs = {"group": Required(str)}
     effect = Effect.COLLECTIVE
@@ -132,13 +132,15 @@ class NcclInit(OpDef):
         return ()
 
     @staticmethod
-    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         ranks = ctx.group(attrs["group"])
         return lambda: ctx.comm.init_group(ranks)
 
     @staticmethod
-    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+    def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
         return native_calls(ctx, "init_group", ctx.group(attrs["group"]))
+
+    native = Native(calls=_calls, bind=_bind)
 
     @staticmethod
     def samples():
@@ -149,7 +151,7 @@ class Barrier(OpDef):
     """Wait until every rank of the group has arrived."""
 
     name = "barrier"
-    activity = "BARRIER"
+    comm = Comm(activity="BARRIER")
     outputs = ()
     attrs = {"group": Required(str)}
     effect = Effect.COLLECTIVE
@@ -157,13 +159,15 @@ class Barrier(OpDef):
     infer = NcclInit.infer
 
     @staticmethod
-    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         ranks = ctx.group(attrs["group"])
         return lambda: ctx.comm.barrier(ranks)
 
     @staticmethod
-    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+    def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
         return native_calls(ctx, "barrier", ctx.group(attrs["group"]))
+
+    native = Native(calls=_calls, bind=_bind)
 
     @staticmethod
     def samples():
@@ -177,15 +181,10 @@ class AllReduce(OpDef):
     """
 
     name = "all_reduce"
-    activity = "ALLREDUCE"
-    fluid_names = ("ncclAllReduce", "c_allreduce_{op}")
     inputs = ("X",)
     attrs = {"group": Required(str), "op": "sum", **HOW}
-    algorithm_method = "all_reduce"
     effect = Effect.COLLECTIVE
-    inplace = (("X", "Out"),)
-    replica_op: ClassVar[Any] = staticmethod(lambda group, op, **how: ("replica_mean", {}) if op == "avg" else None)
-    sent = staticmethod(lambda n, *_: share("all_reduce", n))
+    storage = Storage(inplace=(("X", "Out"),))
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, **how: Any) -> TensorType:
@@ -193,16 +192,27 @@ class AllReduce(OpDef):
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, op: str, **how: Any) -> Entry | None:
-        if entry is not None and entry.is_own and AllReduce.replica_op(group=group, op=op) is not None:
+    def _move(entry: Entry | None, *, group: str, op: str, **how: Any) -> Entry | None:
+        if entry is not None and entry.is_own and AllReduce.comm.replica_op(group=group, op=op) is not None:
             return None
         check_move("all_reduce", op)
         expect("all_reduce", entry, Partial(op, group))
         return None
 
+    comm = Comm(
+        move=_move,
+        sent=lambda n, *_: share("all_reduce", n),
+        replica_op=lambda group, op, **how: ("replica_mean", {}) if op == "avg" else None,
+        algorithm_method="all_reduce",
+        fluid_names=("ncclAllReduce", "c_allreduce_{op}"),
+        activity="ALLREDUCE",
+    )
+
     @staticmethod
-    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, op: str, **_: Any) -> Any:
+    def _meaning(a: Any, xs: Any, out: TensorType, index: int, *, op: str, **_: Any) -> Any:
         return a.mean(xs) if op == "avg" else a.sum(xs) if op == "sum" else None
+
+    rewrite = Rewrite(meaning=_meaning)
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
@@ -214,8 +224,10 @@ class AllReduce(OpDef):
         ctx.comm.all_reduce(x, out, op, ctx.group(group))
 
     @staticmethod
-    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+    def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
         return native_calls(ctx, "all_reduce", ins[0], outs[0], attrs["op"], ctx.group(attrs["group"]))
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -229,15 +241,10 @@ class Reduce(OpDef):
     """
 
     name = "reduce"
-    activity = "REDUCE"
-    fluid_names = ("ncclReduce", "c_reduce_{op}")
     inputs = ("X",)
     attrs = {"group": Required(str), "op": "sum", "root": Required(int), **HOW}
-    algorithm_method = "reduce"
-    blocks = staticmethod(lambda t, n, attrs: owned_by(attrs["root"], n, t.numel))
     effect = Effect.COLLECTIVE
-    inplace = (("X", "Out"),)
-    sent = staticmethod(lambda n, *_: share("reduce", n))
+    storage = Storage(inplace=(("X", "Out"),))
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, root: int, **how: Any) -> TensorType:
@@ -245,14 +252,25 @@ class Reduce(OpDef):
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, op: str, root: int, **how: Any) -> Entry | None:
+    def _move(entry: Entry | None, *, group: str, op: str, root: int, **how: Any) -> Entry | None:
         check_move("reduce", op)
         expect("reduce", entry, Partial(op, group))
         return At(root, group)
 
+    comm = Comm(
+        move=_move,
+        sent=lambda n, *_: share("reduce", n),
+        algorithm_method="reduce",
+        blocks=lambda t, n, attrs: owned_by(attrs["root"], n, t.numel),
+        fluid_names=("ncclReduce", "c_reduce_{op}"),
+        activity="REDUCE",
+    )
+
     @staticmethod
-    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, op: str, root: int, **_: Any) -> Any:
+    def _meaning(a: Any, xs: Any, out: TensorType, index: int, *, op: str, root: int, **_: Any) -> Any:
         return a.nothing if index != root else a.mean(xs) if op == "avg" else a.sum(xs) if op == "sum" else None
+
+    rewrite = Rewrite(meaning=_meaning)
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
@@ -267,8 +285,10 @@ class Reduce(OpDef):
         ctx.comm.reduce(x, out, op, root, ctx.group(group))
 
     @staticmethod
-    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+    def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
         return native_calls(ctx, "reduce", ins[0], outs[0], attrs["op"], attrs["root"], ctx.group(attrs["group"]))
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -282,28 +302,34 @@ class Broadcast(OpDef):
     """
 
     name = "broadcast"
-    activity = "BROADCAST"
-    fluid_names = ("ncclBcast", "c_broadcast")
     inputs = ("X",)
     attrs = {"group": Required(str), "root": Required(int), **HOW}
-    algorithm_method = "spread"
-    blocks = staticmethod(lambda t, n, attrs: owned_by(attrs["root"], n, t.numel))
     effect = Effect.COLLECTIVE
-    inplace = (("X", "Out"),)
-    sent = staticmethod(lambda n, *_: share("spread", n))
+    storage = Storage(inplace=(("X", "Out"),))
 
     @staticmethod
     def infer(x: TensorType, *, group: str, root: int, **how: Any) -> TensorType:
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, root: int, **how: Any) -> Entry | None:
+    def _move(entry: Entry | None, *, group: str, root: int, **how: Any) -> Entry | None:
         expect("broadcast", entry, At(root, group), None)
         return None
 
+    comm = Comm(
+        move=_move,
+        sent=lambda n, *_: share("spread", n),
+        algorithm_method="spread",
+        blocks=lambda t, n, attrs: owned_by(attrs["root"], n, t.numel),
+        fluid_names=("ncclBcast", "c_broadcast"),
+        activity="BROADCAST",
+    )
+
     @staticmethod
-    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, root: int, **_: Any) -> Any:
+    def _meaning(a: Any, xs: Any, out: TensorType, index: int, *, root: int, **_: Any) -> Any:
         return xs[root]
+
+    rewrite = Rewrite(meaning=_meaning)
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
@@ -315,8 +341,10 @@ class Broadcast(OpDef):
         ctx.comm.broadcast(x, out, root, ctx.group(group))
 
     @staticmethod
-    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+    def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
         return native_calls(ctx, "broadcast", ins[0], outs[0], attrs["root"], ctx.group(attrs["group"]))
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -330,12 +358,14 @@ class Parted(OpDef):
     arguments: ClassVar[Callable[..., tuple]]
 
     @classmethod
-    def bind(cls, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def _bind(cls, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         return partial(getattr(ctx.comm, cls.name), *cls.arguments(ins, outs, attrs, ctx))
 
     @classmethod
-    def native(cls, ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+    def _calls(cls, ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
         return native_calls(ctx, cls.name, *cls.arguments(ins, outs, attrs, ctx))
+
+    native = Native(calls=_calls, bind=_bind)
 
 
 class AllGather(Parted):
@@ -346,14 +376,8 @@ class AllGather(Parted):
     """
 
     name = "all_gather"
-    activity = "ALLGATHER"
-    fluid_names = ("c_allgather", "c_allgather")
     inputs = ("X",)
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "bounds": Offsets(), **HOW}
-    algorithm_method = "spread"
-    blocks = staticmethod(lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]))
-    boxes = staticmethod(_boxes)
-    sent = staticmethod(lambda n, *_: share("spread", n))
 
     @staticmethod
     def infer(x: TensorType, *, group: str, axis: int, unit: int, bounds: Offsets, **how: Any) -> TensorType:
@@ -361,14 +385,26 @@ class AllGather(Parted):
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: Offsets, **how: Any) -> Entry | None:
+    def _move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: Offsets, **how: Any) -> Entry | None:
         expect("all_gather", entry, cut_entry(group, axis, unit, bounds))
         return None
 
+    comm = Comm(
+        move=_move,
+        sent=lambda n, *_: share("spread", n),
+        algorithm_method="spread",
+        blocks=lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]),
+        boxes=_boxes,
+        fluid_names=("c_allgather", "c_allgather"),
+        activity="ALLGATHER",
+    )
+
     @staticmethod
-    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, axis: int, unit: int, bounds: Offsets, **_: Any) -> Any:
+    def _meaning(a: Any, xs: Any, out: TensorType, index: int, *, axis: int, unit: int, bounds: Offsets, **_: Any) -> Any:
         marks = _flat_marks(out, len(xs), axis, unit, bounds)
         return None if marks is None else a.gathered(xs, marks, out.shape)
+
+    rewrite = Rewrite(meaning=_meaning)
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
@@ -392,14 +428,8 @@ class ReduceScatter(Parted):
     """
 
     name = "reduce_scatter"
-    activity = "REDUCESCATTER"
-    fluid_names = ("c_reducescatter", "c_reducescatter")
     inputs = ("X",)
     attrs = {"group": Required(str), "op": "sum", "axis": 0, "unit": 1, "bounds": Offsets(), **HOW}
-    algorithm_method = "reduce"
-    blocks = staticmethod(lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]))
-    boxes = staticmethod(_boxes)
-    sent = staticmethod(lambda n, *_: share("reduce", n))
 
     @staticmethod
     def infer(x: TensorType, *, group: str, op: str, axis: int, unit: int, bounds: Offsets, **how: Any) -> TensorType:
@@ -408,16 +438,28 @@ class ReduceScatter(Parted):
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, op: str, axis: int, unit: int, bounds: Offsets, **how: Any) -> Entry | None:
+    def _move(entry: Entry | None, *, group: str, op: str, axis: int, unit: int, bounds: Offsets, **how: Any) -> Entry | None:
         check_move("reduce_scatter", op)
         expect("reduce_scatter", entry, Partial(op, group))
         return cut_entry(group, axis, unit, bounds)
 
+    comm = Comm(
+        move=_move,
+        sent=lambda n, *_: share("reduce", n),
+        algorithm_method="reduce",
+        blocks=lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]),
+        boxes=_boxes,
+        fluid_names=("c_reducescatter", "c_reducescatter"),
+        activity="REDUCESCATTER",
+    )
+
     @staticmethod
-    def meaning(a: Any, xs: Any, out: TensorType, index: int, *, op: str, axis: int, unit: int, bounds: Offsets, **_: Any) -> Any:
+    def _meaning(a: Any, xs: Any, out: TensorType, index: int, *, op: str, axis: int, unit: int, bounds: Offsets, **_: Any) -> Any:
         total = a.mean(xs) if op == "avg" else a.sum(xs) if op == "sum" else None
         marks = None if total is None else _flat_marks(a.type(total), len(xs), axis, unit, bounds)
         return None if marks is None else a.shaped(a.cut(total, marks[index], marks[index + 1]), out.shape)
+
+    rewrite = Rewrite(meaning=_meaning)
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
@@ -444,15 +486,11 @@ class AllToAll(Parted):
     """
 
     name = "all_to_all"
-    activity = "ALLTOALL"
-    fluid_names = ("alltoall", "alltoall")
     inputs = ("X",)
     attrs = {"group": Required(str), "axis": 0, "unit": 1, "to_axis": Required(int), "to_unit": 1, **HOW}
-    algorithm_method = "exchange"
-    sent = staticmethod(lambda n, *_: share("exchange", n))
 
     @staticmethod
-    def boxes(t: TensorType, n: int, attrs: Any) -> list[tuple[int, ...]]:
+    def _boxes(t: TensorType, n: int, attrs: Any) -> list[tuple[int, ...]]:
         """The shapes of the parts from each rank to each rank, in this order."""
         axis, to_axis = attrs["axis"], attrs["to_axis"]
         columns = _widths(t, n, to_axis, attrs["to_unit"])
@@ -467,9 +505,18 @@ class AllToAll(Parted):
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, axis: int, unit: int, to_axis: int, to_unit: int, **how: Any) -> Entry | None:
+    def _move(entry: Entry | None, *, group: str, axis: int, unit: int, to_axis: int, to_unit: int, **how: Any) -> Entry | None:
         expect("all_to_all", entry, Shard(axis, group, unit))
         return Shard(to_axis, group, to_unit)
+
+    comm = Comm(
+        move=_move,
+        sent=lambda n, *_: share("exchange", n),
+        algorithm_method="exchange",
+        boxes=_boxes,
+        fluid_names=("alltoall", "alltoall"),
+        activity="ALLTOALL",
+    )
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...ir.dtypes import as_dtype
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Comm, Control, Native, Precision, Rewrite, Storage
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.types import ANY, At, Entry, TensorType
 from ..shared.native import all_of, copy_calls
@@ -25,7 +26,7 @@ class Send(OpDef):
     """
 
     name = "send"
-    fluid_names = ("send_v2", "send_v2")
+    comm = Comm(fluid_names=("send_v2", "send_v2"))
     inputs = ("X",)
     outputs = ()
     attrs = {"peer": Required(int), "group": Required(str), "batch": ""}
@@ -36,13 +37,15 @@ class Send(OpDef):
         return ()
 
     @staticmethod
-    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         x, peer = ins[0], attrs["peer"]
         return lambda: ctx.comm.exchange([(x, peer)], [])
 
     @staticmethod
-    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+    def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
         return native_calls(ctx, "exchange", [(ins[0], attrs["peer"])], [])
+
+    native = Native(calls=_calls, bind=_bind)
 
     @staticmethod
     def samples():
@@ -57,12 +60,12 @@ class Recv(OpDef):
     """
 
     name = "recv"
-    fluid_names = ("recv_v2", "recv_v2")
+    comm = Comm(fluid_names=("recv_v2", "recv_v2"))
     attrs = {
         "peer": Required(int), "shape": Required(tuple), "dtype": "float32", "group": Required(str), "batch": "", "like": "", "open": (),
     }  # fmt: skip
     effect = Effect.P2P
-    open_axes = staticmethod(lambda attrs: [(attrs["like"], *pair) for pair in _pairs(attrs["open"])])
+    control = Control(open_axes=lambda attrs: [(attrs["like"], *pair) for pair in _pairs(attrs["open"])])
 
     @staticmethod
     def infer(*, peer: int, shape: tuple, dtype: str, group: str, batch: str, like: str, open: tuple) -> TensorType:
@@ -72,13 +75,15 @@ class Recv(OpDef):
         return TensorType(as_dtype(dtype), tuple(shape))
 
     @staticmethod
-    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         out, peer = outs[0], attrs["peer"]
         return lambda: ctx.comm.exchange([], [(out, peer)])
 
     @staticmethod
-    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+    def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
         return native_calls(ctx, "exchange", [], [(outs[0], attrs["peer"])])
+
+    native = Native(calls=_calls, bind=_bind)
 
     @staticmethod
     def samples():
@@ -100,7 +105,7 @@ class TransferOp(OpDef):
     inputs = ("X",)
     attrs = {"group": Required(str), "root": Required(int), "to": Required(int), "batch": ""}
     effect = Effect.COLLECTIVE
-    abstract = True
+    control = Control(abstract=True)
 
     @staticmethod
     def infer(x: TensorType, *, group: str, root: int, to: int, batch: str) -> TensorType:
@@ -109,17 +114,21 @@ class TransferOp(OpDef):
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, root: int, to: int, batch: str) -> Entry | None:
+    def _move(entry: Entry | None, *, group: str, root: int, to: int, batch: str) -> Entry | None:
         expect("transfer", entry, At(root, group))
         return At(to, group)
+
+    comm = Comm(move=_move)
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
         return b.transfer(g, group=op.attrs["group"], root=op.attrs["to"], to=op.attrs["root"])
 
     @staticmethod
-    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         raise ProgramError("transfer is an operator of the program for all ranks; take one rank's program with get_trainer_program(rank)")
+
+    native = Native(bind=_bind)
 
     @staticmethod
     def samples():
@@ -135,12 +144,12 @@ class Chunk(OpDef):
     """Elements [start, stop) of X in flat form, as one axis."""
 
     name = "chunk"
-    flops = 0
-    takes_low_bit = True
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
     inputs = ("X",)
     attrs = {"start": Required(int), "stop": Required(int)}
     pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> . | L(0) U(0)")
-    meaning = staticmethod(lambda a, ins, outs, *, start, stop: [a.cut(ins[0], start, stop)])
+    rewrite = Rewrite(meaning=lambda a, ins, outs, *, start, stop: [a.cut(ins[0], start, stop)])
 
     @staticmethod
     def infer(x: TensorType, *, start: int, stop: int) -> TensorType:
@@ -149,8 +158,10 @@ class Chunk(OpDef):
         return x.with_shape((stop - start,))
 
     @staticmethod
-    def view(x: Any, *, start: int, stop: int) -> Any:
+    def _view(x: Any, *, start: int, stop: int) -> Any:
         return x.reshape(-1)[start:stop] if x.flags.c_contiguous else None
+
+    storage = Storage(view=_view)
 
     @staticmethod
     def kernel(xp: Any, x: Any, *, start: int, stop: int) -> Any:
@@ -165,11 +176,11 @@ class Pack(OpDef):
     """The inputs in flat form, joined: small messages travel as one."""
 
     name = "pack"
-    activity = "MEMCPY_IN_FUSION_BUFFER"
-    flops = 0
+    comm = Comm(activity="MEMCPY_IN_FUSION_BUFFER")
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X*",)
     pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> . | L({','.join(map(str, range(len(ins))))}) F")
-    meaning = staticmethod(lambda a, ins, outs: [a.join(ins[0])])
+    rewrite = Rewrite(meaning=lambda a, ins, outs: [a.join(ins[0])])
 
     @staticmethod
     def infer(xs: list[TensorType]) -> TensorType:
@@ -178,17 +189,17 @@ class Pack(OpDef):
         return TensorType(xs[0].dtype, (ANY if any(x.numel == ANY for x in xs) else sum(x.numel for x in xs),))
 
     @staticmethod
-    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         return partial(_copy_all, _packed(ins[0], outs[0]))
 
     @staticmethod
-    def native(ins: list, outs: list, attrs: Any, dry: bool = False) -> Any:
+    def _calls(ins: list, outs: list, attrs: Any, dry: bool = False) -> Any:
         return all_of([copy_calls(place, x, dry) for place, x in _packed(ins[0], outs[0])])
 
+    native = Native(calls=_calls, bind=_bind)
+
     kernel = staticmethod(lambda xp, xs: xp.concatenate([x.reshape(-1) for x in xs]))
-    operand_views = staticmethod(lambda out, shapes: _rows(out, shapes))
-    assembled_by_many = True
-    strided = staticmethod(lambda slot, a: slot == "X")
+    storage = Storage(strided=lambda slot, a: slot == "X", operand_views=lambda out, shapes: _rows(out, shapes), assembled_by_many=True)
 
     @staticmethod
     def samples():
@@ -199,14 +210,13 @@ class Unpack(OpDef):
     """Values with the given `shapes`, read one after the other from the flat inputs: the inverse of pack."""
 
     name = "unpack"
-    activity = "MEMCPY_OUT_FUSION_BUFFER"
-    flops = 0
+    comm = Comm(local_attrs=lambda attrs, ins, outs: {**attrs, "shapes": tuple(outs)}, activity="MEMCPY_OUT_FUSION_BUFFER")
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X*",)
     outputs = ("Out*",)
     attrs = {"shapes": Required(tuple[tuple[int, ...], ...])}
     pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> {_whole(outs)} | L({','.join(map(str, range(len(ins))))}) F")
-    local_attrs = staticmethod(lambda attrs, ins, outs: {**attrs, "shapes": tuple(outs)})
-    meaning = staticmethod(lambda a, ins, outs, *, shapes: a.rows(a.join(ins[0]), shapes))
+    rewrite = Rewrite(meaning=lambda a, ins, outs, *, shapes: a.rows(a.join(ins[0]), shapes))
 
     @staticmethod
     def infer(xs: list[TensorType], *, shapes: tuple) -> list[TensorType]:
@@ -217,25 +227,26 @@ class Unpack(OpDef):
         return [xs[0].with_shape(s) for s in shapes]
 
     @staticmethod
-    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         pairs = _unpacked(ins[0], outs[0])
         return None if pairs is None else partial(_copy_all, pairs)
 
     @staticmethod
-    def native(ins: list, outs: list, attrs: Any, dry: bool = False) -> Any:
+    def _calls(ins: list, outs: list, attrs: Any, dry: bool = False) -> Any:
         pairs = _unpacked(ins[0], outs[0])
         return None if pairs is None else all_of([copy_calls(place, x, dry) for place, x in pairs])
+
+    native = Native(calls=_calls, bind=_bind)
 
     @staticmethod
     def kernel(xp: Any, xs: list, *, shapes: tuple) -> list:
         return _rows(xp.concatenate([x.reshape(-1) for x in xs]) if len(xs) > 1 else xs[0].reshape(-1), shapes)
 
     @staticmethod
-    def view(x: Any, *, shapes: tuple) -> Any:
+    def _view(x: Any, *, shapes: tuple) -> Any:
         return _rows(x.reshape(-1), shapes) if x.flags.c_contiguous and x.size == sum(map(prod, shapes)) else None
 
-    operand_views = staticmethod(lambda out, given, *, shapes: _rows(out.reshape(-1), given))
-    assembled_by_many = True
+    storage = Storage(view=_view, operand_views=lambda out, given, *, shapes: _rows(out.reshape(-1), given), assembled_by_many=True)
 
     @staticmethod
     def samples():

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...ir.errors import ProgramError
 from ...ir.offsets import Offsets
+from ...ir.op_facets import Arithmetic, Comm, Control, Native, Storage
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import At, Entry, Partial, TensorType
 from ..shared.native import all_of, copy_calls, fill_calls
@@ -32,23 +33,27 @@ class OwnPart(_Cut):
     """
 
     name = "part"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: Offsets) -> Entry | None:
+    def _move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: Offsets) -> Entry | None:
         expect("part", entry, None)
         return cut_entry(group, axis, unit, bounds)
+
+    comm = Comm(move=_move)
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
         return b.pad_part(g, **op.attrs)
 
     @staticmethod
-    def view_ctx(x: Any, ctx: Any, *, group: str, axis: int, unit: int, bounds: Offsets) -> Any:
+    def _view_ctx(x: Any, ctx: Any, *, group: str, axis: int, unit: int, bounds: Offsets) -> Any:
         if bounds and not x.flags.c_contiguous:
             return None
         k, n = ctx.seat(group)
         return cut_views(x, n, axis, unit, bounds)[k]
+
+    storage = Storage(view_ctx=_view_ctx)
 
     @staticmethod
     def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, axis: int, unit: int, bounds: Offsets) -> None:
@@ -64,12 +69,14 @@ class PadPart(_Cut):
     """This rank's part of a value at its position, with zeros elsewhere: a partial sum of the value."""
 
     name = "pad_part"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: Offsets) -> Entry | None:
+    def _move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: Offsets) -> Entry | None:
         expect("pad_part", entry, cut_entry(group, axis, unit, bounds))
         return Partial("sum", group)
+
+    comm = Comm(move=_move)
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
@@ -82,10 +89,12 @@ class PadPart(_Cut):
         cut_views(out, n, axis, unit, bounds)[k][...] = x
 
     @staticmethod
-    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+    def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
         k, n = ctx.seat(attrs["group"])
         part = cut_views(outs[0], n, attrs["axis"], attrs["unit"], attrs["bounds"])[k]
         return all_of([fill_calls(outs[0], 0, dry), copy_calls(part, ins[0], dry)])
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -96,19 +105,21 @@ class OwnTerm(OpDef):
     """X on the root, zeros on the other ranks of the group: partial sums of X. X is read on the root only."""
 
     name = "own_term"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X",)
     attrs = {"group": Required(str), "root": 0}
-    inplace = (("X", "Out"),)
+    storage = Storage(inplace=(("X", "Out"),))
 
     @staticmethod
     def infer(x: TensorType, *, group: str, root: int) -> TensorType:
         return x
 
     @staticmethod
-    def move(entry: Entry | None, *, group: str, root: int) -> Entry | None:
+    def _move(entry: Entry | None, *, group: str, root: int) -> Entry | None:
         expect("own_term", entry, At(root, group), None)
         return Partial("sum", group)
+
+    comm = Comm(move=_move)
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
@@ -122,9 +133,11 @@ class OwnTerm(OpDef):
             out.fill(0)
 
     @staticmethod
-    def native(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
+    def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
         here = ctx.seat(attrs["group"])[0] == attrs["root"]
         return copy_calls(outs[0], ins[0], dry) if here else fill_calls(outs[0], 0, dry)
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -138,10 +151,9 @@ class Redistribute(OpDef):
     """
 
     name = "redistribute"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X",)
     attrs = {"reason": ""}
-    abstract = True
 
     @staticmethod
     def infer(x: TensorType, *, reason: str) -> TensorType:
@@ -152,9 +164,13 @@ class Redistribute(OpDef):
         return g
 
     @staticmethod
-    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         raise ProgramError("redistribute is a placeholder for communication; lower the program before it runs")
 
+    native = Native(bind=_bind)
+
     @staticmethod
-    def run_reference(op: Any, env: dict, run_block: Any, ctx: Any) -> None:
+    def _run_reference(op: Any, env: dict, run_block: Any, ctx: Any) -> None:
         env[op.output_arg_names[0]] = env[op.input_arg_names[0]]
+
+    control = Control(run_reference=_run_reference, abstract=True)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Comm, Rewrite, Storage
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.types import Entry, TensorType
 from ..data.search import share_of
@@ -21,12 +22,12 @@ class ReplicaMean(OpDef):
     """
 
     name = "replica_mean"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X",)
     pattern = "* -> * | R L(0)"  # a mean of maxima is not a maximum of means
-    inplace = (("X", "Out"),)
-    replica_collective = "all_reduce", {"op": "avg"}
-    meaning = staticmethod(lambda a, ins, outs, **how: [a.each("replica_mean", ins[0], outs[0].dtype)])
+    storage = Storage(inplace=(("X", "Out"),))
+    comm = Comm(replica_collective=("all_reduce", {"op": "avg"}))
+    rewrite = Rewrite(meaning=lambda a, ins, outs, **how: [a.each("replica_mean", ins[0], outs[0].dtype)])
 
     @staticmethod
     def infer(x: TensorType, **how: Any) -> TensorType:
@@ -58,7 +59,7 @@ class ReplicaSparseMean(ReplicaMean):
 
     name = "replica_sparse_mean"
     attrs = {"share": 1.0}
-    replica_collective = "sparse_all_reduce", {}
+    comm = Comm(replica_collective=("sparse_all_reduce", {}))
 
     @staticmethod
     def infer(x: TensorType, *, share: float = 1.0, **how: Any) -> TensorType:
@@ -79,17 +80,16 @@ class SparseAllReduce(OpDef):
     """
 
     name = "sparse_all_reduce"
-    activity = "ALLGATHER"
     inputs = ("X",)
     attrs = {"group": Required(str), "share": 1.0}
     effect = Effect.COLLECTIVE
 
     @staticmethod
-    def replica_op(*, group: str, share: float) -> tuple[str, dict[str, Any]]:
+    def _replica_op(*, group: str, share: float) -> tuple[str, dict[str, Any]]:
         return "replica_sparse_mean", {"share": share}
 
     @staticmethod
-    def sent(n: int, t: TensorType, attrs: Any) -> float:
+    def _sent(n: int, t: TensorType, attrs: Any) -> float:
         if not t.numel:
             return 0.0
         pair = t.nbytes // t.numel + _place(t.numel).itemsize
@@ -101,8 +101,10 @@ class SparseAllReduce(OpDef):
         return x
 
     @staticmethod
-    def move(entry: Entry | None, **attrs: Any) -> Entry | None:
+    def _move(entry: Entry | None, **attrs: Any) -> Entry | None:
         return from_replica_local("sparse_all_reduce", entry)
+
+    comm = Comm(move=_move, sent=_sent, replica_op=_replica_op, activity="ALLGATHER")
 
     @staticmethod
     def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, share: float) -> None:

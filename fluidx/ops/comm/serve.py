@@ -6,6 +6,7 @@ from typing import Any
 
 from ...ir.errors import ProgramError
 from ...ir.offsets import Offsets
+from ...ir.op_facets import Control, Native
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.types import TensorType
 from ..shared.samples import counting
@@ -18,7 +19,7 @@ class _ServerOperator(OpDef):
     inputs = ("X",)
     attrs = {"group": Required(str), "trainers": Required(str), "root": 0, "bounds": Offsets()}
     effect = Effect.COLLECTIVE
-    abstract = True
+    control = Control(abstract=True)
 
     @classmethod
     def infer(cls, x: TensorType, *, group: str, trainers: str, root: int, bounds: Offsets, same: bool = False) -> TensorType:
@@ -27,8 +28,10 @@ class _ServerOperator(OpDef):
         return x
 
     @staticmethod
-    def bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
+    def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         raise ProgramError("this operator is for the program for all ranks; take one rank's program with get_trainer_program(rank)")
+
+    native = Native(bind=_bind)
 
     @staticmethod
     def samples():

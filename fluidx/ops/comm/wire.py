@@ -10,6 +10,7 @@ from typing import Any
 
 from ...ir.dtypes import HALVES, as_dtype
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Native, Precision, Rewrite
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import TensorType
 from ..shared.native import copy_calls
@@ -19,28 +20,30 @@ from ..shared.samples import counting
 class _Rounded(OpDef):
     """Base of the changes of dtype that are exact in exact arithmetic."""
 
-    flops = 0
-    precision = "float32"  # they stay where a strategy puts them
+    arithmetic = Arithmetic(flops=0)
+    # they stay where a strategy puts them
+    precision = Precision(mixed="float32")
     inputs = ("X",)
     attrs = {"dtype": Required(str)}
     pattern = "* -> * | L(0) U(0)"  # rounded partial values are partial values, up to rounding
-    meaning = staticmethod(lambda a, ins, outs, *, dtype: [a.rounded(ins[0], dtype)])
-    native_any_size = True
+    rewrite = Rewrite(meaning=lambda a, ins, outs, *, dtype: [a.rounded(ins[0], dtype)])
 
     @staticmethod
     def kernel(xp: Any, x: Any, *, out: Any, dtype: str) -> None:
         xp.copyto(out, x, casting="unsafe")
 
     @staticmethod
-    def native(ins: list, outs: list, attrs: Any, dry: bool = False) -> Any:
+    def _calls(ins: list, outs: list, attrs: Any, dry: bool = False) -> Any:
         return copy_calls(outs[0], ins[0], dry)
+
+    native = Native(calls=_calls, any_size=True)
 
 
 class Narrow(_Rounded):
     """X as 16-bit floats, rounded to nearest, for sending."""
 
     name = "narrow"
-    rounds = staticmethod(lambda attrs: f"travel as {attrs['dtype']}")
+    precision = Precision(rounds=lambda attrs: f"travel as {attrs['dtype']}")
 
     @staticmethod
     def infer(x: TensorType, *, dtype: str) -> TensorType:

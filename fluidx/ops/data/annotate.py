@@ -6,6 +6,7 @@ import numpy as np
 
 from ...ir.entries import axis_of
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Comm, Native, Rewrite, Storage
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.parts import entry_of
 from ...ir.types import Shard
@@ -22,19 +23,20 @@ class ShardValue(OpDef):
     """
 
     name = "shard"
-    flops = 0
-    identity_if = Assign.identity_if
+    arithmetic = Arithmetic(flops=0)
+    rewrite = Rewrite(identity_if=Assign.rewrite.identity_if, meaning=lambda a, ins, outs, **attrs: [ins[0]])
     inputs = ("X", "Like?")
-    inplace = (("X", "Out"),)
+    storage = Storage(inplace=(("X", "Out"),))
     attrs = {"groups": Required(tuple[str, ...]), "axes": Required(tuple), "units": Required(tuple)}
-    meaning = staticmethod(lambda a, ins, outs, **attrs: [ins[0]])
     pattern = staticmethod(lambda ins, outs, attrs: f"*, ~* -> * | U(0){' L(0)' if ins[0].dtype != 'bool' else ''}")
 
     @staticmethod
-    def annotation(places, *, groups, axes, units):
+    def _annotation(places, *, groups, axes, units):
         entries = {g: None if axis < 0 else Shard(axis, g, unit) for g, axis, unit in zip(groups, axes, units, strict=True)}
         like = {g: entry_of(places[1] or (), g) for g in groups}
         return {g: e if axis_of(like[g]) is None else like[g] for g, e in entries.items()}
+
+    comm = Comm(annotation=_annotation)
 
     @staticmethod
     def infer(x, like=None, *, groups=(), axes=(), units=()):
@@ -55,8 +57,7 @@ class ShardValue(OpDef):
     def kernel(xp, x, like, *, out, **attrs):
         xp.copyto(out, x)
 
-    bind, native = staticmethod(Assign.bind), staticmethod(Assign.native)
-    native_any_size = True
+    native = Native(calls=Assign.native.calls, any_size=True, bind=Assign.native.bind)
 
     @staticmethod
     def samples():

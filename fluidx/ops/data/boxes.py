@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Control, Precision
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..shared.types import meet, need_ndim, same_dtype
@@ -22,11 +23,11 @@ class NonMaxSuppression(OpDef):
     """
 
     name = "non_max_suppression"
-    flops = 0
-    precision = "float32"
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(mixed="float32")
     inputs = ("Boxes", "Scores", "MaxOutput?", "IouThreshold?", "ScoreThreshold?")
     attrs = {"center_point_box": False}
-    sized_by_values = ("n",)
+    control = Control(sized_by_values=("n",))
 
     @staticmethod
     def infer(boxes, scores, most=None, overlap=None, threshold=None, *, center_point_box):
@@ -69,14 +70,14 @@ class MulticlassNms(OpDef):
     """
 
     name = "multiclass_nms"
-    flops = 0
-    precision = "float32"
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(mixed="float32")
     inputs, outputs = ("BBoxes", "Scores"), ("Out", "Index?", "Count?")
     attrs = {
         "background_label": 0, "score_threshold": 0.0, "nms_top_k": -1, "nms_threshold": 0.3, "nms_eta": 1.0, "keep_top_k": -1,
         "normalized": True,
     }  # fmt: skip
-    sized_by_values = ("n", "n", "")
+    control = Control(sized_by_values=("n", "n", ""))
 
     @staticmethod
     def infer(boxes, scores, **attrs):

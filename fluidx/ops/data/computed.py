@@ -12,6 +12,7 @@ import numpy as np
 
 from ...ir.dtypes import as_dtype, np_dtype
 from ...ir.errors import ExecutionError, ProgramError
+from ...ir.op_facets import Arithmetic, Control
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..shared.samples import f32, i64
@@ -31,9 +32,9 @@ class RangeBetween(OpDef):
     """Start, Start + Step, ... up to but not including End, three numbers of one dtype, as a vector."""
 
     name = "range_between"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("Start", "End", "Step")
-    sized_by_values = ("n",)
+    control = Control(sized_by_values=("n",))
 
     @staticmethod
     def infer(start, end, step):
@@ -67,10 +68,10 @@ class ReshapeBy(OpDef):
     """
 
     name = "reshape_by"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X", "Shape")
     attrs = {"zeros": False, "known": ()}
-    sized_by_values = ("",)
+    control = Control(sized_by_values=("",))
 
     @staticmethod
     def infer(x, shape, *, zeros, known):
@@ -98,9 +99,9 @@ class ExpandBy(OpDef):
     """X repeated to the sizes in the vector Shape; a 1 there, or an axis that Shape lacks, keeps the size of X."""
 
     name = "expand_by"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X", "Shape")
-    sized_by_values = ("",)
+    control = Control(sized_by_values=("",))
 
     @staticmethod
     def infer(x, shape):
@@ -126,9 +127,9 @@ class TileBy(OpDef):
     """X repeated along each axis as often as the vector Times says."""
 
     name = "tile_by"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X", "Times")
-    sized_by_values = ("",)
+    control = Control(sized_by_values=("",))
 
     @staticmethod
     def infer(x, times):
@@ -192,10 +193,10 @@ class SliceBy(OpDef):
     """The part of X along each of `axes` from Starts to Ends, as in Python slices; `steps` are 1 if left out."""
 
     name = "slice_by"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X", "Starts", "Ends")
     attrs = {"axes": (), "steps": ()}
-    sized_by_values = ("",)
+    control = Control(sized_by_values=("",))
 
     @staticmethod
     def infer(x, starts, ends, *, axes, steps):
@@ -220,7 +221,7 @@ class SliceByGrad(OpDef):
     """Zeros in the shape of X with the gradient at the positions that `slice_by` read; only the shape of X is read."""
 
     name = "slice_by_grad"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs, outputs = ("X", "Starts", "Ends", "Out@GRAD"), ("X@GRAD",)
     attrs = {"axes": (), "steps": ()}
 
@@ -243,10 +244,10 @@ class FillBy(OpDef):
     """A tensor filled with `value`, as `dtype`, in the shape of the vector Shape."""
 
     name = "fill_by"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("Shape",)
     attrs = {"value": 0.0, "dtype": "float32"}
-    sized_by_values = ("",)
+    control = Control(sized_by_values=("",))
 
     @staticmethod
     def infer(shape, *, value, dtype):

@@ -14,6 +14,7 @@ from ...ir.axis_letters import along
 from ...ir.constants import Array
 from ...ir.dtypes import as_dtype, dtype_name, np_dtype
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Native, Precision, Rewrite
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.parts import Part
 from ...ir.pattern import Types
@@ -49,19 +50,21 @@ def batch_words(ins: Types, outs: Types, attrs: Mapping[str, Any]) -> str:
 class _Filled(OpDef):
     """Base of the ops that fill the result with one number: the attribute `value`, or 0."""
 
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
 
     @staticmethod
     def kernel(xp, *ins, out, **attrs):
         out.fill(attrs.get("value", 0))
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         return partial(outs[0].fill, attrs.get("value", 0))
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         return fill_calls(outs[0], attrs.get("value", 0), dry)
+
+    native = Native(calls=_calls, bind=_bind)
 
 
 class FillConstant(_Filled):
@@ -70,7 +73,7 @@ class FillConstant(_Filled):
     name = "fill_constant"
     attrs = {"shape": Required(tuple), "dtype": "float32", "value": 0.0}
     pattern = staticmethod(lambda ins, outs, attrs: "-> *" if attrs["value"] else "-> * | L()")
-    meaning = staticmethod(lambda a, ins, outs, *, value, **_: [a.constant(value, outs[0])])
+    rewrite = Rewrite(meaning=lambda a, ins, outs, *, value, **_: [a.constant(value, outs[0])])
 
     @staticmethod
     def infer(*, shape, dtype, value):
@@ -90,7 +93,7 @@ class FillConstantBatchSizeLike(_Filled):
     name = "fill_constant_batch_size_like"
     inputs = ("Input",)
     attrs = {"shape": Required(tuple), "dtype": "float32", "value": 0.0, "input_dim_idx": 0, "output_dim_idx": 0}
-    constant = True
+    rewrite = Rewrite(constant=True)
     pattern = staticmethod(batch_words)
 
     @staticmethod
@@ -109,7 +112,7 @@ class FillZerosLike(_Filled):
 
     name = "fill_zeros_like"
     inputs = ("X",)
-    constant = True
+    rewrite = Rewrite(constant=True)
     pattern = "~* -> * | L()"
 
     @staticmethod
@@ -127,7 +130,7 @@ class FillAnyLike(_Filled):
     name = "fill_any_like"
     inputs = ("X",)
     attrs = {"value": 0.0, "dtype": None}
-    constant = True
+    rewrite = Rewrite(constant=True)
     pattern = "~* -> *"
 
     @staticmethod
@@ -146,7 +149,7 @@ class AssignValue(OpDef):
     """The numbers `values`, in order, with `shape` and `dtype`. Raises ProgramError if their count does not match the shape."""
 
     name = "assign_value"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     attrs = {"shape": Required(tuple), "dtype": "float32", "values": Required(Array)}
     pattern = "-> * | K"
 
@@ -163,7 +166,7 @@ class AssignValue(OpDef):
         out[...] = xp.asarray(AssignValue._array(attrs, part))
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx, part=None):
+    def _bind(ins, outs, attrs, ctx, part=None):
         return partial(outs[0].__setitem__, ..., AssignValue._array(attrs, part))
 
     @staticmethod
@@ -172,8 +175,10 @@ class AssignValue(OpDef):
         return array.reshape(attrs["shape"]) if part is None else array.reshape(part.shape)[tuple(slice(a, b) for a, b in part.box)]
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         return copy_calls(outs[0], outs[0] if dry else AssignValue._array(attrs, part), dry)
+
+    native = Native(calls=_calls, bind=_bind)
 
     @staticmethod
     def samples():
@@ -190,7 +195,7 @@ class Range(OpDef):
     """The numbers `start`, `start + step`, ... before `end`, as a vector of `dtype`."""
 
     name = "range"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     attrs = {"start": 0.0, "end": Required(float), "step": 1.0, "dtype": "float32"}
     pattern = "-> n | n@"
 
@@ -216,7 +221,7 @@ class Linspace(OpDef):
     """`num` numbers spaced evenly from `start` to `stop`, both included."""
 
     name = "linspace"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     attrs = {"start": Required(float), "stop": Required(float), "num": Required(int), "dtype": "float32"}
     pattern = "-> n | n@"
 
@@ -240,7 +245,7 @@ class Eye(OpDef):
     """The identity matrix with `num_rows` rows and `num_columns` columns (-1: `num_rows`)."""
 
     name = "eye"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     attrs = {"num_rows": Required(int), "num_columns": -1, "dtype": "float32"}
     pattern = "-> r c | K"
 
@@ -265,8 +270,8 @@ class Diag(OpDef):
     """A square matrix with the vector Diagonal on its diagonal, zero elsewhere."""
 
     name = "diag"
-    flops = 0
-    takes_low_bit = True
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
     inputs = ("Diagonal",)
     pattern = ". -> . . | L(0)"
 
@@ -293,7 +298,7 @@ class DiagGrad(OpDef):
     """The diagonal of the gradient."""
 
     name = "diag_grad"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs, outputs = ("Out@GRAD",), ("Diagonal@GRAD",)
     pattern = ". . -> . | L(0)"
 
@@ -352,7 +357,7 @@ class OneHot(OpDef):
     """
 
     name = "one_hot"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X",)
     attrs = {"depth": Required(int), "dtype": "float32", "allow_out_of_range": False}
     pattern = "* . -> * c | c@"
@@ -371,8 +376,10 @@ class OneHot(OpDef):
         _one_hot(xp, "one_hot", x, out, depth, allow_out_of_range, part)
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         return _one_hot_calls("one_hot", ins[0], outs[0], attrs["depth"], attrs["allow_out_of_range"], part, dry)
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -388,7 +395,7 @@ class OneHotV2(OpDef):
     """
 
     name = "one_hot_v2"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X",)
     attrs = OneHot.attrs
     pattern = "* -> * c | c@"
@@ -404,8 +411,10 @@ class OneHotV2(OpDef):
         _one_hot(xp, "one_hot_v2", x, out, depth, allow_out_of_range, part)
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         return _one_hot_calls("one_hot_v2", ins[0], outs[0], attrs["depth"], attrs["allow_out_of_range"], part, dry)
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...ir.axis_letters import along
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Control, Native, Precision, Storage
 from ...ir.opdef import OpDef, Sample
 from ...ir.parts import Part
 from ...ir.types import TensorType
@@ -75,9 +76,9 @@ class Gather(OpDef):
     """
 
     name = "gather"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
     inputs = ("X", "Index")
 
     @staticmethod
@@ -98,9 +99,11 @@ class Gather(OpDef):
         take_local_rows(xp, "gather", "X", x, xp.ascontiguousarray(index).reshape(-1), out, part)
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         x, index = ins
         return take_calls("gather", "X", x, index, outs[0], part, dry=dry)
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -131,9 +134,11 @@ class GatherGrad(OpDef):
             add_local_rows(xp, _matrix(out), index.reshape(-1), _matrix(g), part)
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         _, index, g = ins
         return add_row_calls("gather_grad", "X", outs[0], index, g, part, dry=dry)
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -148,9 +153,9 @@ class IndexSelect(OpDef):
     """
 
     name = "index_select"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
     inputs = ("X", "Index")
     attrs = {"dim": 0}
 
@@ -180,9 +185,11 @@ class IndexSelect(OpDef):
             xp.moveaxis(out, dim, 0)[~here] = 0
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         (x, index), dim = ins, attrs["dim"] % ins[0].ndim
         return take_calls("index_select", f"axis {dim} of X", x, index, outs[0], part, dry=dry, axis=dim)
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -218,11 +225,13 @@ class IndexSelectGrad(OpDef):
         front[...] = table
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         x, index, g = ins
         if attrs["dim"] % x.ndim:
             return None
         return add_row_calls("index_select_grad", "axis 0 of X", outs[0], index, g, part, dry=dry)
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -238,12 +247,12 @@ class Scatter(OpDef):
     """
 
     name = "scatter"
-    flops = 0
-    takes_low_bit = True
-    takes_16_bit = False  # updates of one row are added
+    arithmetic = Arithmetic(flops=0)
+    # updates of one row are added
+    precision = Precision(takes_16_bit=False, takes_low_bit=True)
     inputs = ("X", "Ids", "Updates")
     attrs = {"overwrite": True}
-    inplace = (("X", "Out"),)
+    storage = Storage(inplace=(("X", "Out"),))
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -280,7 +289,7 @@ class Scatter(OpDef):
             add_rows(xp, _matrix(out), ids, _matrix(updates))
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         (x, ids, updates), out = ins, outs[0]
         copied = copy_calls(out, x, dry)
         if attrs["overwrite"]:
@@ -288,6 +297,8 @@ class Scatter(OpDef):
         else:
             put = add_row_calls("scatter", "X", out, ids, updates, part, clear=2, dry=dry)
         return None if copied is None or put is None else [*copied, *put]
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -341,9 +352,9 @@ class Where(OpDef):
     """X where Condition is true, Y elsewhere; the three broadcast as in NumPy."""
 
     name = "where"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
     inputs = ("Condition", "X", "Y")
     pattern = "*, *, * -> * | L(1,2)"
 
@@ -366,11 +377,13 @@ class Where(OpDef):
         out[...] = xp.where(condition, x, y)
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         values = dict(zip("cxy", ins, strict=True))
         if outs[0].dtype == bool:
             return None
         return expression_calls(make_node("where", *map(sym, values)), values, outs[0], dry)
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.axis_letters import along
+from ...ir.op_facets import Arithmetic, Control, Precision
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import TensorType
 from ..shared.arrays import add_rows
@@ -26,9 +27,9 @@ class TakeAlongAxis(OpDef):
     """
 
     name = "take_along_axis"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
     inputs = ("X", "Index")
     attrs = {"axis": -1}
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...ir.axis_letters import letters
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Control, Precision, Storage
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import TensorType
 from ..shared.arrays import add_rows, take
@@ -57,9 +58,9 @@ class GatherNd(OpDef):
     """
 
     name = "gather_nd"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
     inputs = ("X", "Index")
 
     @staticmethod
@@ -133,7 +134,7 @@ class ScatterNdAdd(OpDef):
         x, ids, y = _nd_words(*ins[:2])
         return f"{x}, {ids}, {y} -> {x} | n?! L(0,2)"
 
-    inplace = (("X", "Out"),)
+    storage = Storage(inplace=(("X", "Out"),))
 
     @staticmethod
     def infer(x, index, updates):

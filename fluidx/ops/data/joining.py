@@ -8,6 +8,7 @@ from typing import Any
 from ...ir.axis_letters import along, letters
 from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Control, Native, Precision, Rewrite, Storage
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..shared.native import all_of, copy_calls
@@ -51,20 +52,21 @@ class Concat(OpDef):
     """The inputs joined along `axis`; their other sizes are equal."""
 
     name = "concat"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
-    identity_if = staticmethod(keeps_single_operand)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
     inputs = ("X*",)
     attrs = {"axis": 0}
 
     @staticmethod
-    def meaning(a, ins, outs, *, axis):
+    def _meaning(a, ins, outs, *, axis):
         axis %= outs[0].ndim
         made = None if outs[0].numel == ANY else a.strided.join(ins[0], axis, outs[0].shape)
         if made is None:
             made = a.join(ins[0], outs[0].shape) if axis == 0 else a.unknown()
         return [made]
+
+    rewrite = Rewrite(identity_if=keeps_single_operand, meaning=_meaning)
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -84,21 +86,23 @@ class Concat(OpDef):
         return b.concat_grad(xs, g, axis=op.attrs["axis"], n_out=len(xs)) if len(xs) > 1 else [g]
 
     @staticmethod
-    def operand_views(y, shapes, *, axis):
+    def _operand_views(y, shapes, *, axis):
         axis %= y.ndim
         return _pieces(y, axis, [shape[axis] for shape in shapes])
+
+    storage = Storage(operand_views=_operand_views)
 
     @staticmethod
     def kernel(xp, xs, *, out, axis):
         xp.concatenate(xs, axis=axis, out=out)
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         (xs,), out = ins, outs[0]
         axis = attrs["axis"] % out.ndim
         return _copy_pieces(_pieces(out, axis, [x.shape[axis] for x in xs]), xs, dry)
+
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():
@@ -112,7 +116,7 @@ class ConcatGrad(OpDef):
     """The gradient of concat, split into pieces with the sizes of the inputs X; only their shapes are read."""
 
     name = "concat_grad"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs, outputs = ("X*", "Out@GRAD"), ("X@GRAD*",)
     attrs = {"axis": 0}
 
@@ -131,12 +135,12 @@ class ConcatGrad(OpDef):
         for o, piece in zip(out, _pieces(g, axis, [x.shape[axis] for x in xs]), strict=True):
             o[...] = piece
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         (xs, g), axis = ins, attrs["axis"] % ins[1].ndim
         return _copy_pieces(outs[0], _pieces(g, axis, [x.shape[axis] for x in xs]), dry)
+
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():
@@ -172,10 +176,9 @@ class Split(OpDef):
     """X split along `axis` into `num` equal parts, or into parts of the sizes `sections`, of which one may be -1."""
 
     name = "split"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
-    identity_if = staticmethod(keeps_single_operand)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"num": 0, "sections": (), "axis": 0}
 
@@ -185,8 +188,10 @@ class Split(OpDef):
         return f"{x} -> {_lists(x, len(outs))} | L(0) U(0)"
 
     @staticmethod
-    def meaning(a, ins, outs, *, num, sections, axis):
+    def _meaning(a, ins, outs, *, num, sections, axis):
         return a.rows(ins[0], [t.shape for t in outs]) if axis % a.type(ins[0]).ndim == 0 else [a.unknown()]
+
+    rewrite = Rewrite(identity_if=keeps_single_operand, meaning=_meaning)
 
     @staticmethod
     def infer(x, *, num, sections, axis):
@@ -199,9 +204,11 @@ class Split(OpDef):
         return b.concat(full, axis=op.attrs["axis"]) if len(full) > 1 else full[0]
 
     @staticmethod
-    def view(x, *, num, sections, axis):
+    def _view(x, *, num, sections, axis):
         axis %= x.ndim
         return _pieces(x, axis, _split_sizes(TensorType(dtype_name(x.dtype), x.shape), num, sections, axis))
+
+    storage = Storage(view=_view)
 
     @staticmethod
     def kernel(xp, x, *, out, num, sections, axis):
@@ -209,12 +216,12 @@ class Split(OpDef):
         for o, piece in zip(out, _pieces(x, axis, [o.shape[axis] for o in out]), strict=True):
             o[...] = piece
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         x, axis = ins[0], attrs["axis"] % ins[0].ndim
         return _copy_pieces(outs[0], _pieces(x, axis, [o.shape[axis] for o in outs[0]]), dry)
+
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():
@@ -235,9 +242,9 @@ class Stack(OpDef):
     """The inputs, all of one shape, as the slices along a new axis `axis`."""
 
     name = "stack"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
     inputs = ("X*",)
     attrs = {"axis": 0}
 
@@ -263,9 +270,11 @@ class Stack(OpDef):
             out[(*before, k)] = x
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         before = (slice(None),) * (attrs["axis"] % outs[0].ndim)
         return _copy_pieces([outs[0][(*before, k, ...)] for k in range(len(ins[0]))], ins[0], dry)
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -288,9 +297,9 @@ class Unstack(OpDef):
     """The slices of X along `axis`, one output each; `num` is their number if the axis of X is open."""
 
     name = "unstack"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"axis": 0, "num": 0}
 
@@ -317,9 +326,11 @@ class Unstack(OpDef):
             o[...] = x[(*before, k)]
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         before = (slice(None),) * (attrs["axis"] % ins[0].ndim)
         return _copy_pieces(outs[0], [ins[0][(*before, k, ...)] for k in range(len(outs[0]))], dry)
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():

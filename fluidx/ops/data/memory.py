@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.op_facets import Arithmetic, Native, Rewrite, Storage
 from ...ir.opdef import OpDef, Sample
 from ..shared.arrays import copy_across
 from ..shared.native import copy_calls
@@ -16,10 +17,10 @@ from ..shared.samples import points
 class _Copy(OpDef):
     """Base of both copy operators."""
 
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X",)
     pattern = staticmethod(lambda ins, outs, attrs: "* -> * | U(0)" + (" L(0)" if ins[0].dtype != "bool" else ""))
-    meaning = staticmethod(lambda a, ins, outs: [ins[0]])
+    rewrite = Rewrite(meaning=lambda a, ins, outs: [ins[0]])
 
     @staticmethod
     def infer(x):
@@ -30,14 +31,14 @@ class _Copy(OpDef):
         copy_across(xp, out, x)
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         return partial(np.copyto, outs[0], ins[0])
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         return copy_calls(outs[0], ins[0], dry)
+
+    native = Native(calls=_calls, any_size=True, bind=_bind)
 
     @staticmethod
     def samples():
@@ -50,7 +51,7 @@ class ToHost(_Copy):
     """A copy of X, which is in device memory, in host memory. On a CPU both are the same memory."""
 
     name = "memcpy_d2h"
-    copies_to = "host"
+    storage = Storage(copies_to="host")
 
     @staticmethod
     def grad(b, op, g):
@@ -61,7 +62,7 @@ class ToDevice(_Copy):
     """A copy of X, which is in host memory, in device memory. On a CPU both are the same memory."""
 
     name = "memcpy_h2d"
-    copies_to = "device"
+    storage = Storage(copies_to="device")
 
     @staticmethod
     def grad(b, op, g):

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...ir.axis_letters import but
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Control, Native, Precision, Rewrite, Storage
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
 from ..shared.native import copy_calls, reduce_calls
@@ -55,10 +56,10 @@ class Expand(OpDef):
     """X repeated `expand_times[i]` times along axis i."""
 
     name = "expand"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
-    identity_if = staticmethod(keeps_single_operand)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
+    rewrite = Rewrite(identity_if=keeps_single_operand)
     inputs = ("X",)
     attrs = {"expand_times": Required(tuple)}
 
@@ -82,8 +83,10 @@ class Expand(OpDef):
         _repeat_into(out, x)
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         return _repeat_calls(outs[0], ins[0], dry)
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -97,8 +100,8 @@ class ExpandAs(OpDef):
     """X repeated along every axis until it has the shape of `target_tensor`, whose sizes are multiples of X's."""
 
     name = "expand_as"
-    flops = 0
-    takes_low_bit = True
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
     inputs = ("X", "target_tensor")
 
     @staticmethod
@@ -123,8 +126,10 @@ class ExpandAs(OpDef):
         _repeat_into(out, x)
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         return _repeat_calls(outs[0], ins[0], dry)
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -158,10 +163,12 @@ class ExpandGrad(OpDef):
         g.reshape(_paired(times, x.shape)).sum(axis=tuple(range(0, 2 * x.ndim, 2)), out=out)
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         x, g = ins
         times = [o // d if d else 1 for o, d in zip(g.shape, x.shape, strict=True)]
         return reduce_calls("sum", g.reshape(_paired(times, x.shape)), range(0, 2 * x.ndim, 2), outs[0], dry=dry) if x.size else None
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -175,8 +182,8 @@ class ExpandGrad(OpDef):
 class _Reversal(OpDef):
     """Base of one op with two names; its only attribute lists the axes."""
 
-    flops = 0
-    takes_low_bit = True
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
     inputs = ("X",)
 
     @staticmethod
@@ -196,10 +203,12 @@ class _Reversal(OpDef):
         return b.emit(cls.name, g, **op.attrs)
 
     @classmethod
-    def view(cls, x, **attrs):
+    def _view(cls, x, **attrs):
         (axes,) = attrs.values()
         axes = norm_axes(cls.name, axes, x.ndim)
         return x[tuple(slice(None, None, -1) if i in axes else slice(None) for i in range(x.ndim))]
+
+    storage = Storage(view=_view)
 
 
 class Reverse(_Reversal):
@@ -230,9 +239,9 @@ class Roll(OpDef):
     """X shifted by `shifts[k]` along axis `dims[k]`; elements that leave at one end enter at the other. Without `dims`, X is flattened."""
 
     name = "roll"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
     inputs = ("X",)
     attrs = {"shifts": Required(tuple), "dims": ()}
 
@@ -267,8 +276,8 @@ class TrilTriu(OpDef):
     """The lower (or upper) triangle of X's last two axes, zero elsewhere; `diagonal` moves the boundary up."""
 
     name = "tril_triu"
-    flops = 0
-    takes_low_bit = True
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
     inputs = ("X",)
     attrs = {"diagonal": 0, "lower": True}
     pattern = "* r c -> * r c | K L(0)"

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...ir.dtypes import as_dtype
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Native, Rewrite
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.types import TensorType
 from ..shared.random_numbers import (
@@ -47,8 +48,10 @@ class Drawing(OpDef):
         cls.fill(rounds(xp), *ins, out=out, ctx=ctx, part=part, **attrs)
 
     @classmethod
-    def bind(cls, ins, outs, attrs, ctx, part=None):
+    def _bind(cls, ins, outs, attrs, ctx, part=None):
         return partial(cls.fill, PHILOX, *ins, out=outs[0] if len(outs) == 1 else tuple(outs), ctx=ctx, part=part, **attrs)
+
+    native = Native(bind=_bind)
 
 
 _SHAPED = {"shape": Required(tuple), "dtype": "float32"}
@@ -87,7 +90,7 @@ class UniformRandomBatchSizeLike(Drawing):
     name = "uniform_random_batch_size_like"
     inputs = ("Input",)
     attrs = {**_SHAPED, "min": -1.0, "max": 1.0, **_SEEDED, "input_dim_idx": 0, "output_dim_idx": 0}
-    constant = True
+    rewrite = Rewrite(constant=True)
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -132,7 +135,7 @@ class GaussianRandomBatchSizeLike(Drawing):
     name = "gaussian_random_batch_size_like"
     inputs = ("Input",)
     attrs = {**_SHAPED, "mean": 0.0, "std": 1.0, **_SEEDED, "input_dim_idx": 0, "output_dim_idx": 0}
-    constant = True
+    rewrite = Rewrite(constant=True)
     pattern = UniformRandomBatchSizeLike.pattern
 
     @staticmethod

@@ -14,6 +14,7 @@ import numpy as np
 from ...ir.axis_letters import but, fold, letters, match_axes
 from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Comm, Control, Native, Precision, Rewrite, Storage
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
 from ...ir.valuetypes import is_ranked
@@ -106,21 +107,23 @@ class Reshape(OpDef):
     """
 
     name = "reshape"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
-    identity_if = staticmethod(same_elements)
-    merge_two = staticmethod(lambda first, second: second if 0 not in second["shape"] else None)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
+    rewrite = Rewrite(
+        identity_if=same_elements, merge_two=lambda first, second: second if 0 not in second["shape"] else None, meaning=_laid_out
+    )  # fmt: skip
     inputs = ("X",)
     attrs = {"shape": Required(tuple)}
     pattern = staticmethod(_same_elements)
-    meaning = staticmethod(_laid_out)
 
     @staticmethod
-    def local_attrs(attrs, ins, outs):
+    def _local_attrs(attrs, ins, outs):
         # 0 would copy: an empty axis that X does not have at the same position is computed
         x, made = ins[0], outs[0]
         return {**attrs, "shape": tuple([-1 if d == 0 and (k >= len(x) or x[k]) else d for k, d in enumerate(made)])}
+
+    comm = Comm(local_attrs=_local_attrs)
 
     @staticmethod
     def infer(x, *, shape):
@@ -130,17 +133,17 @@ class Reshape(OpDef):
     def grad(b, op, g):
         return _reshape_back(b, op["X"], g)
 
-    operand_views = staticmethod(_unshaped)
-
     @staticmethod
-    def view(x, *, shape):
+    def _view(x, *, shape):
         return _reshaped(x, _resolve("reshape", TensorType(dtype_name(x.dtype), x.shape), shape))
+
+    storage = Storage(view=_view, operand_views=_unshaped)
 
     @staticmethod
     def kernel(xp, x, *, out, shape):
         _fill_reshaped(xp, out, x)
 
-    native = staticmethod(_native_fill)
+    native = Native(calls=_native_fill)
 
     @staticmethod
     def samples():
@@ -159,10 +162,9 @@ class ReshapeGrad(OpDef):
     """The gradient `Out@GRAD` in the shape of X; only X's shape is read."""
 
     name = "reshape_grad"
-    flops = 0
-    identity_if = staticmethod(same_elements)
+    arithmetic = Arithmetic(flops=0)
+    rewrite = Rewrite(identity_if=same_elements, meaning=_laid_out)
     inputs, outputs = ("Out@GRAD", "X"), ("X@GRAD",)
-    meaning = staticmethod(_laid_out)
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -179,7 +181,7 @@ class ReshapeGrad(OpDef):
     def kernel(xp, g, x, *, out):
         _fill_reshaped(xp, out, g)
 
-    native = staticmethod(_native_fill)
+    native = Native(calls=_native_fill)
 
     @staticmethod
     def samples():
@@ -191,13 +193,12 @@ class Flatten(OpDef):
     """X as a matrix: the axes before `axis` become the rows, the others the columns."""
 
     name = "flatten"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
-    identity_if = staticmethod(same_elements)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
+    rewrite = Rewrite(identity_if=same_elements, meaning=_laid_out)
     inputs = ("X",)
     attrs = {"axis": 1}
-    meaning = staticmethod(_laid_out)
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -215,17 +216,17 @@ class Flatten(OpDef):
     def grad(b, op, g):
         return _reshape_back(b, op["X"], g)
 
-    operand_views = staticmethod(_unshaped)
-
     @staticmethod
-    def view(x, *, axis):
+    def _view(x, *, axis):
         return _reshaped(x, (mul_sizes(x.shape[:axis]), mul_sizes(x.shape[axis:])))
+
+    storage = Storage(view=_view, operand_views=_unshaped)
 
     @staticmethod
     def kernel(xp, x, *, out, axis):
         _fill_reshaped(xp, out, x)
 
-    native = staticmethod(_native_fill)
+    native = Native(calls=_native_fill)
 
     @staticmethod
     def samples():
@@ -253,13 +254,12 @@ class Squeeze(OpDef):
     """
 
     name = "squeeze"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
-    identity_if = staticmethod(same_elements)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
+    rewrite = Rewrite(identity_if=same_elements, meaning=_laid_out)
     inputs = ("X",)
     attrs = {"axes": ()}
-    meaning = staticmethod(_laid_out)
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -268,7 +268,7 @@ class Squeeze(OpDef):
         return f"{but(drop, len(words)) if words else ''} -> {' '.join(kept)} | L(0) U(0)"
 
     @staticmethod
-    def local_attrs(attrs, ins, outs):
+    def _local_attrs(attrs, ins, outs):
         """Without `axes`, a part of one row must keep its row axis: any axes of size 1 whose removal gives the right shape are correct."""
         drop, j = [], 0
         for k, d in enumerate(ins[0]):
@@ -277,6 +277,8 @@ class Squeeze(OpDef):
             else:
                 drop.append(k)
         return attrs if attrs["axes"] or not drop else {**attrs, "axes": tuple(drop)}
+
+    comm = Comm(local_attrs=_local_attrs)
 
     @staticmethod
     def infer(x, *, axes):
@@ -287,12 +289,12 @@ class Squeeze(OpDef):
     def grad(b, op, g):
         return b.unsqueeze(g, axes=sorted(_squeezed(op["X"].desc.type, op.attrs["axes"])))
 
-    operand_views = staticmethod(_unshaped)
-
     @staticmethod
-    def view(x, *, axes):
+    def _view(x, *, axes):
         drop = _squeezed(TensorType(dtype_name(x.dtype), x.shape), axes)
         return x[tuple(0 if i in drop else slice(None) for i in range(x.ndim)) + (...,)]
+
+    storage = Storage(view=_view, operand_views=_unshaped)
 
     @staticmethod
     def samples():
@@ -314,13 +316,12 @@ class Unsqueeze(OpDef):
     """X with axes of size 1 inserted at `axes`, one after another."""
 
     name = "unsqueeze"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
-    identity_if = staticmethod(same_elements)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
+    rewrite = Rewrite(identity_if=same_elements, meaning=_laid_out)
     inputs = ("X",)
     attrs = {"axes": Required(tuple)}
-    meaning = staticmethod(_laid_out)
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -338,12 +339,12 @@ class Unsqueeze(OpDef):
         axes = _unsqueezed(op["X"].ndim, op.attrs["axes"])
         return b.squeeze(g, axes=axes) if axes else g
 
-    operand_views = staticmethod(_unshaped)
-
     @staticmethod
-    def view(x, *, axes):
+    def _view(x, *, axes):
         new = set(_unsqueezed(x.ndim, axes))
         return x[tuple(None if i in new else slice(None) for i in range(x.ndim + len(new))) + (...,)]
+
+    storage = Storage(view=_view, operand_views=_unshaped)
 
     @staticmethod
     def samples():
@@ -356,20 +357,22 @@ class Transpose(OpDef):
     """X with its axes in the order `axis`: axis i of the result is axis `axis[i]` of X."""
 
     name = "transpose"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
     inputs = ("X",)
     attrs = {"axis": Required(tuple)}
 
     @staticmethod
-    def identity_if(x, attrs, count):
+    def _identity_if(x, attrs, count):
         return norm_axes("transpose", attrs["axis"], x.ndim) == tuple(range(x.ndim))
 
     @staticmethod
-    def merge_two(first, second):
+    def _merge_two(first, second):
         inner = norm_axes("transpose", first["axis"], len(first["axis"]))
         return {"axis": tuple([inner[a] for a in norm_axes("transpose", second["axis"], len(inner))])}
+
+    rewrite = Rewrite(identity_if=_identity_if, merge_two=_merge_two)
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -388,13 +391,15 @@ class Transpose(OpDef):
         return b.transpose(g, axis=tuple(order.index(i) for i in range(len(order))))
 
     @staticmethod
-    def view(x, *, axis):
+    def _view(x, *, axis):
         return x.transpose(axis)
 
     @staticmethod
-    def operand_views(y, shapes, *, axis):
+    def _operand_views(y, shapes, *, axis):
         order = norm_axes("transpose", axis, y.ndim)
         return [y.transpose([order.index(i) for i in range(y.ndim)])]
+
+    storage = Storage(view=_view, operand_views=_operand_views)
 
     @staticmethod
     def samples():
@@ -407,10 +412,10 @@ class Shape(OpDef):
     """The sizes of Input as a vector of `dtype`, int32 or int64, read at run time."""
 
     name = "shape"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
-    constant = True
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
+    rewrite = Rewrite(constant=True)
     inputs = ("Input",)
     attrs = {"dtype": "int32"}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ...ir.axis_letters import along, but
 from ...ir.dtypes import as_dtype
 from ...ir.errors import ExecutionError, ProgramError
+from ...ir.op_facets import Control
 from ...ir.opdef import OpDef, Sample
 from ...ir.pattern import Types
 from ...ir.types import ANY, TensorType
@@ -104,7 +105,7 @@ class TopKBy(OpDef):
     name = "top_k_by"
     inputs, outputs = ("X", "K"), ("Out", "Indices")
     attrs = {"axis": -1, "largest": True}
-    sized_by_values = ("k", "k")
+    control = Control(sized_by_values=("k", "k"))
 
     @staticmethod
     def infer(x, k, *, axis, largest):
@@ -208,7 +209,7 @@ class _ArgExtreme(OpDef):
     inputs = ("X",)
     attrs = {"axis": -1, "keepdims": False, "dtype": "int64"}
     pattern = staticmethod(_arg_words)
-    function = ""
+    function: ClassVar[str] = ""
 
     @classmethod
     def infer(cls, x, *, axis, keepdims, dtype):

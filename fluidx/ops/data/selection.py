@@ -9,6 +9,7 @@ import numpy as np
 
 from ...ir.dtypes import np_dtype
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Control
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..shared.samples import f32, i64
@@ -19,9 +20,9 @@ class WhereIndex(OpDef):
     """The positions of the nonzero elements of X: a row for each, in their order, with its int64 position along every axis."""
 
     name = "where_index"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X",)
-    sized_by_values = ("n",)
+    control = Control(sized_by_values=("n",))
 
     @staticmethod
     def infer(x):
@@ -43,9 +44,9 @@ class MaskedSelect(OpDef):
     """The elements of X where Mask, a bool of the same shape, is true, in their order, as a vector."""
 
     name = "masked_select"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X", "Mask")
-    sized_by_values = ("n",)
+    control = Control(sized_by_values=("n",))
 
     @staticmethod
     def infer(x, mask):
@@ -71,7 +72,7 @@ class MaskedSelectGrad(OpDef):
     """Zeros in the shape of X with the elements of the gradient, in order, where Mask is true; only the shape of X is read."""
 
     name = "masked_select_grad"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs, outputs = ("X", "Mask", "Out@GRAD"), ("X@GRAD",)
 
     @staticmethod
@@ -108,10 +109,10 @@ class Unique(OpDef):
     """
 
     name = "unique"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs, outputs = ("X",), ("Out", "First?", "Index?", "Count?")
     attrs = {"axis": 0, "flatten": False, "sorted": False, "dtype": "int64"}
-    sized_by_values = ("n", "n", "", "n")
+    control = Control(sized_by_values=("n", "n", "", "n"))
 
     @staticmethod
     def infer(x, *, axis, flatten, sorted, dtype):

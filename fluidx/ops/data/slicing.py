@@ -9,6 +9,7 @@ import numpy as np
 
 from ...ir.axis_letters import but
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Control, Native, Precision, Rewrite, Storage
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
 from ..shared.native import copy_calls, fill_calls
@@ -63,9 +64,9 @@ class Slice(OpDef):
     """
 
     name = "slice"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "decrease_axis": ()}
 
@@ -75,13 +76,15 @@ class Slice(OpDef):
         return f"{x} -> {' '.join(w for k, w in enumerate(x.split()) if k not in drop)} | L(0) U(0)"
 
     @staticmethod
-    def meaning(a, ins, outs, *, axes, starts, ends, decrease_axis):
+    def _meaning(a, ins, outs, *, axes, starts, ends, decrease_axis):
         x = a.type(ins[0])
         window = _window("slice", x.shape, axes, starts, ends, (1,) * len(axes))
         if x.numel == ANY:
             return [a.unknown()]
         kept = [range(*s.indices(d)) for d, s in zip(x.shape, window, strict=True)]
         return [a.shaped(a.strided.cut(ins[0], [(r.start, r.start + len(r)) for r in kept]), outs[0].shape)]
+
+    rewrite = Rewrite(meaning=_meaning)
 
     @staticmethod
     def infer(x, *, axes, starts, ends, decrease_axis):
@@ -101,11 +104,13 @@ class Slice(OpDef):
         return b.slice_grad(op["Input"], g, axes=a["axes"], starts=a["starts"], ends=a["ends"], strides=(1,) * len(a["axes"]))
 
     @staticmethod
-    def view(x, *, axes, starts, ends, decrease_axis):
+    def _view(x, *, axes, starts, ends, decrease_axis):
         part = x[_window("slice", x.shape, axes, starts, ends, (1,) * len(axes))]
         drop = norm_axes("slice", decrease_axis, x.ndim)
         # without the ellipsis, a single number would be a copy
         return part[(*(0 if i in drop else slice(None) for i in range(x.ndim)), ...)] if drop else part
+
+    storage = Storage(view=_view)
 
     @staticmethod
     def samples():
@@ -121,9 +126,9 @@ class StridedSlice(OpDef):
     """The elements of Input from `starts[k]` to `ends[k]` in steps of `strides[k]` along axis `axes[k]`; a stride may be negative."""
 
     name = "strided_slice"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("string",)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("string",))
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "strides": Required(tuple)}
 
@@ -142,8 +147,10 @@ class StridedSlice(OpDef):
         return b.slice_grad(op["Input"], g, **op.attrs)
 
     @staticmethod
-    def view(x, *, axes, starts, ends, strides):
+    def _view(x, *, axes, starts, ends, strides):
         return x[_window("strided_slice", x.shape, axes, starts, ends, strides)]
+
+    storage = Storage(view=_view)
 
     @staticmethod
     def samples():
@@ -157,7 +164,7 @@ class SliceGrad(OpDef):
     """Zeros in the shape of Input with the gradient at the positions that slice or strided_slice read; only Input's shape is read."""
 
     name = "slice_grad"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs, outputs = ("Input", "Out@GRAD"), ("Input@GRAD",)
     attrs = StridedSlice.attrs
 
@@ -176,11 +183,13 @@ class SliceGrad(OpDef):
         out[_window("slice_grad", x.shape, axes, starts, ends, strides)] = g
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         (x, g), out = ins, outs[0]
         clear = fill_calls(out, 0, dry)
         put = copy_calls(out[_window("slice_grad", x.shape, *(attrs[k] for k in ("axes", "starts", "ends", "strides")))], g, dry)
         return None if clear is None or put is None else [*clear, *put]
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -212,8 +221,8 @@ class Pad(OpDef):
     """X with `paddings` (before and after each axis, flat) elements of `pad_value` around it."""
 
     name = "pad"
-    flops = 0
-    takes_low_bit = True
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
     inputs = ("X",)
     attrs = {"paddings": Required(tuple), "pad_value": 0.0}
 
@@ -262,7 +271,7 @@ class Pad2d(OpDef):
     """
 
     name = "pad2d"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X",)
     attrs = {"paddings": Required(tuple), "mode": "constant", "pad_value": 0.0, "data_format": "NCHW"}
 
@@ -315,8 +324,9 @@ class Pad2dGrad(OpDef):
     """The gradient of pad2d: every pixel gets the sum of the gradients of all its copies; only X's shape is read."""
 
     name = "pad2d_grad"
-    flops = 0
-    takes_16_bit = False  # the gradients of an element that padding repeats are added
+    arithmetic = Arithmetic(flops=0)
+    # the gradients of an element that padding repeats are added
+    precision = Precision(takes_16_bit=False)
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
     attrs = Pad2d.attrs
 

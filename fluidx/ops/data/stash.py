@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.errors import ExecutionError, ProgramError
+from ...ir.op_facets import Arithmetic, Control, Rewrite, Storage
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY
 from ..shared.samples import f32, i64
@@ -94,8 +95,8 @@ class Stash(OpDef):
     name = "stash"
     inputs = ("X",)
     attrs = {"rounds": 0}
-    flops = 0
-    constant = True
+    arithmetic = Arithmetic(flops=0)
+    rewrite = Rewrite(constant=True)
     pattern = "~* -> . * | L()"
 
     @staticmethod
@@ -107,9 +108,11 @@ class Stash(OpDef):
         out.fill(0)
 
     @staticmethod
-    def bind_control(planner: Any, op: Any) -> Callable[[], Any]:
+    def _bind(planner: Any, op: Any) -> Callable[[], Any]:
         (name,) = op.output("Out")
         return partial(_begin, planner.ctx.stashes, name, planner.rows(name))
+
+    control = Control(bind=_bind)
 
     @staticmethod
     def samples():
@@ -121,7 +124,7 @@ class _StashUpdate(OpDef):
     """Base of the ops that change the row of one iteration."""
 
     inputs = ("Stash", "X", "Round")
-    inplace = (("Stash", "Out"),)
+    storage = Storage(inplace=(("Stash", "Out"),))
     pattern = ". *, *, . -> . * | L(0,1)"
 
     @staticmethod
@@ -140,8 +143,8 @@ class StashWrite(_StashUpdate):
     """
 
     name = "stash_write"
-    in_place = True
-    flops = 0
+    storage = Storage(same_variable=True)
+    arithmetic = Arithmetic(flops=0)
 
     @staticmethod
     def kernel(xp, stash, x, at):
@@ -150,13 +153,15 @@ class StashWrite(_StashUpdate):
         return xp.concatenate([stash[:k], x[None], stash[k + 1 :]])
 
     @staticmethod
-    def bind_control(planner: Any, op: Any) -> Callable[[], Any]:
+    def _bind(planner: Any, op: Any) -> Callable[[], Any]:
         (name,), (x,), (at,) = op.input("Stash"), op.input("X"), op.input("Round")
         if op.output("Out")[0] != name:
             raise ExecutionError(
                 f"op stash_write: a stash must be written in place; this op reads {name!r} and writes {op.output('Out')[0]!r}"
             )
         return partial(_write, planner.ctx.stashes, name, planner.rows(name), planner.array(x), planner.array(at))
+
+    control = Control(bind=_bind)
 
     @staticmethod
     def samples():
@@ -169,7 +174,7 @@ class StashRead(OpDef):
 
     name = "stash_read"
     inputs = ("Stash", "Round")
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     pattern = ". *, . -> * | L(0)"
 
     @staticmethod
@@ -187,9 +192,11 @@ class StashRead(OpDef):
         rows.read(at, out)
 
     @staticmethod
-    def bind_control(planner: Any, op: Any) -> Callable[[], Any]:
+    def _bind(planner: Any, op: Any) -> Callable[[], Any]:
         (name,), (at,), (out,) = op.input("Stash"), op.input("Round"), op.output("Out")
         return partial(_read, planner.ctx.stashes, name, planner.rows(name), planner.array(at), planner.array(out))
+
+    control = Control(bind=_bind)
 
     @staticmethod
     def samples():
@@ -202,12 +209,14 @@ class StashReadGrad(OpDef):
 
     name = "stash_read_grad"
     inputs, outputs = ("Stash", "Round", "Out@GRAD"), ("Stash@GRAD",)
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     pattern = "~. *, ., * -> . * | L(2)"
 
     @staticmethod
-    def accumulate_into(b, op, total):
+    def _accumulate_into(b, op, total):
         return b.stash_add(total, b.block.var(op.input("Out@GRAD")[0]), b.block.var(op.input("Round")[0]), out={"Out": total})
+
+    storage = Storage(accumulate_into=_accumulate_into)
 
     @staticmethod
     def infer(stash, at, g):
@@ -249,8 +258,8 @@ class StashRows(OpDef):
 
     name = "stash_rows"
     inputs = ("Stash",)
-    flops = 0
-    sized_by_values = ("n",)
+    arithmetic = Arithmetic(flops=0)
+    control = Control(sized_by_values=("n",))
 
     @staticmethod
     def infer(stash):

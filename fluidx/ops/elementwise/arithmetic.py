@@ -6,7 +6,21 @@ from functools import partial, reduce
 
 import numpy as np
 
-from ...ir import OpDef, ProgramError, Required, Sample, TensorType, as_dtype, np_dtype
+from ...ir import (
+    Arithmetic,
+    Control,
+    Native,
+    OpDef,
+    Precision,
+    ProgramError,
+    Required,
+    Rewrite,
+    Sample,
+    Storage,
+    TensorType,
+    as_dtype,
+    np_dtype,
+)
 from ...ir.dtypes import TINY, dtype_name
 from .. import expr as ex
 from ..expr.native import expression_calls
@@ -166,11 +180,9 @@ class Sum(OpDef):
     """
 
     name = "sum"
-    identity_if = staticmethod(lambda x, attrs, count: count == 1)
+    rewrite = Rewrite(identity_if=lambda x, attrs, count: count == 1, folds="sum", meaning=lambda a, ins, outs: [a.sum(ins[0])])
     inputs = ("X*",)
-    inplace = (("X", "Out"),)
-    folds = "sum"
-    meaning = staticmethod(lambda a, ins, outs: [a.sum(ins[0])])
+    storage = Storage(inplace=(("X", "Out"),))
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -178,8 +190,10 @@ class Sum(OpDef):
         return f"{words} -> *" + (f" | L({','.join(map(str, range(len(ins))))})" if outs[0].dtype != "bool" else "")
 
     @staticmethod
-    def flops(ins, outs, attrs):
+    def _flops(ins, outs, attrs):
         return (len(ins) - 1) * outs[0].numel
+
+    arithmetic = Arithmetic(flops=_flops)
 
     @staticmethod
     def infer(xs):
@@ -212,7 +226,7 @@ class Sum(OpDef):
             xp.add(out, x, out)
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         xs, out = ins[0], outs[0]
         if len(xs) == 2:
             return partial(np.add, xs[0], xs[1], out)
@@ -221,15 +235,15 @@ class Sum(OpDef):
             return in_order([partial(Sum.kernel, np, xs, out=own), partial(np.copyto, out, own)])
         return partial(Sum.kernel, np, xs, out=out)
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         xs, out = ins[0], outs[0]
         if len(xs) == 1:
             return copy_calls(out, xs[0], dry)
         terms = {f"x{k}": x for k, x in enumerate(xs)}
         return expression_calls(reduce(partial(make_node, "add"), map(sym, terms)), terms, out, dry)
+
+    native = Native(calls=_calls, any_size=True, bind=_bind)
 
     @staticmethod
     def samples():
@@ -248,9 +262,9 @@ class Cast(OpDef):
     """
 
     name = "cast"
-    flops = 0
-    takes_low_bit = True
-    identity_if = staticmethod(lambda x, attrs, count: True)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    rewrite = Rewrite(identity_if=lambda x, attrs, count: True)
     inputs = ("X",)
     attrs = {"dtype": Required(str), "saturate": True, "round_mode": "up"}
 
@@ -282,16 +296,16 @@ class Cast(OpDef):
             xp.copyto(out, x, casting="unsafe")
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         if dtype_name(ins[0].dtype) in TINY or dtype_name(outs[0].dtype) in TINY:
             return partial(Cast.kernel, np, ins[0], out=outs[0], **attrs)
         return partial(np.copyto, outs[0], ins[0], casting="unsafe")
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         return copy_calls(outs[0], ins[0], dry)
+
+    native = Native(calls=_calls, any_size=True, bind=_bind)
 
     @staticmethod
     def samples():
@@ -309,14 +323,13 @@ class Assign(OpDef):
     """A copy of X in another variable."""
 
     name = "assign"
-    flops = 0
-    takes_low_bit = True
-    beyond_tensors = ("sequence", "optional", "map", "string")
-    identity_if = staticmethod(lambda x, attrs, count: True)
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
+    control = Control(beyond_tensors=("sequence", "optional", "map", "string"))
+    rewrite = Rewrite(identity_if=lambda x, attrs, count: True, meaning=lambda a, ins, outs: [ins[0]])
     inputs = ("X",)
-    inplace = (("X", "Out"),)
+    storage = Storage(inplace=(("X", "Out"),))
     pattern = staticmethod(lambda ins, outs, attrs: "* -> * | U(0)" + (" L(0)" if ins[0].dtype != "bool" else ""))
-    meaning = staticmethod(lambda a, ins, outs: [ins[0]])
 
     @staticmethod
     def infer(x):
@@ -331,16 +344,16 @@ class Assign(OpDef):
         xp.copyto(out, x)
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         x, out = ins[0], outs[0]
         same = x is out or (x.size and x.__array_interface__ == out.__array_interface__)
         return _nothing if same else partial(np.copyto, out, x)
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         return copy_calls(outs[0], ins[0], dry)
+
+    native = Native(calls=_calls, any_size=True, bind=_bind)
 
     @staticmethod
     def samples():

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...ir.dtypes import FLOATS, INTS, np_dtype
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Native, Precision, Rewrite, Storage
 from ...ir.opdef import OPS, OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..expr.derivative import derivative, in_terms_of, selected
@@ -56,7 +57,7 @@ def elementwise(
     "any"; all inputs have one dtype, and so has the result unless the body is a comparison. `axis` adds fluid's broadcast attribute. Unary
     samples are drawn from `domain`, away from `kinks`, once for each of `variants` (attributes); or `samples` yields the samples. `slope`
     is a hand-written derivative with respect to X, `grad` replaces the derived gradient. `special(xp, ins, out, attrs)` may return a call
-    that replaces the derived kernel (integer division), or None. `precision` is the field of OpDef.
+    that replaces the derived kernel (integer division), or None. `precision` is `Precision.mixed`.
     """
     module = sys._getframe(1).f_globals["__name__"]
     parameters = inspect.signature(body).parameters.values()
@@ -68,12 +69,12 @@ def elementwise(
         full["axis"] = -1
     slots = tuple(n.upper() for n in inputs)
     is_bool = expr.fn in BOOLEAN
-    fields: dict[str, Any] = _Kernels(expr, inputs, names, axis, special).fields()
-    fields |= {
-        "name": name, "__module__": module, "__doc__": doc, "__qualname__": name, "expr": expr, "attrs": full, "inputs": slots,
-        "inplace": () if is_bool and dtypes != "bool" else tuple((s, "Out") for s in reversed(slots)),
+    scalar = ScalarExpression(expr, inputs, names, axis, special)
+    fields: dict[str, Any] = scalar.fields() | {
+        "name": name, "__module__": module, "__doc__": doc, "__qualname__": name, "attrs": full, "inputs": slots,
         "infer": staticmethod(_infer(name, dtypes, is_bool, axis, _fitting(name, expr, names, special))),
-        "precision": precision, "folds": _folds(expr, inputs),
+        "storage": Storage(inplace=() if is_bool and dtypes != "bool" else tuple((s, "Out") for s in reversed(slots))),
+        "rewrite": Rewrite(identity_if=scalar.identity_if, folds=_folds(expr, inputs)), "precision": Precision(mixed=precision),
     }  # fmt: skip
     draw = samples or (lambda: _draw(len(inputs), dtypes, domain, kinks, variants))
     fields["samples"] = staticmethod(draw)
@@ -90,36 +91,39 @@ def _folds(expr: Expr, inputs: Sequence[str]) -> str:
     return expr.fn if expr.fn in ("max", "min") and tuple((a.fn, *a.args) for a in expr.args) == whole else ""
 
 
-class _Kernels:
-    """The kernels of an op whose inputs, in slot order, are the symbols `inputs` of `expr`; `names` are its attributes."""
+class ScalarExpression:
+    """The expression `body` of an op whose inputs, in slot order, are the symbols `inputs`; `names` are its attributes. A call gives it for
+    some attributes; the kernels follow from it.
+    """
 
-    def __init__(self, expr: Expr, inputs: Sequence[str], names: Sequence[str], axis: bool, special: Any):
-        self.expr, self.inputs, self.names, self.axis, self.special = expr, inputs, names, axis, special
+    def __init__(self, body: Expr, inputs: Sequence[str], names: Sequence[str], axis: bool, special: Any):
+        self.body, self.inputs, self.names, self.axis, self.special = body, inputs, names, axis, special
         # constants as a key: they distinguish 0.0 from -0.0, numbers do not
-        self._specialized = lru_cache(maxsize=256)(lambda values: substitute(expr, dict(zip(names, values, strict=True))))
+        self._specialized = lru_cache(maxsize=256)(lambda values: substitute(body, dict(zip(names, values, strict=True))))
+        # for some attribute values the expression may be the operand itself
+        self.identity_if = (lambda x, attrs, count: self.specialized(attrs).fn == "sym") if names and len(inputs) == 1 else None
 
     def fields(self) -> dict[str, Any]:
         """The fields of the OpDef that follow from the expression."""
-        made: dict[str, Any] = {
-            "kernel": self.kernel, "bind": self.bind, "native": self.native, "scratch": self.scratch, "element": self.element,
-            "pattern": elementwise_pattern(self.expr, self.inputs, self.names, self.axis), "flops": self.flops,
+        return {
+            "expr": self, "pattern": staticmethod(elementwise_pattern(self.body, self.inputs, self.names, self.axis)),
+            "kernel": staticmethod(self.kernel), "arithmetic": Arithmetic(flops=self.flops),
+            "native": Native(calls=self.calls, any_size=True, bind=self.bind, bind_scratch=self.bind_scratch),
         }  # fmt: skip
-        if self.names and len(self.inputs) == 1:  # for some attribute values the expression may be the operand itself
-            made["identity_if"] = self.identity_if
-        return {**{k: staticmethod(v) for k, v in made.items()}, "native_any_size": True}
 
     def specialized(self, attrs: Mapping[str, Any]) -> Expr:
         """The expression with numbers for the attributes."""
         made: Expr = self._specialized(tuple([lift(attrs[n]) for n in self.names]))
         return made
 
-    def element(self, attrs: Mapping[str, Any], shapes: Sequence[tuple[int, ...]], ndim: int) -> tuple[Expr, dict[str, tuple[int, ...]]]:
+    def __call__(self, attrs: Mapping[str, Any], shapes: Sequence[tuple[int, ...]], ndim: int) -> tuple[Expr, dict[str, tuple[int, ...]]]:
+        """The expression with numbers for the attributes, and for each symbol a shape that broadcasts to the result of `ndim` axes."""
         axes = [attrs["axis"] if self.axis and s == "y" else -1 for s in self.inputs]
         aligned = [aligned_shape(d, ndim, axis) for d, axis in zip(shapes, axes, strict=True)]
         return self.specialized(attrs), dict(zip(self.inputs, aligned, strict=True))
 
     def prepare(self, arrays: Sequence[Any], out: Any, attrs: Mapping[str, Any]) -> tuple[Expr, dict[str, Any]]:
-        e, shapes = self.element(attrs, [a.shape for a in arrays], out.ndim)
+        e, shapes = self(attrs, [a.shape for a in arrays], out.ndim)
         return e, {s: a if a.shape == d else a.reshape(d) for (s, d), a in zip(shapes.items(), arrays, strict=True)}
 
     def special_call(self, xp: Any, values: Mapping[str, Any], out: Any, attrs: Mapping[str, Any]) -> Any:
@@ -130,12 +134,12 @@ class _Kernels:
         call = self.special_call(np, values, outs[0], attrs)
         return bind_ufuncs(e, values, outs[0], scratch) if call is None else call
 
-    def native(self, ins, outs, attrs, dry=False):
+    def calls(self, ins, outs, attrs, dry=False):
         e, values = self.prepare(ins, outs[0], attrs)
         return expression_calls(e, values, outs[0], dry) if self.special_call(np, values, outs[0], attrs) is None else None
 
-    def scratch(self, ins, outs, attrs):
-        e, shapes = self.element(attrs, [t.shape for t in ins], outs[0].ndim)
+    def bind_scratch(self, ins, outs, attrs):
+        e, shapes = self(attrs, [t.shape for t in ins], outs[0].ndim)
         if e.fn in ("const", "sym") or all(a.fn in ("const", "sym") for a in e.args):
             return ()  # one ufunc
         types = {s: t.with_shape(d) for (s, d), t in zip(shapes.items(), ins, strict=True)}
@@ -150,9 +154,6 @@ class _Kernels:
 
     def flops(self, ins, outs, attrs):
         return outs[0].numel * operations([self.specialized(attrs)])
-
-    def identity_if(self, x, attrs, count):
-        return self.specialized(attrs).fn == "sym"
 
 
 def _fitting(name: str, expr: Expr, names: Sequence[str], special: Any) -> Fitting:
@@ -253,14 +254,15 @@ def _declare_grad(
             g = np.random.default_rng(7).standard_normal(t.shape).astype(out.dtype)
             yield Sample((*(have[n] for n in slots), g), s.attrs, grad=(), why="a gradient op has no gradient of its own")
 
-    fields = _Kernels(e, order, names, axis, None).fields()
+    scalar = ScalarExpression(e, order, names, axis, None)
     result = "Y@GRAD" if wrt else "X@GRAD"
     what = f" by {result[0]}, of the shape of Out" if grad_name.endswith(("_x", "_y")) else ""
     formula = repr(substitute(e, {"g": sym("Out@GRAD"), "x": sym("X"), "y": sym("Y")}))
-    fields |= {
-        "name": grad_name, "__module__": module, "__qualname__": grad_name, "expr": e, "attrs": full,
+    fields: dict[str, Any] = scalar.fields() | {
+        "name": grad_name, "__module__": module, "__qualname__": grad_name, "attrs": full,
         "__doc__": f"The gradient of {name}{what}{f': {formula}' if len(formula) <= _FORMULA else ''}.",
-        "inputs": (*slots, "Out@GRAD"), "outputs": (result,), "inplace": (("Out@GRAD", result),),
+        "inputs": (*slots, "Out@GRAD"), "outputs": (result,), "storage": Storage(inplace=(("Out@GRAD", result),)),
+        "rewrite": Rewrite(identity_if=scalar.identity_if),
         "infer": staticmethod(infer), "samples": staticmethod(samples),
     }  # fmt: skip
     type(grad_name, (OpDef,), fields)

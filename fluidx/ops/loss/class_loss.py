@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import ANY, OpDef, ProgramError, Sample
+from ...ir import ANY, Native, OpDef, ProgramError, Sample
 from ...ir.parts import Part
 from ..shared.native import row_calls
 from ..shared.samples import f32, ints, probabilities
@@ -65,7 +65,7 @@ class CrossEntropy(OpDef):
             out[...] = losses(xp, label, x.shape[-1], ignore_index, partial(_label_loss, xp, x), part)
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx, part=None):
+    def _bind(ins, outs, attrs, ctx, part=None):
         (x, label), out, ignore = ins, outs[0], attrs["ignore_index"]
         _, classes = class_range(x.shape[-1], part)
         if attrs["soft_label"]:
@@ -82,14 +82,14 @@ class CrossEntropy(OpDef):
 
         return step
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         """Only for integer labels."""
         (x, label), ignore = ins, attrs["ignore_index"]
         text = "" if dry else wrong_label_text("cross_entropy", "#", class_range(x.shape[-1], part)[1], ignore)
         return None if attrs["soft_label"] else row_calls("pick", [x], -1, outs[0], label, ignore, text, part, dry)
+
+    native = Native(calls=_calls, any_size=True, bind=_bind)
 
     @staticmethod
     def samples():
@@ -125,14 +125,14 @@ class CrossEntropyGrad(OpDef):
             hot &= label != ignore_index
         out[...] = xp.where(hot, -g / xp.where(hot, x, 1), 0)
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         """Only for integer labels."""
         x, label, g = ins
         ignore = attrs["ignore_index"]
         return None if attrs["soft_label"] else row_calls("pick_grad", [x, outs[0]], -1, g, label, ignore, part=part, dry=dry)
+
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():

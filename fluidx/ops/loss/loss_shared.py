@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ...ir import OpDef, ProgramError, TensorType
 from ..shared.types import meet, need_float, same_dtype
 
@@ -21,7 +23,8 @@ def elementwise_infer(op: str, **types: TensorType) -> TensorType:
 class EachGrad(OpDef):
     """Base of elementwise gradients with respect to the first of several operands of equal shape."""
 
-    groups = ""  # groups of operands in which the gradient is linear, besides the incoming gradient, which is the last operand
+    # groups of operands in which the gradient is linear, besides the incoming gradient, which is the last operand
+    groups: ClassVar[str] = ""
 
     @classmethod
     def pattern(cls, ins, outs, attrs):

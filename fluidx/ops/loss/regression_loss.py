@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from ...ir import OpDef, ProgramError, Sample
+from ...ir import Native, OpDef, ProgramError, Sample, Storage
 from ..expr.native import expression_calls
 from ..expr.nodes import sym
 from ..shared.samples import between, f32
@@ -19,7 +19,7 @@ class SquareErrorCost(OpDef):
 
     name = "square_error_cost"
     inputs = ("X", "Y")
-    inplace = (("X", "Out"), ("Y", "Out"))
+    storage = Storage(inplace=(("X", "Out"), ("Y", "Out")))
     pattern = "*, * -> *"
 
     @staticmethod
@@ -36,11 +36,11 @@ class SquareErrorCost(OpDef):
         xp.subtract(x, y, out=out)
         xp.multiply(out, out, out=out)
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         return expression_calls(_DISTANCE * _DISTANCE, dict(zip("xy", ins, strict=True)), outs[0], dry)
+
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():
@@ -61,12 +61,12 @@ class SquareErrorCostGrad(EachGrad):
         xp.multiply(out, g, out=out)
         xp.add(out, out, out=out)
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         e = _DISTANCE * sym("g")
         return expression_calls(e + e, dict(zip("xyg", ins, strict=True)), outs[0], dry)
+
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import OpDef, Operator, Sample
+from ...ir import Arithmetic, Native, OpDef, Operator, Sample
 from ...ir.axis_letters import along
 from ...ir.parts import Part
 from ..nn.softmax import expand_softmax
@@ -72,7 +72,7 @@ class LabelLoss(OpDef):
     """
 
     name = "label_loss"
-    flops = 2
+    arithmetic = Arithmetic(flops=2)
     inputs, outputs = ("Shifted", "Total", "Label"), ("Loss",)
     attrs = _SWCE_ATTRS
 
@@ -96,13 +96,15 @@ class LabelLoss(OpDef):
         out[...] = _loss(xp, folded(x, axis), logs, folded(label, axis), soft_label, ignore_index, part).reshape(out.shape)
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx, part=None):
+    def _bind(ins, outs, attrs, ctx, part=None):
         (x, _, label), out = ins, outs[0]
         run = partial(LabelLoss.kernel, np, *ins, out=out, part=part, **attrs)
         if attrs["soft_label"]:
             return run
         _, classes = class_range(x.shape[attrs["axis"]], part)
         return in_order([partial(ignored_of, "softmax_with_cross_entropy", label, classes, attrs["ignore_index"]), run])
+
+    native = Native(bind=_bind)
 
     @staticmethod
     def samples():
@@ -126,10 +128,10 @@ class SoftmaxWithCrossEntropy(OpDef):
     """
 
     name = "softmax_with_cross_entropy"
-    flops = 5
+    arithmetic = Arithmetic(flops=5)
     inputs, outputs = ("Logits", "Label"), ("Softmax", "Loss")
     attrs = {**_SWCE_ATTRS, "numeric_stable_mode": True}
-    expand = staticmethod(_expand)
+    decompose = staticmethod(_expand)
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -170,7 +172,7 @@ class SoftmaxWithCrossEntropy(OpDef):
         loss[...] = _loss(xp, shifted, xp.log(total), folded(label, axis), soft_label, ignore_index).reshape(loss.shape)
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         (x, label), (soft, loss) = ins, outs
         dense = x.size and all(a.flags.c_contiguous for a in (x, label, soft, loss))
         classes, ignore = x.shape[attrs["axis"]], attrs["ignore_index"]
@@ -200,12 +202,12 @@ class SoftmaxWithCrossEntropy(OpDef):
 
         return step
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         (x, label), (soft, loss) = ins, outs
         return _native_xent("softmax_with_cross_entropy", "xent", x, soft, label, loss, attrs, dry)
+
+    native = Native(calls=_calls, any_size=True, bind=_bind)
 
     @staticmethod
     def samples():
@@ -240,10 +242,10 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
     """Gradient of softmax_with_cross_entropy through Loss: (softmax - one-hot label) * g, 0 for ignored examples."""
 
     name = "softmax_with_cross_entropy_grad"
-    flops = 2
+    arithmetic = Arithmetic(flops=2)
     inputs, outputs = ("Softmax", "Label", "Loss@GRAD"), ("Logits@GRAD",)
     attrs = _SWCE_ATTRS
-    expand = staticmethod(_expand_grad)
+    decompose = staticmethod(_expand_grad)
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -271,7 +273,7 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
         out[...] = xp.where(label3 == ignore_index, 0, (s - hot) * g3).reshape(out.shape)
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx, part=None):
+    def _bind(ins, outs, attrs, ctx, part=None):
         (soft, label, g), dx = ins, outs[0]
         dense = soft.size and all(a.flags.c_contiguous for a in (soft, label, g, dx))
         if attrs["soft_label"] or part is not None or not dense or attrs["axis"] % soft.ndim != soft.ndim - 1:
@@ -294,12 +296,12 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
 
         return step
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         soft, label, g = ins
         return _native_xent("softmax_with_cross_entropy_grad", "xent_grad", soft, outs[0], label, g, attrs, dry, part)
+
+    native = Native(calls=_calls, any_size=True, bind=_bind)
 
     @staticmethod
     def samples():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ir import OpDef, ProgramError, Sample
+from ...ir import Arithmetic, OpDef, ProgramError, Sample
 from ..shared.samples import f32
 from ..shared.types import meet
 
@@ -18,7 +18,7 @@ class Det(OpDef):
     name = "det"
     inputs = ("X",)
     pattern = "* . . -> *"
-    flops = staticmethod(lambda ins, outs, attrs: abs(ins[0].numel) * ins[0].shape[-1])
+    arithmetic = Arithmetic(flops=lambda ins, outs, attrs: abs(ins[0].numel) * ins[0].shape[-1])
 
     @staticmethod
     def infer(x):
@@ -46,7 +46,7 @@ class DetGrad(OpDef):
     name = "det_grad"
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
     pattern = "* . ., * -> * . . | L(1)"
-    flops = Det.flops
+    arithmetic = Arithmetic(flops=Det.arithmetic.flops)
 
     @staticmethod
     def infer(x, g):

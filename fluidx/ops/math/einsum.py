@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ir import OpDef, ProgramError, Sample
+from ...ir import Arithmetic, OpDef, Precision, ProgramError, Sample
 from ...ir.opdef import Required
 from ..shared.samples import f32
 from ..shared.types import merge_size, same_dtype
@@ -34,8 +34,8 @@ class Einsum(OpDef):
     """
 
     name = "einsum"
-    precision = "half"
-    sums_products = "matrix"
+    precision = Precision(mixed="half")
+    arithmetic = Arithmetic(sums_products="matrix")
     inputs = ("X*",)
     attrs = {"equation": Required(str)}
 

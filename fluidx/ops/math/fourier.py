@@ -8,6 +8,7 @@ from typing import Any
 from ...ir.axis_letters import but
 from ...ir.dtypes import HALVES
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic
 from ...ir.opdef import OpDef, Sample
 from ..shared.samples import f32
 from ..shared.types import need_float, need_ndim, norm_axis
@@ -23,7 +24,7 @@ class Fft(OpDef):
     name = "fft"
     inputs = ("X",)
     attrs = {"axis": -2, "inverse": False}
-    flops = staticmethod(lambda ins, outs, attrs: int(2.5 * abs(outs[0].numel) * log2(max(ins[0].shape[attrs["axis"]], 2))))
+    arithmetic = Arithmetic(flops=lambda ins, outs, attrs: int(2.5 * abs(outs[0].numel) * log2(max(ins[0].shape[attrs["axis"]], 2))))
 
     @staticmethod
     def pattern(ins: Any, outs: Any, attrs: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ... import native
-from ...ir import OpDef, ProgramError, Sample, TensorType
+from ...ir import Arithmetic, Native, OpDef, Precision, ProgramError, Sample, TensorType
 from ...ir.axis_letters import letters, match_axes
 from ..shared.broadcast import broadcast_sizes, reduced
 from ..shared.samples import bits, f32, ints
@@ -62,31 +62,29 @@ def _then_scale(run: Any, out: Any, alpha: float) -> Any:
 class Product(OpDef):
     """Base of ops that are one matrix product; `matrices` gives its arrays."""
 
-    precision = "half"
-    sums_products = "matrix"
+    # on a GPU, BLAS multiplies two matrices of 16-bit floats and adds in float32
+    precision = Precision(takes_16_bit=lambda device, outs: device == "cuda" and outs[0].ndim == 2, mixed="half")
+    arithmetic = Arithmetic(sums_products="matrix")
     # (ins, out, **attrs) -> (a, b, out), views of the operands with out = a @ b over the last two axes; None if a view would need a copy
     matrices: ClassVar[Callable[..., Any]]
-    # on a GPU, BLAS multiplies two matrices of 16-bit floats and adds in float32
-    takes_16_bit: ClassVar[Any] = staticmethod(lambda device, outs: device == "cuda" and outs[0].ndim == 2)
 
     @classmethod
-    def bind(cls, ins, outs, attrs, ctx):
+    def _bind(cls, ins, outs, attrs, ctx):
         found = cls.matrices(ins, outs[0], **attrs)
         if found is None:
             return None
         a, b, out = found
         return _then_scale(bind_product(a, b, out), outs[0], attrs.get("alpha", 1.0))
 
-    native_any_size = True
-    native_tail = True
-
     @classmethod
-    def native(cls, ins, outs, attrs, dry=False):
+    def _calls(cls, ins, outs, attrs, dry=False):
         found = cls.matrices(ins, outs[0], **attrs)
         if found is None:
             return None
         a, b, out = found
         return native_product(a, b, out, attrs.get("alpha", 1.0))
+
+    native = Native(calls=_calls, any_size=True, tail=True, bind=_bind)
 
 
 def _linear(x: TensorType, *operands: int) -> str:
@@ -400,7 +398,7 @@ class MatMulVectorGrad(OpDef):
     """Gradients of matmul with a 1-D operand, in the operands' shapes."""
 
     name = "matmul_vector_grad"
-    sums_products = "matrix"
+    arithmetic = Arithmetic(sums_products="matrix")
     inputs, outputs = ("X", "Y", "Out@GRAD"), ("X@GRAD", "Y@GRAD")
     attrs = {"transpose_x": False, "transpose_y": False, "alpha": 1.0}
 

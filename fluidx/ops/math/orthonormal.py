@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic
 from ...ir.opdef import OpDef, Sample
 from ..shared.samples import f32
 
@@ -25,7 +26,7 @@ class Orthonormalize(OpDef):
     name = "orthonormalize"
     inputs = ("X",)
     pattern = "a r -> a r | a! r!"
-    flops = staticmethod(lambda ins, outs, attrs: 4 * abs(outs[0].numel) * outs[0].shape[1])
+    arithmetic = Arithmetic(flops=lambda ins, outs, attrs: 4 * abs(outs[0].numel) * outs[0].shape[1])
 
     @staticmethod
     def infer(x: Any) -> Any:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 
-from ...ir import OpDef, ProgramError, Sample, TensorType
+from ...ir import Arithmetic, Native, OpDef, ProgramError, Sample, TensorType
 from ...ir.axis_letters import letters
 from ...ir.dtypes import FLOATS, HALVES, dtype_name
 from ...ir.parts import Part
@@ -93,12 +94,12 @@ class _Reduction(OpDef):
 
     inputs = ("X",)
     attrs = {"dim": (), "keep_dim": False}
-    dtypes: tuple[str, ...] = NUMBERS
-    method = ""  # name of the function of the array module
-    axis_words: tuple[str, ...] = ("{}!",)  # words of the access pattern for each reduced axis
-    groups = ""  # groups of the access pattern: linear and monotone ones
-    how = ""  # `how` of shared.native.reduce_calls
-    native_any_size = True
+    dtypes: ClassVar[tuple[str, ...]] = NUMBERS
+    method: ClassVar[str] = ""  # name of the function of the array module
+    axis_words: ClassVar[tuple[str, ...]] = ("{}!",)  # words of the access pattern for each reduced axis
+    groups: ClassVar[str] = ""  # groups of the access pattern: linear and monotone ones
+    how: ClassVar[str] = ""  # `how` of shared.native.reduce_calls
+    native = Native(any_size=True)
 
     @classmethod
     def pattern(cls, ins, outs, attrs):
@@ -109,20 +110,23 @@ class _Reduction(OpDef):
         name = cls.__dict__.get("name", "")
         if name:
             cls.infer = staticmethod(partial(_infer, name, cls.dtypes))  # type: ignore[method-assign]
+            made = {}
             if cls.kernel is None:
                 cls.kernel = staticmethod(_kernel_of(cls))
-                cls.bind = staticmethod(_bind_of(cls))
+                made["bind"] = _bind_of(cls)
             if cls.how:
-                cls.native = staticmethod(_native_of(cls))
+                made["calls"] = _native_of(cls)
+            if made:
+                cls.native = Native(**made).over(cls.native, cls, name)
         super().__init_subclass__(**kwargs)
 
     @staticmethod
-    def calls(x, axes, out):
+    def _numpy_calls(x, axes, out):
         """Calls that write the result for a NumPy array into `out`."""
         raise NotImplementedError
 
     @classmethod
-    def over(cls, xp, x, axes):
+    def _over(cls, xp, x, axes):
         """The result, for any array module."""
         return getattr(xp, cls.method)(x, axis=axes)
 
@@ -136,14 +140,14 @@ def _infer(name, dtypes, x, *, dim=(), keep_dim=False):
 
 def _kernel_of(cls):
     def kernel(xp, x, *, out, dim=(), keep_dim=False):
-        out[...] = cls.over(xp, x, reduced_axes(cls.name, dim, x.ndim)).reshape(out.shape)
+        out[...] = cls._over(xp, x, reduced_axes(cls.name, dim, x.ndim)).reshape(out.shape)
 
     return kernel
 
 
 def _bind_of(cls):
     def bind(ins, outs, attrs, ctx):
-        return in_order(cls.calls(ins[0], reduced_axes(cls.name, attrs.get("dim", ()), ins[0].ndim), outs[0]))
+        return in_order(cls._numpy_calls(ins[0], reduced_axes(cls.name, attrs.get("dim", ()), ins[0].ndim), outs[0]))
 
     return bind
 
@@ -188,7 +192,7 @@ class ReduceSum(_Reduction):
     name = "reduce_sum"
     method = how = "sum"
     axis_words, groups = ("{}:+",), "L(0)"
-    calls = staticmethod(bind_sum)
+    _numpy_calls = staticmethod(bind_sum)
     samples = staticmethod(_samples)
 
     @staticmethod
@@ -213,16 +217,18 @@ class _Mean(_Reduction):
         out[...] = (x.sum(axis=axes) / count_of(x, axes, part)).reshape(out.shape)
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx, part=None):
+    def _bind(ins, outs, attrs, ctx, part=None):
         x, out = ins[0], outs[0]
         axes = reduced_axes("mean", attrs.get("dim", ()), x.ndim)
         return in_order([*bind_sum(x, axes, out), partial(np.divide, out, np.array(count_of(x, axes, part), out.dtype), out)])
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         x = ins[0]
         axes = reduced_axes("mean", attrs.get("dim", ()), x.ndim)
         return reduce_calls("sum", x, axes, outs[0], count_of(x, axes, part), dry)
+
+    native = Native(calls=_calls, bind=_bind)
 
 
 class ReduceMean(_Mean):
@@ -264,7 +270,7 @@ class ReduceMax(_Reduction):
     name = "reduce_max"
     method = how = "max"
     axis_words, groups = ("{}:max",), "U(0>max)"
-    calls = _ufunc_calls(np.maximum)
+    _numpy_calls = _ufunc_calls(np.maximum)
     samples = staticmethod(_samples)
 
     @staticmethod
@@ -280,7 +286,7 @@ class ReduceMin(_Reduction):
     name = "reduce_min"
     method = how = "min"
     axis_words, groups = ("{}:min",), "U(0>min)"
-    calls = _ufunc_calls(np.minimum)
+    _numpy_calls = _ufunc_calls(np.minimum)
     samples = staticmethod(_samples)
 
     @staticmethod
@@ -293,7 +299,7 @@ class ReduceProd(_Reduction):
 
     name = "reduce_prod"
     method = how = "prod"
-    calls = staticmethod(lambda x, axes, out: [partial(np.multiply.reduce, x, axes, x.dtype, _as_numpy_result(out, x, axes))])
+    _numpy_calls = staticmethod(lambda x, axes, out: [partial(np.multiply.reduce, x, axes, x.dtype, _as_numpy_result(out, x, axes))])
 
     @staticmethod
     def samples():
@@ -312,7 +318,7 @@ class ReduceAll(_Reduction):
     method, how = "all", "min"
     axis_words, groups = ("{}:min",), "U(0>min)"
     dtypes = ("bool",)
-    calls = _ufunc_calls(np.logical_and)
+    _numpy_calls = _ufunc_calls(np.logical_and)
     samples = staticmethod(lambda: _samples("bool"))
 
 
@@ -323,7 +329,7 @@ class ReduceAny(_Reduction):
     method, how = "any", "max"
     axis_words, groups = ("{}:max",), "U(0>max)"
     dtypes = ("bool",)
-    calls = _ufunc_calls(np.logical_or)
+    _numpy_calls = _ufunc_calls(np.logical_or)
     samples = staticmethod(lambda: _samples("bool"))
 
 
@@ -356,22 +362,24 @@ class LogSumExp(_Reduction):
 
     name = "logsumexp"
     dtypes = ReduceMean.dtypes
-    calls = staticmethod(_logsumexp_calls)
+    _numpy_calls = staticmethod(_logsumexp_calls)
 
     @classmethod
-    def over(cls, xp, x, axes):
+    def _over(cls, xp, x, axes):
         top = x.max(axis=axes, keepdims=True)
         top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
         return xp.log(xp.exp(x - top).sum(axis=axes, keepdims=True)) + top
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         """Only over the last axes, which are the rows of a matrix."""
         x, out = ins[0], outs[0]
         axes = reduced_axes("logsumexp", attrs["dim"], x.ndim)
         if axes != tuple(range(x.ndim - len(axes), x.ndim)) or not x.flags.c_contiguous or not x.size:
             return None
         return row_calls("logsumexp", [x.reshape(-1, prod(x.shape[k] for k in axes))], 1, out, dry=dry)
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -393,7 +401,7 @@ class SquaredL2Norm(OpDef):
     """The sum of the squares of all elements, of shape [1]; float32 for 16-bit floats, otherwise the dtype of X."""
 
     name = "squared_l2_norm"
-    flops = 2
+    arithmetic = Arithmetic(flops=2)
     inputs = ("X",)
     pattern = "* -> . | *:+"
 
@@ -415,7 +423,7 @@ class SquaredL2Norm(OpDef):
         out[0] = xp.dot(line, line)
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         x, out = ins[0], outs[0]
         if not x.flags.c_contiguous or not x.size:
             return None
@@ -423,8 +431,10 @@ class SquaredL2Norm(OpDef):
         return partial(np.dot, line, line.T, out.reshape(1, 1))
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         return reduce_calls("squares", ins[0], range(ins[0].ndim), outs[0], dry=dry)
+
+    native = Native(calls=_calls, bind=_bind)
 
     @staticmethod
     def samples():

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from ...ir import ANY, OpDef, ProgramError, Sample, TensorType, np_dtype
+from ...ir import ANY, Arithmetic, Native, OpDef, ProgramError, Sample, TensorType, np_dtype
 from ...ir.axis_letters import letters
 from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
@@ -60,7 +60,7 @@ class ReduceSumGrad(OpDef):
     """The gradient of reduce_sum: Out@GRAD broadcast to the shape of X; only X's shape is read."""
 
     name = "reduce_sum_grad"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
     attrs = {"dim": (), "keep_dim": False}
     infer = staticmethod(_grad_infer)
@@ -72,16 +72,16 @@ class ReduceSumGrad(OpDef):
         xp.copyto(out, g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", dim, x.ndim))))
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         x, g = ins
         return partial(np.copyto, outs[0], g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", attrs["dim"], x.ndim))))
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         x, g = ins
         return copy_calls(outs[0], g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", attrs["dim"], x.ndim))), dry)
+
+    native = Native(calls=_calls, any_size=True, bind=_bind)
 
 
 class ReduceMeanGrad(OpDef):
@@ -100,7 +100,7 @@ class ReduceMeanGrad(OpDef):
         out[...] = g.reshape(kept_shape(x.shape, axes)) / count_of(x, axes, part)
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx, part=None):
+    def _bind(ins, outs, attrs, ctx, part=None):
         x, g = ins
         axes = reduced_axes("reduce_mean_grad", attrs["dim"], x.ndim)
         g = g.reshape(kept_shape(x.shape, axes))
@@ -110,15 +110,15 @@ class ReduceMeanGrad(OpDef):
         small = np.empty_like(g)  # one division per result, then copies
         return in_order([partial(np.divide, g, n, small), partial(np.copyto, outs[0], small)])
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         x, g = ins
         axes = reduced_axes("reduce_mean_grad", attrs["dim"], x.ndim)
         count = count_of(x, axes, part)
         e = make_node("div", sym("g"), const(float(count)))
         return expression_calls(e, {"g": g.reshape(kept_shape(x.shape, axes))}, outs[0], dry) if count else None
+
+    native = Native(calls=_calls, any_size=True, bind=_bind)
 
 
 class ReduceMaxGrad(OpDef):
@@ -137,18 +137,20 @@ class ReduceMaxGrad(OpDef):
         xp.multiply(g.reshape(kept), x == y.reshape(kept), out)
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         x, y, g = ins
         kept = kept_shape(x.shape, reduced_axes("reduce_max_grad", attrs["dim"], x.ndim))
         mask = np.empty(x.shape, bool)
         return in_order([partial(np.equal, x, y.reshape(kept), mask), partial(np.multiply, g.reshape(kept), mask, outs[0])])
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         x, y, g = ins
         kept = kept_shape(x.shape, reduced_axes("reduce_max_grad", attrs["dim"], x.ndim))
         e = make_node("mul", sym("g"), make_node("eq", sym("x"), sym("y")))
         return expression_calls(e, {"x": x, "y": y.reshape(kept), "g": g.reshape(kept)}, outs[0], dry)
+
+    native = Native(calls=_calls, bind=_bind)
 
 
 class ReduceProdGrad(OpDef):
@@ -191,11 +193,13 @@ class LogSumExpGrad(OpDef):
         xp.multiply(out, g.reshape(kept), out)
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         x, y, g = ins
         kept = kept_shape(x.shape, reduced_axes("logsumexp_grad", attrs["dim"], x.ndim))
         e = make_node("mul", make_node("exp", make_node("sub", sym("x"), sym("y"))), sym("g"))
         return expression_calls(e, {"x": x, "y": y.reshape(kept), "g": g.reshape(kept)}, outs[0], dry)
+
+    native = Native(calls=_calls)
 
 
 # -- sum over broadcast axes -----------------------------------------------------------------------------------------------------
@@ -254,14 +258,14 @@ class ReduceTo(OpDef):
         out[...] = x.sum(axis=axes).reshape(out.shape)
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         return in_order(bind_sum(ins[0], _broadcast_axes(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0]))
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         return reduce_calls("sum", ins[0], _broadcast_axes(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0], dry=dry)
+
+    native = Native(calls=_calls, any_size=True, bind=_bind)
 
     @staticmethod
     def samples():

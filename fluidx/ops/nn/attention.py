@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ... import native
-from ...ir import ANY, OpDef, ProgramError, Required, Sample, TensorType
+from ...ir import ANY, Arithmetic, Native, OpDef, Precision, ProgramError, Required, Sample, Storage, TensorType
 from ...ir.axis_letters import letters
 from ...ir.parts import Part
 from ..shared.broadcast import reduced
@@ -204,12 +204,11 @@ class ScaledDotProductAttention(OpDef):
     """
 
     name = NAME
-    precision = "half"
-    sums_products = "attention"
-    flops = _flops(2)
+    precision = Precision(mixed="half")
+    arithmetic = Arithmetic(flops=_flops(2), sums_products="attention")
     inputs, outputs = ("Q", "K", "V", "Mask?"), ("Out", "Lse?")
     attrs = {"scale": Required(float), "causal": False}
-    strided = staticmethod(_strided)
+    storage = Storage(strided=_strided)
 
     @staticmethod
     def infer(q, k, v, mask, *, scale, causal):
@@ -250,11 +249,11 @@ class ScaledDotProductAttention(OpDef):
         to[...] = xp.matmul(scores, _for_heads(xp, v, q)) / full
         put(lse, xp.where(none, total.dtype.type(-np.inf), xp.log(full) + shift)[..., 0])
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         return _calls("attention", ins, (outs[0], *[None] * 4), (outs[1], None), attrs, part, dry)
+
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():
@@ -278,11 +277,10 @@ class ScaledDotProductAttentionGrad(OpDef):
     """
 
     name = f"{NAME}_grad"
-    sums_products = "attention"
-    flops = _flops(5)
+    arithmetic = Arithmetic(flops=_flops(5), sums_products="attention")
     inputs, outputs = ("Q", "K", "V", "Mask?", "Out", "Lse", "Out@GRAD"), ("Q@GRAD?", "K@GRAD?", "V@GRAD?", "Scores@GRAD?")
     attrs = {"scale": Required(float), "causal": False}
-    strided = staticmethod(_strided)
+    storage = Storage(strided=_strided)
 
     @staticmethod
     def infer(q, k, v, mask, out, lse, g, *, scale, causal):
@@ -312,12 +310,12 @@ class ScaledDotProductAttentionGrad(OpDef):
         if dk is not None:
             dk[...] = _of_heads(xp.matmul(weights.swapaxes(-1, -2), q), k)
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         *operands, to, lse, g = ins
         return _calls("attention_grad", operands, (to, g, *outs[:3]), (lse, outs[3]), attrs, part, dry)
+
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():

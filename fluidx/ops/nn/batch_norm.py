@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import OpDef, Operator, ProgramError, Sample, TensorType
+from ...ir import Arithmetic, Native, OpDef, Operator, ProgramError, Rewrite, Sample, Storage, TensorType
 from ..shared.blocked import column_sum, row_blocks
 from ..shared.samples import f32, positive
 from . import batch_norm_native
@@ -75,13 +75,13 @@ class BatchNorm(OpDef):
     """
 
     name = "batch_norm"
-    layout = ("data_layout", ("X", "Y"))
-    flops = 7
+    rewrite = Rewrite(layout=("data_layout", ("X", "Y")))
+    arithmetic = Arithmetic(flops=7)
     inputs = ("X", "Scale", "Bias", "Mean", "Variance")
     outputs = ("Y", "MeanOut?", "VarianceOut?", "SavedMean?", "SavedVariance?")
     attrs = _BATCH_ATTRS
-    inplace = (("Mean", "MeanOut"), ("Variance", "VarianceOut"))
-    expand = staticmethod(_expand)
+    storage = Storage(inplace=(("Mean", "MeanOut"), ("Variance", "VarianceOut")))
+    decompose = staticmethod(_expand)
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -108,18 +108,20 @@ class BatchNorm(OpDef):
 
     @staticmethod
     def kernel(xp, x, scale, bias, mean, variance, *, out, **attrs):
-        BatchNorm.run(xp, partial(batch_statistics, xp), attrs, (x, scale, bias, mean, variance), out)()
+        BatchNorm._run(xp, partial(batch_statistics, xp), attrs, (x, scale, bias, mean, variance), out)()
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
-        return BatchNorm.run(np, statistics_in_cache, attrs, ins, outs)
+    def _bind(ins, outs, attrs, ctx):
+        return BatchNorm._run(np, statistics_in_cache, attrs, ins, outs)
+
+    native = Native(calls=batch_norm_native.forward, scratch=batch_norm_native.scratch_types, any_size=True, tail=True, bind=_bind)
 
     @staticmethod
-    def run(xp, statistics, attrs, ins, outs):
+    def _run(xp, statistics, attrs, ins, outs):
         (x, scale, bias, mean, variance), (y, *stat_outs) = ins, outs
         x3, y3 = by_channel(x, attrs["data_layout"]), by_channel(y, attrs["data_layout"])
         if x3 is None or y3 is None:  # a view of another array whose axes cannot be merged
-            return partial(by_copy, xp, partial(BatchNorm.run, xp, statistics, attrs), ins, outs, (0,), (0,))
+            return partial(by_copy, xp, partial(BatchNorm._run, xp, statistics, attrs), ins, outs, (0,), (0,))
         eps, keep = attrs["epsilon"], attrs["momentum"]
         if attrs["is_test"] or attrs["use_global_stats"]:
             return partial(normalize_with, xp, x3, scale, bias, mean, variance, y3, stat_outs, eps)
@@ -138,11 +140,6 @@ class BatchNorm(OpDef):
             put(saved_inv, 1 / xp.sqrt(batch_var + eps))
 
         return step
-
-    native_any_size = True
-    native = staticmethod(batch_norm_native.forward)
-    native_tail = True
-    native_scratch = staticmethod(batch_norm_native.scratch_types)
 
     @staticmethod
     def samples():
@@ -229,11 +226,11 @@ class BatchNormGrad(OpDef):
     """Gradients of batch_norm with respect to X, Scale and Bias from the statistics that the forward pass saved."""
 
     name = "batch_norm_grad"
-    layout = ("data_layout", ("X", "Y@GRAD", "X@GRAD"))
-    flops = 11
+    rewrite = Rewrite(layout=("data_layout", ("X", "Y@GRAD", "X@GRAD")))
+    arithmetic = Arithmetic(flops=11)
     inputs, outputs = ("X", "Scale", "SavedMean", "SavedVariance", "Y@GRAD"), ("X@GRAD", "Scale@GRAD", "Bias@GRAD")
     attrs = {"data_layout": "NCHW", "use_global_stats": False}
-    expand = staticmethod(_expand_grad)
+    decompose = staticmethod(_expand_grad)
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -246,24 +243,22 @@ class BatchNormGrad(OpDef):
 
     @staticmethod
     def kernel(xp, x, scale, mean, inv, g, *, out, **attrs):
-        BatchNormGrad.run(xp, partial(batch_gradient, xp), attrs, (x, scale, mean, inv, g), out)()
+        BatchNormGrad._run(xp, partial(batch_gradient, xp), attrs, (x, scale, mean, inv, g), out)()
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
-        return BatchNormGrad.run(np, gradient_in_cache, attrs, ins, outs)
+    def _bind(ins, outs, attrs, ctx):
+        return BatchNormGrad._run(np, gradient_in_cache, attrs, ins, outs)
+
+    native = Native(calls=batch_norm_native.backward, scratch=batch_norm_native.scratch_types, any_size=True, bind=_bind)
 
     @staticmethod
-    def run(xp, gradient, attrs, ins, outs):
+    def _run(xp, gradient, attrs, ins, outs):
         (x, scale, mean, inv, g), (dx, dscale, dbias) = ins, outs
         layout, fixed = attrs["data_layout"], attrs["use_global_stats"]
         x3, g3, dx3 = (by_channel(a, layout) for a in (x, g, dx))
         if x3 is None or g3 is None or dx3 is None:
-            return partial(by_copy, xp, partial(BatchNormGrad.run, xp, gradient, attrs), ins, outs, (0, 4), (0,))
+            return partial(by_copy, xp, partial(BatchNormGrad._run, xp, gradient, attrs), ins, outs, (0, 4), (0,))
         return gradient(x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed)
-
-    native_any_size = True
-    native = staticmethod(batch_norm_native.backward)
-    native_scratch = staticmethod(batch_norm_native.scratch_types)
 
     @staticmethod
     def samples():

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...ir import OpDef, ProgramError, Sample, TensorType
+from ...ir import Native, OpDef, ProgramError, Sample, Storage, TensorType
 from ...ir.parts import Part
 from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
@@ -104,8 +104,10 @@ class _Part(OpDef):
         cls.run(_WholeArrays(xp), *ins, out=out, **attrs)
 
     @classmethod
-    def bind(cls, ins, outs, attrs, ctx):
+    def _bind(cls, ins, outs, attrs, ctx):
         return partial(cls.run, _CacheBlocks(np), *ins, out=outs[0] if len(outs) == 1 else tuple(outs), **attrs)
+
+    native = Native(bind=_bind)
 
 
 class _NeedsBatchSize(_Part):
@@ -116,8 +118,10 @@ class _NeedsBatchSize(_Part):
         super().kernel(xp, *ins, out=out, part=part, **attrs)
 
     @classmethod
-    def bind(cls, ins, outs, attrs, ctx, part=None):
-        return super().bind(ins, outs, {**attrs, "part": part}, ctx)
+    def _bind(cls, ins, outs, attrs, ctx, part=None):
+        return super()._bind(ins, outs, {**attrs, "part": part}, ctx)
+
+    native = Native(bind=_bind)
 
 
 def _by_rows(a: Any) -> Any:
@@ -173,10 +177,12 @@ class BnMean(_NeedsBatchSize):
         way.xp.divide(out, count, out=out)
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         x, axes = ins[0], _rest(ins[0], attrs["data_layout"])
         count = prod(x.shape[k] for k in axes) if part is None else part.count
         return reduce_calls("sum", x, axes, outs[0], count, dry) if count else None
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -211,17 +217,19 @@ class BnVariance(_NeedsBatchSize):
         way.xp.divide(out, count, out=out)
 
     @staticmethod
-    def native_scratch(ins, outs, attrs):
+    def _scratch(ins, outs, attrs):
         return [ins[0]]
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None, scratch=()):
+    def _calls(ins, outs, attrs, dry=False, part=None, scratch=()):
         (x, mean), axes, layout = ins, _rest(ins[0], attrs["data_layout"]), attrs["data_layout"]
         count = prod(x.shape[k] for k in axes) if part is None else part.count
         squares = x if dry else scratch[0] if scratch else np.empty_like(x, order="C")
         values = {"a": x, **_along_channels({"m": mean}, x, layout)}
         made = expression_calls(_SHIFTED * _SHIFTED, values, squares, dry) if count and x.dtype == mean.dtype else None
         return all_of([made, reduce_calls("sum", squares, axes, outs[0], count, dry)])
+
+    native = Native(calls=_calls, scratch=_scratch)
 
     @staticmethod
     def samples():
@@ -236,7 +244,7 @@ class BnApply(_Part):
     inputs = ("X", "Scale", "Bias", "Mean", "Variance", "BatchMean", "BatchVariance")
     outputs = ("Y", "MeanOut?", "VarianceOut?", "SavedMean?", "SavedVariance?")
     attrs = {"momentum": 0.9, "epsilon": 1e-5, "data_layout": "NCHW"}
-    inplace = (("Mean", "MeanOut"), ("Variance", "VarianceOut"))
+    storage = Storage(inplace=(("Mean", "MeanOut"), ("Variance", "VarianceOut")))
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -268,7 +276,7 @@ class BnApply(_Part):
         put(saved_inv, 1 / xp.sqrt(batch_variance + epsilon))
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         (x, scale, bias, mean, variance, batch_mean, batch_variance), epsilon, momentum = ins, attrs["epsilon"], attrs["momentum"]
         if any(a.dtype != x.dtype for a in ins):
             return None
@@ -280,6 +288,8 @@ class BnApply(_Part):
             (moving, {"x": variance, "y": batch_variance}), (_M, {"m": batch_mean}), (_inverse(epsilon), {"v": batch_variance}),
         ]  # fmt: skip
         return all_of([expression_calls(e, values, out, dry) for (e, values), out in zip(made, outs, strict=True) if out is not None])
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -318,11 +328,11 @@ class BnGradSums(_Part):
         out[0][...], out[1][...] = dbias, dscale * inv
 
     @staticmethod
-    def native_scratch(ins, outs, attrs):
+    def _scratch(ins, outs, attrs):
         return [ins[0]]
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, scratch=()):
+    def _calls(ins, outs, attrs, dry=False, scratch=()):
         (x, _, mean, inv, g), layout = ins, attrs["data_layout"]
         if any(a.dtype != x.dtype for a in (mean, inv, g)):
             return None
@@ -332,6 +342,8 @@ class BnGradSums(_Part):
             reduce_calls("sum", products, _rest(x, layout), outs[1], dry=dry),
             reduce_calls("sum", g, _rest(x, layout), outs[0], dry=dry),
         ])  # fmt: skip
+
+    native = Native(calls=_calls, scratch=_scratch)
 
     @staticmethod
     def samples():
@@ -371,7 +383,7 @@ class BnGradApply(_NeedsBatchSize):
         _put_channels(out, dx3, data_layout)
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         (x, scale, mean, inv, g, dbias, dscale), layout = ins, attrs["data_layout"]
         count = prod(x.shape[k] for k in _rest(x, layout)) if part is None else part.count
         if not count or any(a.dtype != x.dtype for a in ins):
@@ -380,6 +392,8 @@ class BnGradApply(_NeedsBatchSize):
         e = (_D - _SHIFTED * (sym("ds") * _I / n) - sym("db") / n) * (_SCALE * _I)
         channels = _along_channels({"s": scale, "m": mean, "i": inv, "db": dbias, "ds": dscale}, x, layout)
         return expression_calls(e, {"a": x, "d": g, **channels}, outs[0], dry)
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():

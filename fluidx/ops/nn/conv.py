@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
+from ...ir import ANY, Arithmetic, Comm, Native, OpDef, Precision, ProgramError, Rewrite, Sample, TensorType
 from ...ir.axis_letters import fold
 from ..shared.blocked import in_order
 from ..shared.samples import f32, ints
@@ -107,10 +107,10 @@ def _scratch_types(run: Any, ins: list[TensorType], outs: list[TensorType | None
 class _Conv(OpDef):
     """Base of the convolutions of an input with a filter."""
 
-    precision = "half"
-    sums_products = "convolution"
+    precision = Precision(mixed="half")
+    arithmetic = Arithmetic(sums_products="convolution")
     inputs, outputs = ("Input", "Filter"), ("Output",)
-    layout = ("data_format", ("Input", "Output"))
+    rewrite = Rewrite(layout=("data_format", ("Input", "Output")))
     product: ClassVar[Callable[..., Any]]  # (xp, x, w, out, windows, groups, room) -> the call that fills `out`; images are views in NCHW
     windows: ClassVar[Callable[..., Windows]]  # (op, x, w, attrs)
     gradient: ClassVar[str]
@@ -126,7 +126,7 @@ class _Conv(OpDef):
         cls._run(xp, (x, w), (out,), attrs, Room(xp, x.dtype, AT_LARGE))()
 
     @classmethod
-    def bind(cls, ins, outs, attrs, ctx, scratch=()):
+    def _bind(cls, ins, outs, attrs, ctx, scratch=()):
         return cls._run(np, ins, outs, attrs, Room(np, ins[0].dtype, IN_CACHE, scratch))
 
     @classmethod
@@ -136,23 +136,24 @@ class _Conv(OpDef):
         return cls.product(xp, channels_first(x, fmt), w, channels_first(out, fmt), win, attrs["groups"], room)
 
     @classmethod
-    def scratch(cls, ins, outs, attrs):
+    def _bind_scratch(cls, ins, outs, attrs):
         return _scratch_types(cls._run, ins, outs, attrs)
 
     @classmethod
-    def native(cls, ins, outs, attrs, dry=False, scratch=()):
+    def _calls(cls, ins, outs, attrs, dry=False, scratch=()):
         (x, w), out = ins, outs[0]
         product = (BACK, out, w, x) if cls.transposed else (FORWARD, x, w, out)
         return calls([product], cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
 
-    native_memory_per_thread = native_tail = True
-    native_any_size = staticmethod(any_size)
-
     @classmethod
-    def native_scratch(cls, ins, outs, attrs):
+    def _scratch(cls, ins, outs, attrs):
         (x, w), out, fmt = ins, outs[0], attrs["data_format"]
         n, c, _ = split_image(out if cls.transposed else x, fmt)
         return scratch_types([BACK if cls.transposed else FORWARD], n, c, w, cls.windows(cls.name, x, w, attrs), attrs["groups"], fmt)
+
+    native = Native(
+        calls=_calls, scratch=_scratch, any_size=any_size, tail=True, memory_per_thread=True, bind=_bind, bind_scratch=_bind_scratch
+    )  # fmt: skip
 
 
 class Conv2d(_Conv):
@@ -165,8 +166,8 @@ class Conv2d(_Conv):
     name, gradient = "conv2d", "conv2d_grad"
     attrs = _ATTRS
     pattern = _pattern(transposed=False)
-    flops = _flops(transposed=False)
-    local_attrs = _local_groups(0)
+    arithmetic = Arithmetic(flops=_flops(transposed=False))
+    comm = Comm(local_attrs=_local_groups(0))
     product, windows = staticmethod(convolve), staticmethod(_conv_windows)
 
     @staticmethod
@@ -195,19 +196,13 @@ class _ConvGrad(OpDef):
     """Base of the gradients with respect to the input and the filter, of which one may be absent."""
 
     inputs, outputs = ("Input", "Filter", "Output@GRAD"), ("Input@GRAD?", "Filter@GRAD?")
-    layout = ("data_format", ("Input", "Output@GRAD", "Input@GRAD"))
-    sums_products = "convolution"
+    rewrite = Rewrite(layout=("data_format", ("Input", "Output@GRAD", "Input@GRAD")))
+    arithmetic = Arithmetic(sums_products="convolution")
     forward: ClassVar[type[OpDef]]  # the convolution
+    windows: ClassVar[Callable[..., Windows]]  # (op, x, w, attrs)
+    # (xp, x, w, g, dx, dw, windows, groups, room) -> the calls that fill `dw` and `dx`, if they are not None; images are views in NCHW
+    products: ClassVar[Callable[..., list[Callable[[], None]]]]
     transposed: ClassVar[bool] = False
-
-    @staticmethod
-    def windows(op: str, x: Any, w: Any, attrs: dict[str, Any]) -> Windows:
-        raise NotImplementedError
-
-    @staticmethod
-    def products(xp: Any, x: Any, w: Any, g: Any, dx: Any, dw: Any, win: Windows, groups: int, room: Room) -> list[Callable[[], None]]:
-        """The calls that fill `dw` and `dx`, if they are not None, from images as NCHW views."""
-        raise NotImplementedError
 
     @classmethod
     def infer(cls, x, w, g, **attrs):
@@ -221,7 +216,7 @@ class _ConvGrad(OpDef):
         cls._run(xp, (x, w, g), out, attrs, Room(xp, x.dtype, AT_LARGE))()
 
     @classmethod
-    def bind(cls, ins, outs, attrs, ctx, scratch=()):
+    def _bind(cls, ins, outs, attrs, ctx, scratch=()):
         return cls._run(np, ins, outs, attrs, Room(np, ins[0].dtype, IN_CACHE, scratch))
 
     @classmethod
@@ -232,11 +227,11 @@ class _ConvGrad(OpDef):
         return in_order(cls.products(xp, x, w, g, dx, dw, win, attrs["groups"], room))
 
     @classmethod
-    def scratch(cls, ins, outs, attrs):
+    def _bind_scratch(cls, ins, outs, attrs):
         return _scratch_types(cls._run, ins, outs, attrs)
 
     @classmethod
-    def native(cls, ins, outs, attrs, dry=False, scratch=()):
+    def _calls(cls, ins, outs, attrs, dry=False, scratch=()):
         (x, w, g), (dx, dw) = ins, outs
         image, y = (g, x) if cls.transposed else (x, g)
         products = [] if dw is None else [(FILTER, image, dw, y)]
@@ -244,15 +239,16 @@ class _ConvGrad(OpDef):
             products.append((FORWARD, g, w, dx) if cls.transposed else (BACK, dx, w, g))
         return calls(products, cls.windows(cls.name, x, w, attrs), attrs["groups"], attrs["data_format"], scratch, dry)
 
-    native_memory_per_thread = native_tail = True
-    native_any_size = staticmethod(any_size)
-
     @classmethod
-    def native_scratch(cls, ins, outs, attrs):
+    def _scratch(cls, ins, outs, attrs):
         (x, w, g), (dx, dw), fmt = ins, outs, attrs["data_format"]
         n, c, _ = split_image(g if cls.transposed else x, fmt)
         products = [FILTER] * (dw is not None) + [FORWARD if cls.transposed else BACK] * (dx is not None)
         return scratch_types(products, n, c, w, cls.windows(cls.name, x, w, attrs), attrs["groups"], fmt)
+
+    native = Native(
+        calls=_calls, scratch=_scratch, any_size=any_size, tail=True, memory_per_thread=True, bind=_bind, bind_scratch=_bind_scratch
+    )  # fmt: skip
 
 
 class Conv2dGrad(_ConvGrad):
@@ -261,8 +257,8 @@ class Conv2dGrad(_ConvGrad):
     name, forward = "conv2d_grad", Conv2d
     attrs = _ATTRS
     pattern = _grad_pattern(transposed=False)
-    flops = _flops(transposed=False)
-    local_attrs = _local_groups(0)
+    arithmetic = Arithmetic(flops=_flops(transposed=False))
+    comm = Comm(local_attrs=_local_groups(0))
     windows = staticmethod(_conv_windows)
 
     @staticmethod
@@ -347,8 +343,8 @@ class Conv2dTranspose(_Conv):
     name, gradient, transposed = "conv2d_transpose", "conv2d_transpose_grad", True
     attrs = _TRANSPOSE_ATTRS
     pattern = _pattern(transposed=True)
-    flops = _flops(transposed=True)
-    local_attrs = _local_groups(2)
+    arithmetic = Arithmetic(flops=_flops(transposed=True))
+    comm = Comm(local_attrs=_local_groups(2))
     product, windows = staticmethod(convolve_back), staticmethod(_transposed_windows)
 
     @staticmethod
@@ -384,8 +380,8 @@ class Conv2dTransposeGrad(_ConvGrad):
     name, forward, transposed = "conv2d_transpose_grad", Conv2dTranspose, True
     attrs = _TRANSPOSE_ATTRS
     pattern = _grad_pattern(transposed=True)
-    flops = _flops(transposed=True)
-    local_attrs = _local_groups(2)
+    arithmetic = Arithmetic(flops=_flops(transposed=True))
+    comm = Comm(local_attrs=_local_groups(2))
     windows = staticmethod(_transposed_windows)
 
     @staticmethod

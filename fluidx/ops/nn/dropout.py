@@ -10,6 +10,7 @@ import numpy as np
 from ... import native
 from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Native, Precision, Rewrite, Storage
 from ...ir.opdef import OpDef, Required, Sample
 from ..data.random import Drawing, float_dtype
 from ..expr.native import expression_calls
@@ -56,11 +57,11 @@ class Dropout(Drawing):
     """
 
     name = "dropout"
-    precision = "any"
+    precision = Precision(mixed="any")
     inputs, outputs = ("X",), ("Out", "Mask?")
     attrs = {"dropout_prob": Required(float), "is_test": False, "seed": 0, "dropout_implementation": "downgrade_in_infer"}
-    inplace = (("X", "Out"),)
-    identity_if = staticmethod(lambda x, attrs, count: attrs["is_test"] and attrs["dropout_implementation"] == "upscale_in_train")
+    storage = Storage(inplace=(("X", "Out"),))
+    rewrite = Rewrite(identity_if=lambda x, attrs, count: attrs["is_test"] and attrs["dropout_implementation"] == "upscale_in_train")
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -114,7 +115,7 @@ class Dropout(Drawing):
             _apply(xp, line[k : k + size], chunk, target[k : k + size], scale)
 
     @staticmethod
-    def native(ins, outs, attrs, ctx, dry=False, part=None):
+    def _calls(ins, outs, attrs, ctx, dry=False, part=None):
         """The same random numbers; NumPy draws them if the part of the value is not contiguous."""
         (x,), (y, mask), p = ins, outs, attrs["dropout_prob"]
         kind, start = FLOATS.get(dtype_name(x.dtype)), flat_start(part) if part is not None else 0
@@ -126,6 +127,8 @@ class Dropout(Drawing):
         words = [native.address(x), native.address(y), 0 if mask is None else native.address(mask), x.size, start]
         words += [_signed(attrs["seed"]), native.address(ctx.cell), round(p * 65536), _kept_scale(p, attrs["dropout_implementation"])]
         return [native.NativeCall(f"dropout_{kind}", tuple(words), (x, y, mask, ctx.cell))]
+
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -146,7 +149,7 @@ class DropoutGrad(OpDef):
     inputs, outputs = ("Mask", "Out@GRAD"), ("X@GRAD",)
     attrs = {"dropout_prob": Required(float), "dropout_implementation": "downgrade_in_infer"}
     pattern = "*, * -> * | L(1)"
-    inplace = (("Out@GRAD", "X@GRAD"),)
+    storage = Storage(inplace=(("Out@GRAD", "X@GRAD"),))
 
     @staticmethod
     def infer(mask, g, **attrs):
@@ -157,7 +160,7 @@ class DropoutGrad(OpDef):
         _apply(xp, g, mask.view(bool), out, _kept_scale(dropout_prob, dropout_implementation))
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         scale = _kept_scale(attrs["dropout_prob"], attrs["dropout_implementation"])
         (mask, g), out = ins, outs[0]
         if not all(a.flags.c_contiguous for a in (mask, g, out)):
@@ -167,12 +170,14 @@ class DropoutGrad(OpDef):
         return in_order([partial(_apply, np, line, kept, target, scale) for kept, line, target in parts])
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         mask, g = ins
         scale = float(g.dtype.type(_kept_scale(attrs["dropout_prob"], attrs["dropout_implementation"])))
         e = make_node("mul", sym("g"), sym("kept"))
         e = e if scale == 1.0 else make_node("mul", e, const(scale))
         return expression_calls(e, {"g": g, "kept": mask.view(bool)}, outs[0], dry)
+
+    native = Native(calls=_calls, bind=_bind)
 
     @staticmethod
     def samples():

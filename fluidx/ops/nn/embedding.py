@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Native, Precision
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..data.indexing import add_local_rows, take_local_rows
@@ -23,8 +24,8 @@ def _check(op: str, w: TensorType, ids: TensorType, padding_idx: int) -> None:
 class _Lookup(OpDef):
     """Base of the two look-up ops, which differ in the axes of Ids."""
 
-    flops = 0
-    takes_low_bit = True
+    arithmetic = Arithmetic(flops=0)
+    precision = Precision(takes_low_bit=True)
     inputs = ("W", "Ids")
     attrs = {"padding_idx": -1}
 
@@ -39,12 +40,12 @@ class _Lookup(OpDef):
         if padding_idx != -1:
             rows[flat == padding_idx] = 0
 
-    native_any_size = True
-
     @classmethod
-    def native(cls, ins, outs, attrs, dry=False, part=None):
+    def _calls(cls, ins, outs, attrs, dry=False, part=None):
         (w, ids), out = ins, outs[0]
         return take_calls(cls.name, "table W", w, ids, out, part, attrs["padding_idx"], dry)
+
+    native = Native(calls=_calls, any_size=True)
 
 
 class LookupTable(_Lookup):
@@ -107,8 +108,10 @@ class LookupTableGrad(OpDef):
         return f"~v d, * {'.' if ins[1].ndim == ins[2].ndim else ''}, * d -> v d | v@ *:+ L(2)"
 
     @staticmethod
-    def flops(ins, outs, attrs):
+    def _flops(ins, outs, attrs):
         return ins[2].numel  # each element of the gradient is added once
+
+    arithmetic = Arithmetic(flops=_flops)
 
     @staticmethod
     def infer(w, ids, g, *, padding_idx):
@@ -122,12 +125,12 @@ class LookupTableGrad(OpDef):
         if padding_idx != -1 and 0 <= row < len(out):
             out[row] = 0
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         _, ids, g = ins
         return add_row_calls("lookup_table_grad", "table W", outs[0], ids, g, part, attrs["padding_idx"], dry=dry)
+
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():

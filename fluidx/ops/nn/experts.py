@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import OpDef, ProgramError, Required, Sample, TensorType
+from ...ir import Arithmetic, OpDef, Precision, ProgramError, Required, Sample, TensorType
 from ...ir.parts import Part
 from ..shared.arrays import add_rows
 from ..shared.samples import f32, ints
@@ -124,7 +124,7 @@ class ExpertDispatch(OpDef):
     """
 
     name = "expert_dispatch"
-    flops = 0
+    arithmetic = Arithmetic(flops=0)
     inputs = ("X", "Ids", "Position", "Weight?", "Like")
     attrs = {"capacity": Required(int)}
 
@@ -174,7 +174,7 @@ class ExpertCombine(OpDef):
     """
 
     name = "expert_combine"
-    precision = "any"
+    precision = Precision(mixed="any")
     inputs = ("Y", "Ids", "Position", "Weight?")
 
     @staticmethod
@@ -215,8 +215,8 @@ class ExpertWeightGrad(OpDef):
     """The gradient of the weights of choices: X [..., s, d] times its slot in Y [experts, ..., capacity, d], summed over d."""
 
     name = "expert_weight_grad"
-    sums_products = "matrix"
-    precision = "any"
+    arithmetic = Arithmetic(sums_products="matrix")
+    precision = Precision(mixed="any")
     inputs, outputs = ("X", "Y", "Ids", "Position"), ("Weight@GRAD",)
     pattern = "* s d, e * c d, * s k, * s k -> * s k | e@ e:+ d:+ c! L(0) L(1)"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import OpDef, ProgramError, Required, Sample
+from ...ir import Arithmetic, Native, OpDef, ProgramError, Required, Sample, Storage
 from ...ir.parts import Part
 from ..shared.samples import f32, positive
 from ..shared.types import meet
@@ -50,7 +50,7 @@ class GhostBatchNorm(OpDef):
     """
 
     name = "ghost_batch_norm"
-    flops = 7
+    arithmetic = Arithmetic(flops=7)
     inputs = ("X", "Scale", "Bias", "Mean", "Variance")
     outputs = ("Y", "SavedMean", "SavedVariance", "BatchStats")
     attrs = {"sub_batches": Required(int), "epsilon": 1e-5, "is_test": False, "data_layout": "NCHW"}
@@ -94,8 +94,10 @@ class GhostBatchNorm(OpDef):
         GhostBatchNorm._run(xp, partial(batch_statistics, xp), attrs, part, (x, scale, bias, mean, variance), out)()
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx, part=None):
+    def _bind(ins, outs, attrs, ctx, part=None):
         return GhostBatchNorm._run(np, statistics_in_cache, attrs, part, ins, outs)
+
+    native = Native(bind=_bind)
 
     @staticmethod
     def _run(xp, statistics, attrs, part, ins, outs):
@@ -137,7 +139,7 @@ class GhostBatchNormGrad(OpDef):
     """Gradients of ghost_batch_norm with respect to X, Scale and Bias: separate by run for X, summed over all runs for Scale and Bias."""
 
     name = "ghost_batch_norm_grad"
-    flops = 11
+    arithmetic = Arithmetic(flops=11)
     inputs, outputs = ("X", "Scale", "SavedMean", "SavedVariance", "Y@GRAD"), ("X@GRAD", "Scale@GRAD", "Bias@GRAD")
     attrs = {"sub_batches": Required(int), "data_layout": "NCHW"}
 
@@ -157,8 +159,10 @@ class GhostBatchNormGrad(OpDef):
         GhostBatchNormGrad._run(xp, partial(batch_gradient, xp), attrs, part, (x, scale, mean, inv, g), out)()
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx, part=None):
+    def _bind(ins, outs, attrs, ctx, part=None):
         return GhostBatchNormGrad._run(np, gradient_in_cache, attrs, part, ins, outs)
+
+    native = Native(bind=_bind)
 
     @staticmethod
     def _run(xp, gradient, attrs, part, ins, outs):
@@ -167,7 +171,7 @@ class GhostBatchNormGrad(OpDef):
         scales, biases = (xp.zeros(mean.shape, mean.dtype) for _ in range(2))
         alone = {"data_layout": attrs["data_layout"], "use_global_stats": False}
         each = [
-            BatchNormGrad.run(xp, gradient, alone, (x[r], scale, mean[k], inv[k], g[r]), (dx[r], scales[k], biases[k]))
+            BatchNormGrad._run(xp, gradient, alone, (x[r], scale, mean[k], inv[k], g[r]), (dx[r], scales[k], biases[k]))
             for k, r in enumerate(runs)
             if r.stop > r.start
         ]
@@ -197,7 +201,7 @@ class BnRunning(OpDef):
     name = "bn_running"
     inputs, outputs = ("Mean", "Variance", "Batch"), ("MeanOut", "VarianceOut")
     attrs = {"momentum": 0.9, "is_test": False}
-    inplace = (("Mean", "MeanOut"), ("Variance", "VarianceOut"))
+    storage = Storage(inplace=(("Mean", "MeanOut"), ("Variance", "VarianceOut")))
 
     @staticmethod
     def pattern(ins, outs, attrs):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import native
-from ...ir import OpDef, ProgramError, Sample
+from ...ir import Native, OpDef, ProgramError, Sample
 from ...ir.dtypes import dtype_name
 from ..shared.arrays import add_rows
 from ..shared.native import FLOATS
@@ -161,10 +161,8 @@ class GridSample(OpDef):
                 made += rows[images, place] * _product(taps)[..., None]
         out[...] = xp.moveaxis(made, 1, 2).reshape(out.shape)
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         """Only for images with one to three axes."""
         (x, grid), (out,), size = ins, outs, ins[0].shape[2:]
         kind = FLOATS.get(dtype_name(x.dtype))
@@ -176,6 +174,8 @@ class GridSample(OpDef):
         at = [native.address(a) for a in (x, grid, out)]
         words = (*at, *out.shape[:2], len(size), *size, *[1] * (3 - len(size)), prod(out.shape[2:]), *how)
         return [native.NativeCall(f"grid_sample_{kind}", words, (x, grid, out))]
+
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():

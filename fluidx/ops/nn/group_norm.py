@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
+from ...ir import ANY, Arithmetic, Native, OpDef, ProgramError, Sample, TensorType
 from ...ir.axis_letters import fold
 from ...ir.parts import Part
 from ..expr.native import expression_calls
@@ -115,7 +115,7 @@ class GroupNorm(OpDef):
     """
 
     name = "group_norm"
-    flops = 7
+    arithmetic = Arithmetic(flops=7)
     inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "Mean?", "Variance?")
     attrs = {"groups": 1, "epsilon": 1e-5, "data_layout": "NCHW"}
 
@@ -143,7 +143,7 @@ class GroupNorm(OpDef):
         GroupNorm._run(xp, binder(normalize_rows, xp), (x, scale, bias), out, part=part, **attrs)
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx, part=None):
+    def _bind(ins, outs, attrs, ctx, part=None):
         return partial(GroupNorm._run, np, rows_normalized, ins, outs, part=part, **attrs)
 
     @staticmethod
@@ -158,7 +158,7 @@ class GroupNorm(OpDef):
         put(var, v.reshape(-1, groups))
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None):
+    def _calls(ins, outs, attrs, dry=False, part=None):
         """If the channels of a group are adjacent in memory: the rows normalized, then the weights of the channels."""
         (x, scale, bias), y = ins, outs[0]
         if not _rows_are_contiguous(x, attrs["data_layout"], *ins, *outs):
@@ -169,6 +169,8 @@ class GroupNorm(OpDef):
         e = e if scale is None else e * sym("s")
         e = e if bias is None else e + sym("b")
         return calls if len(values) == 1 else all_of([calls, expression_calls(e, values, values["y"], dry)])
+
+    native = Native(calls=_calls, bind=_bind)
 
     @staticmethod
     def samples():
@@ -184,7 +186,7 @@ class GroupNormGrad(OpDef):
     """Gradients of group_norm with respect to X, Scale and Bias; each may be absent."""
 
     name = "group_norm_grad"
-    flops = 11
+    arithmetic = Arithmetic(flops=11)
     inputs, outputs = ("X", "Scale?", "Bias?", "Mean", "Variance", "Y@GRAD"), ("X@GRAD?", "Scale@GRAD?", "Bias@GRAD?")
     attrs = {"groups": 1, "epsilon": 1e-5, "data_layout": "NCHW"}
 
@@ -208,11 +210,11 @@ class GroupNormGrad(OpDef):
             _put_channels(dx, result, data_layout)
 
     @staticmethod
-    def native_scratch(ins, outs, attrs):
+    def _scratch(ins, outs, attrs):
         return [ins[0]]
 
     @staticmethod
-    def native(ins, outs, attrs, dry=False, part=None, scratch=()):
+    def _calls(ins, outs, attrs, dry=False, part=None, scratch=()):
         (x, scale, _, mean, var, g), (dx, dscale, dbias) = ins, outs
         if not _rows_are_contiguous(x, attrs["data_layout"], *ins, *outs):
             return None
@@ -233,6 +235,8 @@ class GroupNormGrad(OpDef):
             calls.append(norm_calls("layer_norm_grad", (x, None, mean, var, g, dx, None, None), n * groups, epsilon, dry))
         return all_of(calls)
 
+    native = Native(calls=_calls, scratch=_scratch)
+
     @staticmethod
     def samples():
         x = f32(4, 6, 1, 3)
@@ -252,7 +256,7 @@ class InstanceNorm(OpDef):
     """
 
     name = "instance_norm"
-    flops = 7
+    arithmetic = Arithmetic(flops=7)
     inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "SavedMean?", "SavedVariance?")
     attrs = {"epsilon": 1e-5}
 
@@ -280,8 +284,10 @@ class InstanceNorm(OpDef):
         InstanceNorm._run(xp, binder(normalize_rows, xp), (x, scale, bias), out, epsilon=epsilon)
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         return partial(InstanceNorm._run, np, rows_normalized, ins, outs, **attrs)
+
+    native = Native(bind=_bind)
 
     @staticmethod
     def _run(xp, rows, ins, outs, *, epsilon):
@@ -305,7 +311,7 @@ class InstanceNormGrad(OpDef):
     """Gradients of instance_norm with respect to X, Scale and Bias; each may be absent."""
 
     name = "instance_norm_grad"
-    flops = 11
+    arithmetic = Arithmetic(flops=11)
     inputs, outputs = ("X", "Scale?", "Bias?", "SavedMean", "SavedVariance", "Y@GRAD"), ("X@GRAD?", "Scale@GRAD?", "Bias@GRAD?")
     attrs = {"epsilon": 1e-5}
 

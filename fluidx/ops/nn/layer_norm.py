@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ... import native
-from ...ir import OpDef, ProgramError, Sample, TensorType
+from ...ir import Arithmetic, Native, OpDef, ProgramError, Sample, TensorType
 from ...ir.axis_letters import fold, letters
 from ...ir.dtypes import dtype_name
 from ..shared.blocked import binder, column_sum, in_order, row_blocks, row_sum
@@ -146,7 +146,7 @@ class LayerNorm(OpDef):
     """
 
     name = "layer_norm"
-    flops = 7
+    arithmetic = Arithmetic(flops=7)
     inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "Mean?", "Variance?")
     attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}
 
@@ -179,7 +179,7 @@ class LayerNorm(OpDef):
         LayerNorm._run(xp, binder(normalize_rows, xp), attrs, (x, scale, bias), out)()
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         return LayerNorm._run(np, rows_normalized, attrs, ins, outs)
 
     @staticmethod
@@ -191,12 +191,12 @@ class LayerNorm(OpDef):
         mean, var = (xp.empty(len(x2), x.dtype) if stat is None else stat.reshape(-1) for stat in (mean, var))
         return rows(x2, layer_rows(y, axis), scale, bias, mean, var, attrs["epsilon"])
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         (x, scale, bias), axis = ins, attrs["begin_norm_axis"]
         return norm_calls("layer_norm", (x, scale, bias, *outs), prod(x.shape[:axis]), attrs["epsilon"], dry)
+
+    native = Native(calls=_calls, any_size=True, bind=_bind)
 
     @staticmethod
     def samples():
@@ -216,7 +216,7 @@ class LayerNormGrad(OpDef):
     """Gradients of layer_norm with respect to X, Scale and Bias; each may be absent."""
 
     name = "layer_norm_grad"
-    flops = 11
+    arithmetic = Arithmetic(flops=11)
     inputs, outputs = ("X", "Scale?", "Bias?", "Mean", "Variance", "Y@GRAD"), ("X@GRAD?", "Scale@GRAD?", "Bias@GRAD?")
     attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}
 
@@ -234,7 +234,7 @@ class LayerNormGrad(OpDef):
         LayerNormGrad._run(xp, binder(normalize_rows_grad, xp), attrs, arrays, out)()
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         return LayerNormGrad._run(np, rows_normalized_grad, attrs, ins, outs)
 
     @staticmethod
@@ -247,12 +247,12 @@ class LayerNormGrad(OpDef):
             layer_rows(x, axis), scale, mean.reshape(-1), var.reshape(-1), layer_rows(g, axis), dx2, dscale, dbias, attrs["epsilon"]
         )
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         (x, scale, _, mean, var, g), axis = ins, attrs["begin_norm_axis"]
         return norm_calls("layer_norm_grad", (x, scale, mean, var, g, *outs), prod(x.shape[:axis]), attrs["epsilon"], dry)
+
+    native = Native(calls=_calls, any_size=True, bind=_bind)
 
     @staticmethod
     def samples():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import ANY, OpDef, ProgramError, Sample, TensorType
+from ...ir import ANY, Arithmetic, Native, OpDef, Precision, ProgramError, Rewrite, Sample, TensorType
 from ..shared.blocked import BLOCK_BYTES, in_order, row_blocks
 from ..shared.samples import apart, f32
 from . import pool_native
@@ -220,9 +220,9 @@ class Pool2d(OpDef):
     """
 
     name = "pool2d"
-    precision = "any"
-    flops = staticmethod(lambda ins, outs, attrs: _flops(ins[0], outs[0], attrs))
-    layout = ("data_format", ("X", "Out"))
+    precision = Precision(mixed="any")
+    arithmetic = Arithmetic(flops=lambda ins, outs, attrs: _flops(ins[0], outs[0], attrs))
+    rewrite = Rewrite(layout=("data_format", ("X", "Out")))
     inputs = ("X",)
     attrs = _ATTRS
 
@@ -253,7 +253,7 @@ class Pool2d(OpDef):
         Pool2d._run(xp, _whole, (x,), (out,), attrs)()
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         return Pool2d._run(np, _in_cache, ins, outs, attrs)
 
     @staticmethod
@@ -265,12 +265,12 @@ class Pool2d(OpDef):
             return _cells(xp, x, out, kind)
         return pool_into(xp, x, out, win, kind, attrs["exclusive"], cut)
 
-    native_any_size = staticmethod(lambda attrs: not attrs["adaptive"])
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         win = _pool_windows("pool2d", ins[0], attrs)
         return None if _uneven(win, attrs) else pool_native.call(ins[0], outs[0], None, None, win, attrs)
+
+    native = Native(calls=_calls, any_size=lambda attrs: not attrs["adaptive"], bind=_bind)
 
     @staticmethod
     def samples():
@@ -290,8 +290,8 @@ class Pool2dGrad(OpDef):
     """Gradient of pool2d: a mean gives equal shares to all elements, a maximum gives all to the first element that equals it."""
 
     name = "pool2d_grad"
-    flops = staticmethod(lambda ins, outs, attrs: _flops(ins[0], ins[2], attrs))
-    layout = ("data_format", ("X", "Out", "Out@GRAD", "X@GRAD"))
+    arithmetic = Arithmetic(flops=lambda ins, outs, attrs: _flops(ins[0], ins[2], attrs))
+    rewrite = Rewrite(layout=("data_format", ("X", "Out", "Out@GRAD", "X@GRAD")))
     inputs, outputs = ("X", "Out", "Out@GRAD"), ("X@GRAD",)
     attrs = _ATTRS
 
@@ -310,7 +310,7 @@ class Pool2dGrad(OpDef):
         Pool2dGrad._run(xp, _whole, (x, y, g), (out,), attrs)()
 
     @staticmethod
-    def bind(ins, outs, attrs, ctx):
+    def _bind(ins, outs, attrs, ctx):
         return Pool2dGrad._run(np, _in_cache, ins, outs, attrs)
 
     @staticmethod
@@ -322,12 +322,12 @@ class Pool2dGrad(OpDef):
             return _cells_back(xp, x, g, dx, kind)
         return pool_back(xp, x, y, g, dx, win, kind, attrs["exclusive"], cut)
 
-    native_any_size = staticmethod(lambda attrs: not attrs["adaptive"])
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         win = _pool_windows("pool2d_grad", ins[0], attrs)
         return None if _uneven(win, attrs) else pool_native.call(ins[0], ins[1], ins[2], outs[0], win, attrs)
+
+    native = Native(calls=_calls, any_size=lambda attrs: not attrs["adaptive"], bind=_bind)
 
     @staticmethod
     def samples():

@@ -6,7 +6,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from ...ir import OpDef, ProgramError, Sample, TensorType
+from ...ir import Arithmetic, Native, OpDef, ProgramError, Sample, TensorType
 from ..shared.samples import f32, positive
 from ..shared.types import mul_sizes, need_float
 from .layer_norm import dense, layer_rows, norm_calls, words_of
@@ -50,7 +50,7 @@ class RMSNorm(OpDef):
     """
 
     name = "rms_norm"
-    flops = 4
+    arithmetic = Arithmetic(flops=4)
     inputs, outputs = ("X", "Scale?"), ("Y", "MeanSquare?")
     attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}
 
@@ -78,13 +78,13 @@ class RMSNorm(OpDef):
     def kernel(xp, *arrays, out, **attrs):
         _scaled_rows(xp, attrs, arrays, out)
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         (x, scale), (y, square), axis = ins, outs, attrs["begin_norm_axis"]
         arrays = (x, scale, None, y, None, square)
         return norm_calls("layer_norm", arrays, prod(x.shape[:axis]), attrs["epsilon"], dry, centered=False)
+
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():
@@ -102,7 +102,7 @@ class RMSNormGrad(OpDef):
     """Gradients of rms_norm with respect to X and Scale; each may be absent."""
 
     name = "rms_norm_grad"
-    flops = 8
+    arithmetic = Arithmetic(flops=8)
     inputs, outputs = ("X", "Scale?", "MeanSquare", "Y@GRAD"), ("X@GRAD?", "Scale@GRAD?")
     attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}
 
@@ -119,13 +119,13 @@ class RMSNormGrad(OpDef):
     def kernel(xp, *arrays, out, **attrs):
         _scaled_rows_grad(xp, attrs, arrays, out)
 
-    native_any_size = True
-
     @staticmethod
-    def native(ins, outs, attrs, dry=False):
+    def _calls(ins, outs, attrs, dry=False):
         (x, scale, square, g), (dx, dscale), axis = ins, outs, attrs["begin_norm_axis"]
         arrays = (x, scale, None, square, g, dx, dscale, None)
         return norm_calls("layer_norm_grad", arrays, prod(x.shape[:axis]), attrs["epsilon"], dry, centered=False)
+
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():

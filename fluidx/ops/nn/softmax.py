@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...ir import OpDef, Operator, Sample
+from ...ir import Arithmetic, Native, OpDef, Operator, Sample, Storage
 from ...ir.axis_letters import along
 from ..shared.blocked import in_order, row_blocks, row_max, row_sum
 from ..shared.expand import Parts
@@ -89,7 +89,7 @@ class _AlongAxis(OpDef):
             cls.whole(xp, *ins, out, axis=axis)
 
     @classmethod
-    def bind(cls, ins, outs, attrs, ctx):
+    def _bind(cls, ins, outs, attrs, ctx):
         arrays = (*ins, outs[0])
         x, axis = arrays[0], attrs["axis"]
         if not x.size or axis % x.ndim != x.ndim - 1 or not all(a.flags.c_contiguous for a in arrays):
@@ -98,16 +98,16 @@ class _AlongAxis(OpDef):
         rows = row_blocks(len(matrices[0]), x.shape[-1] * x.itemsize)
         return in_order([*cls.calls([[m[r] for m in matrices] for r in rows])])
 
-    native_any_size = True
-
     @classmethod
-    def native(cls, ins, outs, attrs, dry=False):
+    def _calls(cls, ins, outs, attrs, dry=False):
         return row_calls(cls.name, [*ins, outs[0]], attrs["axis"], dry=dry)
+
+    native = Native(calls=_calls, any_size=True, bind=_bind)
 
 
 class _Forward(_AlongAxis):
     inputs = ("X",)
-    inplace = (("X", "Out"),)
+    storage = Storage(inplace=(("X", "Out"),))
     pattern = _along("x -> x", "c!")
 
     @classmethod
@@ -139,8 +139,8 @@ class Softmax(_Forward):
     """exp(x - max) divided by its sum along `axis`: positive numbers that add up to 1. Source: fluid 1.8 `softmax`."""
 
     name = "softmax"
-    expand = staticmethod(_expand_softmax)
-    flops = 5
+    decompose = staticmethod(_expand_softmax)
+    arithmetic = Arithmetic(flops=5)
 
     @staticmethod
     def whole(xp, x, out, *, axis):
@@ -172,9 +172,9 @@ class SoftmaxGrad(_Gradient):
     """Gradient of softmax from its output: out * (g - sum(g * out)) along `axis`."""
 
     name = "softmax_grad"
-    expand = staticmethod(_expand_softmax_grad)
-    flops = 4
-    inplace = (("Out@GRAD", "X@GRAD"),)
+    decompose = staticmethod(_expand_softmax_grad)
+    arithmetic = Arithmetic(flops=4)
+    storage = Storage(inplace=(("Out@GRAD", "X@GRAD"),))
 
     @staticmethod
     def whole(xp, y, g, out, *, axis):
@@ -194,8 +194,8 @@ class LogSoftmax(_Forward):
     """The logarithm of softmax along `axis`, x - max - log(sum(exp(x - max))), without the precision loss of two separate steps."""
 
     name = "log_softmax"
-    expand = staticmethod(_expand_log_softmax)
-    flops = 5
+    decompose = staticmethod(_expand_log_softmax)
+    arithmetic = Arithmetic(flops=5)
 
     @staticmethod
     def whole(xp, x, out, *, axis):
@@ -226,8 +226,8 @@ class LogSoftmaxGrad(_Gradient):
     """Gradient of log_softmax from its output: g - exp(out) * sum(g) along `axis`."""
 
     name = "log_softmax_grad"
-    expand = staticmethod(_expand_log_softmax_grad)
-    flops = 4
+    decompose = staticmethod(_expand_log_softmax_grad)
+    arithmetic = Arithmetic(flops=4)
 
     @staticmethod
     def whole(xp, y, g, out, *, axis):

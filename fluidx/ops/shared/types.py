@@ -22,12 +22,12 @@ def type_of(a: Any) -> TensorType:
 
 
 def same_elements(x: TensorType, attrs: Any, count: int) -> bool:
-    """`OpDef.identity_if` for an op that keeps all elements in order: with at most one open axis, equal types mean equal shapes."""
+    """`Rewrite.identity_if` for an op that keeps all elements in order: with at most one open axis, equal types mean equal shapes."""
     return x.shape.count(ANY) <= 1
 
 
 def keeps_single_operand(x: TensorType, attrs: Any, count: int) -> bool:
-    """`OpDef.identity_if` for an op that joins or repeats: a single operand of known sizes, if the result is not larger."""
+    """`Rewrite.identity_if` for an op that joins or repeats: a single operand of known sizes, if the result is not larger."""
     return count == 1 and ANY not in x.shape
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir import ProgramError, Sample
+from ...ir.op_facets import Storage
 from .base import WHY, Update, decaying_mean, decaying_square, divided_step, param_sets
 
 
@@ -17,7 +18,7 @@ class AdagradUpdate(Update):
     name = "adagrad"
     inputs, outputs = ("Param", "Grad", "Moment", "LearningRate"), ("ParamOut", "MomentOut")
     attrs = {"epsilon": 1e-6}
-    inplace = (("Param", "ParamOut"), ("Moment", "MomentOut"))
+    storage = Storage(inplace=(("Param", "ParamOut"), ("Moment", "MomentOut")))
 
     @staticmethod
     def formula(xp, ins, outs, lr, t, *, epsilon):
@@ -42,7 +43,7 @@ class DecayedAdagradUpdate(Update):
     name = "decayed_adagrad"
     inputs, outputs = ("Param", "Grad", "Moment", "LearningRate"), ("ParamOut", "MomentOut")
     attrs = {"decay": 0.95, "epsilon": 1e-6}
-    inplace = (("Param", "ParamOut"), ("Moment", "MomentOut"))
+    storage = Storage(inplace=(("Param", "ParamOut"), ("Moment", "MomentOut")))
 
     @staticmethod
     def formula(xp, ins, outs, lr, t, *, decay, epsilon):
@@ -68,7 +69,7 @@ class AdadeltaUpdate(Update):
     inputs = ("Param", "Grad", "AvgSquaredGrad", "AvgSquaredUpdate", "LearningRate")
     outputs = ("ParamOut", "AvgSquaredGradOut", "AvgSquaredUpdateOut")
     attrs = {"rho": 0.95, "epsilon": 1e-6}
-    inplace = (("Param", "ParamOut"), ("AvgSquaredGrad", "AvgSquaredGradOut"), ("AvgSquaredUpdate", "AvgSquaredUpdateOut"))
+    storage = Storage(inplace=(("Param", "ParamOut"), ("AvgSquaredGrad", "AvgSquaredGradOut"), ("AvgSquaredUpdate", "AvgSquaredUpdateOut")))
     temps = 2
 
     @staticmethod
@@ -103,7 +104,9 @@ class RmsProp(Update):
     inputs = ("Param", "MeanSquare", "MeanGrad?", "Grad", "Moment", "LearningRate")
     outputs = ("ParamOut", "MomentOut", "MeanSquareOut", "MeanGradOut?")
     attrs = {"epsilon": 1e-10, "decay": 0.9, "momentum": 0.0, "centered": False}
-    inplace = (("Param", "ParamOut"), ("Moment", "MomentOut"), ("MeanSquare", "MeanSquareOut"), ("MeanGrad", "MeanGradOut"))
+    storage = Storage(
+        inplace=(("Param", "ParamOut"), ("Moment", "MomentOut"), ("MeanSquare", "MeanSquareOut"), ("MeanGrad", "MeanGradOut"))
+    )  # fmt: skip
     temps = 2
 
     @classmethod
@@ -155,7 +158,7 @@ class FtrlUpdate(Update):
     inputs = ("Param", "SquaredAccumulator", "LinearAccumulator", "Grad", "LearningRate")
     outputs = ("ParamOut", "SquaredAccumOut", "LinearAccumOut")
     attrs = {"l1": 0.0, "l2": 0.0, "lr_power": -0.5}
-    inplace = (("Param", "ParamOut"), ("SquaredAccumulator", "SquaredAccumOut"), ("LinearAccumulator", "LinearAccumOut"))
+    storage = Storage(inplace=(("Param", "ParamOut"), ("SquaredAccumulator", "SquaredAccumOut"), ("LinearAccumulator", "LinearAccumOut")))
     temps = 2
 
     @classmethod

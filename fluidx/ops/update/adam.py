@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir import ProgramError, Sample
+from ...ir.op_facets import Storage
 from .base import WHY, Update, decaying_mean, decaying_square, divided_step, param_sets
 
 
@@ -29,7 +30,7 @@ class AdamUpdate(Update):
     inputs = ("Param", "Grad", "Moment1", "Moment2", "LearningRate", "Beta1Pow", "Beta2Pow")
     outputs = ("ParamOut", "Moment1Out", "Moment2Out")
     attrs = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
-    inplace = (("Param", "ParamOut"), ("Moment1", "Moment1Out"), ("Moment2", "Moment2Out"))
+    storage = Storage(inplace=(("Param", "ParamOut"), ("Moment1", "Moment1Out"), ("Moment2", "Moment2Out")))
 
     @staticmethod
     def scalars(xp, lr, beta1_pow, beta2_pow, *, epsilon, **attrs):
@@ -57,7 +58,7 @@ class AdamWUpdate(Update):
     name = "adamw"
     inputs, outputs = AdamUpdate.inputs, AdamUpdate.outputs
     attrs = {**AdamUpdate.attrs, "coeff": 0.01}
-    inplace = AdamUpdate.inplace
+    storage = Storage(inplace=AdamUpdate.storage.inplace)
 
     @staticmethod
     def scalars(xp, lr, beta1_pow, beta2_pow, *, epsilon, coeff, **attrs):
@@ -90,7 +91,7 @@ class AdamaxUpdate(Update):
     inputs = ("Param", "Grad", "LearningRate", "Moment", "InfNorm", "Beta1Pow")
     outputs = ("ParamOut", "MomentOut", "InfNormOut")
     attrs = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
-    inplace = (("Param", "ParamOut"), ("Moment", "MomentOut"), ("InfNorm", "InfNormOut"))
+    storage = Storage(inplace=(("Param", "ParamOut"), ("Moment", "MomentOut"), ("InfNorm", "InfNormOut")))
 
     @staticmethod
     def scalars(xp, lr, beta1_pow, **attrs):
@@ -127,7 +128,7 @@ class LambUpdate(Update):
     inputs = ("Param", "Grad", "Moment1", "Moment2", "Beta1Pow?", "Beta2Pow?")
     outputs = ("Update", "Moment1Out", "Moment2Out")
     attrs = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "weight_decay": 0.01}
-    inplace = (("Moment1", "Moment1Out"), ("Moment2", "Moment2Out"))
+    storage = Storage(inplace=(("Moment1", "Moment1Out"), ("Moment2", "Moment2Out")))
 
     @classmethod
     def infer(cls, param, grad, moment1, moment2, beta1_pow, beta2_pow, **attrs):
@@ -171,7 +172,7 @@ class LambApply(Update):
     name = "lamb_apply"
     inputs = ("Param", "Update", "ParamNormSq", "UpdateNormSq", "LearningRate")
     outputs = ("ParamOut",)
-    inplace = (("Param", "ParamOut"),)
+    storage = Storage(inplace=(("Param", "ParamOut"),))
     groups = "L(0,1)"
 
     @staticmethod

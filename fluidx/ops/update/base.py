@@ -7,28 +7,31 @@ inputs, computed by `squared_l2_norm`. Separate `scale` operators update the pow
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ...ir import ANY, OpDef, ProgramError, TensorType
+from ...ir import ANY, Arithmetic, Native, OpDef, ProgramError, TensorType
 from ..expr.native import bind_native
 from ..expr.nodes import operations
 from ..shared.types import empty_arrays, type_of
-from .trace import expressions
+from .trace import SCALARS, expressions, separate
 
 # Number of elements of a block: the temporaries of a block stay in the L2 cache of a core.
 BLOCK = 1 << 15
-
-# Slots of one element; every other slot has the parameter's shape.
-SCALARS = ("LearningRate", "Beta1Pow", "Beta2Pow", "ParamNormSq", "GradNormSq", "UpdateNormSq", "Decay")
 
 
 class Update(OpDef):
     """Base class of the update ops. A subclass declares its slots, `scalars` (computed once per step) and `formula`."""
 
-    temps = 1  # number of temporaries of the parameter's shape that `formula` gets
-    groups = ""  # groups of operands in which the update is linear, as in an access pattern
+    temps: ClassVar[int] = 1  # number of temporaries of the parameter's shape that `formula` gets
+    # (xp, ins, outs, s, t, **attrs): writes `outs` from the tensors `ins`, the scalars `s` and the temporaries `t`. Each element of an
+    # input is read before it is overwritten
+    formula: ClassVar[Callable[..., None]]
+    # (xp, *inputs of one element, **attrs) -> the scalars that `formula` needs, equal for all blocks
+    scalars: ClassVar[Callable[..., Any]] = staticmethod(lambda xp, lr, **attrs: lr)  # the learning rate
+    groups: ClassVar[str] = ""  # groups of operands in which the update is linear, as in an access pattern
 
     @classmethod
     def infer(cls, *types, **attrs):
@@ -59,36 +62,14 @@ class Update(OpDef):
         words = ["*" if s.name not in SCALARS or t is None else _one(t) for s, t in zip(cls.in_slots, ins, strict=True)]
         return f"{', '.join(words)} -> {', '.join('*' for _ in outs)} | {cls.groups}"
 
-    @staticmethod
-    def scalars(xp: Any, *ones: Any, **attrs: Any) -> Any:
-        """The scalars that `formula` needs, equal for all blocks, from the inputs of one element. Default: the learning rate."""
-        (lr,) = ones
-        return lr
-
-    @staticmethod
-    def formula(*args: Any, **attrs: Any) -> None:
-        """formula(xp, ins, outs, s, t, **attrs): write `outs` from the tensors `ins`, the scalars `s` and the temporaries `t`.
-
-        Each element of an input is read before it is overwritten.
-        """
-        raise NotImplementedError
-
-    @classmethod
-    def separate(cls, values):
-        """(tensors, scalars) of the inputs, in slot order."""
-        pairs = list(zip(cls.in_slots, values, strict=True))
-        return [a for s, a in pairs if s.name not in SCALARS], [a for s, a in pairs if s.name in SCALARS]
-
     @classmethod
     def _split(cls, arrays):
         """(tensors, scalars) of the inputs; a scalar gets one axis, so that it broadcasts against flat parts too."""
-        tensors, ones = cls.separate(arrays)
+        tensors, ones = separate(cls, arrays)
         return tensors, [a if a is None else a.reshape(1) for a in ones]
 
-    native_any_size = True
-
     @classmethod
-    def native(cls, ins, outs, attrs, dry=False):
+    def _calls(cls, ins, outs, attrs, dry=False):
         """Calls with bitwise the results of `formula` on NumPy arrays, in one pass over memory."""
         present, wanted = tuple(a is not None for a in ins), tuple(a is not None for a in outs)
         update: Any = cls
@@ -98,10 +79,12 @@ class Update(OpDef):
         return None if call is None else [call]
 
     @classmethod
-    def flops(cls, ins, outs, attrs):
+    def _flops(cls, ins, outs, attrs):
         update: Any = cls
         exprs = expressions(update, tuple(t is not None for t in ins), tuple(t is not None for t in outs), tuple(attrs.items()))
         return ins[0].numel * operations(exprs, SCALARS)
+
+    arithmetic = Arithmetic(flops=_flops)
 
     @classmethod
     def kernel(cls, xp, *arrays, out, **attrs):
@@ -111,19 +94,19 @@ class Update(OpDef):
         cls.formula(xp, tensors, outs, cls.scalars(xp, *ones, **attrs), temps, **attrs)
 
     @classmethod
-    def scratch(cls, ins, outs, attrs):
+    def _bind_scratch(cls, ins, outs, attrs):
         param = ins[0]
         shape = (BLOCK,) if param.numel > BLOCK else param.shape
         return [param.with_shape(shape)] * cls.temps
 
     @classmethod
-    def bind(cls, ins, outs, attrs, ctx, scratch=()):
+    def _bind(cls, ins, outs, attrs, ctx, scratch=()):
         tensors, ones = cls._split(ins)
         outs = list(outs)
         scalars, formula = cls.scalars, cls.formula
         present = [a for a in (*tensors, *outs) if a is not None]
         size = tensors[0].size
-        work = scratch or empty_arrays(cls.scratch([type_of(tensors[0])], (), attrs))
+        work = scratch or empty_arrays(cls._bind_scratch([type_of(tensors[0])], (), attrs))
         if size > BLOCK and all(a.flags.c_contiguous for a in present):
 
             def block(a, start):
@@ -144,6 +127,8 @@ class Update(OpDef):
                 formula(np, tensor_parts, out_parts, s, temps, **attrs)
 
         return run
+
+    native = Native(calls=_calls, any_size=True, bind=_bind, bind_scratch=_bind_scratch)
 
 
 def _one(t: TensorType) -> str:

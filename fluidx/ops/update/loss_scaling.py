@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...ir import OpDef, ProgramError, Required, Sample, TensorType
+from ...ir import Arithmetic, OpDef, ProgramError, Required, Sample, Storage, TensorType
 from ..shared.samples import f32
 
 _SCALAR = "op {}: {} must be {} of one element, found {}"
@@ -24,9 +24,9 @@ class CheckFiniteAndUnscale(OpDef):
 
     name = "check_finite_and_unscale"
     inputs, outputs = ("X", "Scale"), ("Out", "Count?")
-    inplace = (("X", "Out"),)
+    storage = Storage(inplace=(("X", "Out"),))
     pattern = "*, . -> *, . | *:+"
-    flops = 2
+    arithmetic = Arithmetic(flops=2)
 
     @staticmethod
     def infer(x, scale):
@@ -66,7 +66,7 @@ class UpdateLossScaling(OpDef):
         "incr_every_n_steps": Required(int), "decr_every_n_nan_or_inf": Required(int),
         "incr_ratio": Required(float), "decr_ratio": Required(float),
     }  # fmt: skip
-    inplace = (("PrevLossScaling", "LossScaling"), ("InGoodSteps", "OutGoodSteps"), ("InBadSteps", "OutBadSteps"))
+    storage = Storage(inplace=(("PrevLossScaling", "LossScaling"), ("InGoodSteps", "OutGoodSteps"), ("InBadSteps", "OutBadSteps")))
     pattern = "., ., ., . -> ., ., ."
 
     @staticmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir import Sample
+from ...ir.op_facets import Storage
 from .base import WHY, Update, param_sets
 
 
@@ -13,7 +14,7 @@ class Sgd(Update):
 
     name = "sgd"
     inputs, outputs = ("Param", "Grad", "LearningRate"), ("ParamOut",)
-    inplace = (("Param", "ParamOut"),)
+    storage = Storage(inplace=(("Param", "ParamOut"),))
     groups = "L(0,1)"
 
     @staticmethod
@@ -37,7 +38,7 @@ class MomentumUpdate(Update):
     name = "momentum"
     inputs, outputs = ("Param", "Grad", "Velocity", "LearningRate"), ("ParamOut", "VelocityOut")
     attrs = {"mu": 0.9, "use_nesterov": False}
-    inplace = (("Param", "ParamOut"), ("Velocity", "VelocityOut"))
+    storage = Storage(inplace=(("Param", "ParamOut"), ("Velocity", "VelocityOut")))
     groups = "L(0,1,2)"
 
     @staticmethod
@@ -72,7 +73,7 @@ class LarsMomentumUpdate(Update):
     inputs = ("Param", "Grad", "Velocity", "ParamNormSq", "GradNormSq", "LearningRate")
     outputs = ("ParamOut", "VelocityOut")
     attrs = {"mu": 0.9, "lars_coeff": 0.001, "lars_weight_decay": 0.0005, "epsilon": 0.0}
-    inplace = (("Param", "ParamOut"), ("Velocity", "VelocityOut"))
+    storage = Storage(inplace=(("Param", "ParamOut"), ("Velocity", "VelocityOut")))
     groups = "L(0,1,2)"
 
     @staticmethod
@@ -106,7 +107,7 @@ class EmaUpdate(Update):
 
     name = "ema_update"
     inputs, outputs = ("Param", "Ema", "Decay"), ("EmaOut",)
-    inplace = (("Ema", "EmaOut"),)
+    storage = Storage(inplace=(("Ema", "EmaOut"),))
     groups = "L(0,1)"
 
     @staticmethod

@@ -12,6 +12,9 @@ from typing import Any
 
 from ..expr.nodes import Expr, const, lift, make_node, sym
 
+# Slots of one element; every other slot of an update has the parameter's shape.
+SCALARS = ("LearningRate", "Beta1Pow", "Beta2Pow", "ParamNormSq", "GradNormSq", "UpdateNormSq", "Decay")
+
 _FUNCTIONS = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "negative": "neg", "sqrt": "sqrt", "exp": "exp", "log": "log",
     "absolute": "abs", "sign": "sign", "minimum": "min", "maximum": "max", "power": "pow", "where": "where",
@@ -80,11 +83,17 @@ class _Recorder:
         return self.minimum(self.maximum(x, low), high, out=out)
 
 
+def separate(update: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """(tensors, scalars) of the inputs, in slot order."""
+    pairs = list(zip(update.in_slots, values, strict=True))
+    return [a for s, a in pairs if s.name not in SCALARS], [a for s, a in pairs if s.name in SCALARS]
+
+
 @lru_cache(maxsize=256)
 def expressions(update: Any, present: tuple[bool, ...], wanted: tuple[bool, ...], attrs: tuple[tuple[str, Any], ...]) -> Sequence[Expr]:
     """One expression for each wanted output, over symbols with the names of the input slots. `present` lists the given inputs."""
     ins = [Traced(sym(s.name)) if p else None for s, p in zip(update.in_slots, present, strict=True)]
-    tensors, ones = update.separate(ins)
+    tensors, ones = separate(update, ins)
     outs = [Traced() if w else None for w in wanted]
     xp = _Recorder()
     scalars = update.scalars(xp, *ones, **dict(attrs))

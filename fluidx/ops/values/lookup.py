@@ -8,6 +8,7 @@ import numpy as np
 
 from ...ir.dtypes import FLOATS, INTS, SHORT, np_dtype
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Control
 from ...ir.opdef import OpDef, Required, Sample
 from ..shared.arrays import to_host
 from ..shared.tables import table_values
@@ -23,7 +24,8 @@ class LookUp(OpDef):
     """For each element of X the one of `values` at its position in `keys`, otherwise `default`, as `dtype`. NaN equals NaN here."""
 
     name = "look_up"
-    flops, beyond_tensors = 0, ("string",)
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=("string",))
     inputs = ("X",)
     attrs = {"keys": Required(Any), "values": Required(Any), "default": Required(Any), "dtype": Required(str)}
     pattern = "* -> *"

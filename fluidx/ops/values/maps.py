@@ -6,6 +6,7 @@ from typing import Any
 
 from ...ir.dtypes import np_dtype
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Control
 from ...ir.opdef import OpDef, Required
 from ...ir.types import ANY, TensorType
 from ...ir.valuetypes import MapType, SequenceType, ValueType
@@ -35,7 +36,8 @@ class ZipMap(OpDef):
     """Each row of X, [rows, columns] or [columns], as a map from the names of the columns, `keys`, to their values."""
 
     name = "zip_map"
-    flops, beyond_tensors = 0, ("sequence", "map")
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=("sequence", "map"))
     inputs = ("X",)
     attrs = {"keys": Required(Any)}
 
@@ -54,7 +56,8 @@ class DictVectorizer(OpDef):
     """The values of a map at `keys`, [1, keys], with 0 or "" for a missing key; for a sequence of maps, one row each."""
 
     name = "dict_vectorizer"
-    flops, beyond_tensors = 0, ("sequence", "map", "string")
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=("sequence", "map", "string"))
     inputs = ("X",)
     attrs = {"keys": Required(Any), "dtype": "float32"}
 
@@ -79,7 +82,8 @@ class CastMap(OpDef):
     """
 
     name = "cast_map"
-    flops, beyond_tensors = 0, ("map", "string")
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=("map", "string"))
     inputs = ("X",)
     attrs = {"dtype": "float32", "size": 0}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir.errors import ExecutionError, ProgramError
+from ...ir.op_facets import Arithmetic, Control, Precision, Rewrite
 from ...ir.opdef import OpDef
 from ...ir.types import TensorType
 from ...ir.valuetypes import OptionalType, as_type
@@ -15,7 +16,9 @@ class Optional(OpDef):
     """An optional that holds X; without X an empty one, with elements of the type in the text `elem`."""
 
     name = "optional"
-    flops, takes_low_bit, beyond_tensors = 0, True, KINDS
+    precision = Precision(takes_low_bit=True)
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=KINDS)
     inputs = ("X?",)
     attrs = {"elem": ""}
 
@@ -38,7 +41,10 @@ class OptionalHasElement(OpDef):
     """True if X holds a value, as a bool without axes; a value that is not an optional gives True."""
 
     name = "optional_has_element"
-    flops, constant, takes_low_bit, beyond_tensors = 0, True, True, KINDS
+    rewrite = Rewrite(constant=True)
+    precision = Precision(takes_low_bit=True)
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=KINDS)
     inputs = ("X?",)
 
     @staticmethod
@@ -54,7 +60,9 @@ class OptionalGetElement(OpDef):
     """The value that X holds; a value that is not an optional is returned unchanged."""
 
     name = "optional_get_element"
-    flops, takes_low_bit, beyond_tensors = 0, True, KINDS
+    precision = Precision(takes_low_bit=True)
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=KINDS)
     inputs = ("X",)
 
     @staticmethod

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...ir.dtypes import INTS
 from ...ir.errors import ExecutionError, ProgramError
+from ...ir.op_facets import Arithmetic, Control, Precision, Rewrite
 from ...ir.opdef import OpDef, Required
 from ...ir.types import ANY, TensorType
 from ...ir.valuetypes import AnyRankType, SequenceType, ValueType, as_type, common_type
@@ -41,7 +42,9 @@ class SequenceConstruct(OpDef):
     """A sequence of the values X, in their order."""
 
     name = "sequence_construct"
-    flops, takes_low_bit, beyond_tensors = 0, True, KINDS
+    precision = Precision(takes_low_bit=True)
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=KINDS)
     inputs = ("X*",)
 
     @staticmethod
@@ -66,7 +69,8 @@ class SequenceEmpty(OpDef):
     """An empty sequence, with elements of the type in the text `elem`."""
 
     name = "sequence_empty"
-    flops, beyond_tensors = 0, KINDS
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=KINDS)
     attrs = {"elem": Required(str)}
 
     @staticmethod
@@ -82,7 +86,8 @@ class SequenceAt(OpDef):
     """The element of S at Position; a negative position counts from the end."""
 
     name = "sequence_at"
-    flops, beyond_tensors = 0, KINDS
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=KINDS)
     inputs = ("S", "Position")
 
     @staticmethod
@@ -103,7 +108,8 @@ class SequenceAtGrad(OpDef):
     """Zeros like the elements of S, except for the gradient at Position."""
 
     name = "sequence_at_grad"
-    flops, beyond_tensors = 0, KINDS
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=KINDS)
     inputs, outputs = ("S", "Position", "Out@GRAD"), ("S@GRAD",)
 
     @staticmethod
@@ -127,7 +133,7 @@ class SequenceSum(OpDef):
     """The elementwise sums of the sequences X, which have equal lengths."""
 
     name = "sequence_sum"
-    beyond_tensors = KINDS
+    control = Control(beyond_tensors=KINDS)
     inputs = ("X*",)
 
     @staticmethod
@@ -153,7 +159,9 @@ class SequenceInsert(OpDef):
     """S with X inserted before the element at Position, or at the end without Position."""
 
     name = "sequence_insert"
-    flops, takes_low_bit, beyond_tensors = 0, True, KINDS
+    precision = Precision(takes_low_bit=True)
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=KINDS)
     inputs = ("S", "X", "Position?")
 
     @staticmethod
@@ -175,7 +183,9 @@ class SequenceWrite(OpDef):
     """S with X as the element at Position, and the previous number of elements; at the position after the last element, X is appended."""
 
     name = "sequence_write"
-    flops, takes_low_bit, beyond_tensors = 0, True, KINDS
+    precision = Precision(takes_low_bit=True)
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=KINDS)
     inputs, outputs = ("S", "X", "Position"), ("Out", "Before")
 
     @staticmethod
@@ -199,7 +209,8 @@ class SequenceWriteGrad(OpDef):
     """The gradients of the elements of S, whose number was Before: zeros for an overwritten element, none for an appended one."""
 
     name = "sequence_write_grad"
-    flops, beyond_tensors = 0, KINDS
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=KINDS)
     inputs, outputs = ("Position", "Before", "Out@GRAD"), ("S@GRAD",)
 
     @staticmethod
@@ -217,7 +228,8 @@ class SequenceErase(OpDef):
     """S without the element at Position, or without the last one if Position is absent."""
 
     name = "sequence_erase"
-    flops, beyond_tensors = 0, KINDS
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=KINDS)
     inputs = ("S", "Position?")
 
     @staticmethod
@@ -239,7 +251,8 @@ class SequenceEraseGrad(OpDef):
     """The gradients of the remaining elements of S, and zeros for the erased one."""
 
     name = "sequence_erase_grad"
-    flops, beyond_tensors = 0, KINDS
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=KINDS)
     inputs, outputs = ("S", "Position?", "Out@GRAD"), ("S@GRAD",)
 
     @staticmethod
@@ -257,7 +270,9 @@ class SequenceLength(OpDef):
     """The number of elements of S, an int64 without axes."""
 
     name = "sequence_length"
-    flops, constant, beyond_tensors = 0, True, KINDS
+    rewrite = Rewrite(constant=True)
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=KINDS)
     inputs = ("S",)
 
     @staticmethod
@@ -276,7 +291,9 @@ class SplitToSequence(OpDef):
     """
 
     name = "split_to_sequence"
-    flops, takes_low_bit, beyond_tensors = 0, True, ("sequence", "string", "tensor of any rank")
+    precision = Precision(takes_low_bit=True)
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=("sequence", "string", "tensor of any rank"))
     inputs = ("X", "Split?")
     attrs = {"axis": 0, "keepdims": True}
 
@@ -311,7 +328,8 @@ class ConcatFromSequence(OpDef):
     """The elements of S joined along `axis`, a new one if `new_axis`."""
 
     name = "concat_from_sequence"
-    flops, beyond_tensors = 0, ("sequence", "string", "tensor of any rank")
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=("sequence", "string", "tensor of any rank"))
     inputs = ("S",)
     attrs = {"axis": Required(int), "new_axis": False}
 
@@ -342,7 +360,8 @@ class ConcatFromSequenceGrad(OpDef):
     """The gradient split into the parts from which S was joined; only the shapes of S are read."""
 
     name = "concat_from_sequence_grad"
-    flops, beyond_tensors = 0, ("sequence", "tensor of any rank")
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=("sequence", "tensor of any rank"))
     inputs, outputs = ("S", "Out@GRAD"), ("S@GRAD",)
     attrs = {"axis": Required(int), "new_axis": False}
 

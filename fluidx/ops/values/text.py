@@ -8,6 +8,7 @@ import numpy as np
 
 from ...ir.dtypes import SHORT, np_dtype
 from ...ir.errors import ProgramError
+from ...ir.op_facets import Arithmetic, Control
 from ...ir.opdef import OpDef, Required
 from ...ir.types import ANY, TensorType
 from ..shared.broadcast import broadcast_sizes
@@ -27,7 +28,8 @@ class FillString(OpDef):
     """The strings `values`, in their order, with the given shape."""
 
     name = "fill_string"
-    flops, beyond_tensors = 0, _STRINGS
+    arithmetic = Arithmetic(flops=0)
+    control = Control(beyond_tensors=_STRINGS)
     attrs = {"shape": Required(tuple), "values": Required(tuple[str, ...])}
 
     @staticmethod
@@ -45,7 +47,7 @@ class StringCast(OpDef):
     """X as `dtype`: strings parsed as numbers, or numbers written as strings. Numbers that are not finite are NaN, INF and -INF."""
 
     name = "string_cast"
-    beyond_tensors = _STRINGS
+    control = Control(beyond_tensors=_STRINGS)
     inputs = ("X",)
     attrs = {"dtype": Required(str)}
 
@@ -64,7 +66,7 @@ class StringEqual(OpDef):
     """True where the strings of X and Y, which broadcast, are equal."""
 
     name = "string_equal"
-    beyond_tensors = _STRINGS
+    control = Control(beyond_tensors=_STRINGS)
     inputs = ("X", "Y")
 
     @staticmethod
@@ -81,7 +83,7 @@ class StringConcat(OpDef):
     """Each string of X followed by the string of Y; X and Y broadcast."""
 
     name = "string_concat"
-    beyond_tensors = _STRINGS
+    control = Control(beyond_tensors=_STRINGS)
     inputs = ("X", "Y")
 
     @staticmethod
@@ -101,7 +103,7 @@ class StringSplit(OpDef):
     """
 
     name = "string_split"
-    beyond_tensors = _STRINGS
+    control = Control(beyond_tensors=_STRINGS)
     inputs, outputs = ("X",), ("Out", "Count")
     attrs = {"delimiter": "", "maxsplit": -1}
 
@@ -119,7 +121,7 @@ class StringNormalizer(OpDef):
     """The strings of X, [C] or [1, C], without `stopwords`, in lower or upper case if `case` is set; "" if none remains."""
 
     name = "string_normalizer"
-    beyond_tensors = _STRINGS
+    control = Control(beyond_tensors=_STRINGS)
     inputs = ("X",)
     attrs = {"case": "NONE", "case_sensitive": False, "stopwords": Required(tuple[str, ...])}
 
@@ -141,7 +143,7 @@ class RegexFullMatch(OpDef):
     """True for the strings of X that the `pattern` (RE2) matches completely."""
 
     name = "regex_full_match"
-    beyond_tensors = _STRINGS
+    control = Control(beyond_tensors=_STRINGS)
     inputs = ("X",)
     attrs = {"pattern": Required(str)}
 

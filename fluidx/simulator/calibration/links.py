@@ -143,7 +143,7 @@ def _calls(together: Sequence[Any]) -> Iterator[tuple[str, int, int, float]]:
     for number, calls in enumerate(zip(*walks, strict=True)):
         c = calls[0][0]
         sizes = [together[0].plan.values[name].type.nbytes for name in (*c.op.input_arg_names, *c.op.output_arg_names)]
-        whole = len(together) if opdef(c.op.type).algorithm_method == "exchange" else 1  # each rank has a part on both sides
+        whole = len(together) if opdef(c.op.type).comm.algorithm_method == "exchange" else 1  # each rank has a part on both sides
         yield c.op.type, whole * max(sizes), number, min(t for _, t in calls)
     messages = [(c, t) for c, t in rows[0] if opdef(c.op.type).effect is Effect.P2P]
     yield from _messages(messages, together[0].plan.values)

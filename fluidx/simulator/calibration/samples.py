@@ -33,7 +33,7 @@ def sampled_ops() -> list[str]:
 
 
 def _alone(d: type[OpDef]) -> bool:
-    return d.effect in (Effect.PURE, Effect.RANDOM) and not d.beyond_tensors and not d.bodies and d.bind_control is None
+    return d.effect in (Effect.PURE, Effect.RANDOM) and not d.control.beyond_tensors and not d.control.bodies and d.control.bind is None
 
 
 def sample_programs(names: Sequence[str]) -> Iterator[Callable[[], CalibrationProgram | None]]:

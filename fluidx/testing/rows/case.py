@@ -28,9 +28,9 @@ _STEP = 3
 
 def has_rows(definition: type[OpDef]) -> bool:
     """False for ops that communicate (they declare `move`), run on the host, run sub-blocks, or have result sizes that depend on values."""
-    if definition.sized_by_values:
+    if definition.control.sized_by_values:
         return False
-    return definition.effect in (Effect.PURE, Effect.RANDOM) and not hasattr(definition, "run_reference")
+    return definition.effect in (Effect.PURE, Effect.RANDOM) and definition.control.run_reference is None
 
 
 class Case:
@@ -49,7 +49,7 @@ class Case:
             self.ins = [v.astype("float64") if v is not None and type_of(v).is_float else v for v in self.ins]
         self.in_types = [type_of(v) for v in self.ins]
         self.rng = np.random.default_rng(crc32(f"{definition.name} {number} {wide} {absent}".encode()))
-        self.bind_takes_part = definition.bind is not None and "part" in inspect.signature(definition.bind).parameters
+        self.bind_takes_part = definition.native.bind is not None and "part" in inspect.signature(definition.native.bind).parameters
         self.turn = 0
 
     @cached_property
@@ -138,15 +138,15 @@ class Case:
     def _run(self, args: list[Any], outs: list[Any], attrs: dict[str, Any], part: Part | None, bound: bool) -> list[Any]:
         d, ctx = self.definition, RunContext()
         ctx.step = _STEP
-        if d.bind is not None and (bound or (d.kernel is None and d.view is None)):
-            step = d.bind(args, outs, attrs, ctx, **({"part": part} if self.bind_takes_part else {}))
+        if d.native.bind is not None and (bound or (d.kernel is None and d.storage.view is None)):
+            step = d.native.bind(args, outs, attrs, ctx, **({"part": part} if self.bind_takes_part else {}))
             if step is not None:
                 step()
                 return outs
         if d.kernel is None:
-            if d.view is None:
+            if d.storage.view is None:
                 return outs
-            return [np.array(d.view(args[0], **attrs))]
+            return [np.array(d.storage.view(args[0], **attrs))]
         extra: dict[str, Any] = {"ctx": ctx} if d.takes_ctx else {}
         if d.takes_part:
             extra["part"] = part
@@ -161,9 +161,9 @@ class Case:
 
     def local_attrs(self, ins: Arrays, outs: list[Any]) -> dict[str, Any]:
         d = self.definition
-        if d.local_attrs is None:
+        if d.comm.local_attrs is None:
             return self.attrs
-        return {**self.attrs, **d.local_attrs(dict(self.attrs), [None if v is None else v.shape for v in ins], list(outs))}
+        return {**self.attrs, **d.comm.local_attrs(dict(self.attrs), [None if v is None else v.shape for v in ins], list(outs))}
 
     def parts(self, k: int, entry: Entry | None, n: int, bounds: tuple[int, ...], style: str, p: Pattern) -> list[Any] | None:
         """The local value of operand k on every rank."""

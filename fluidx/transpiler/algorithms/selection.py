@@ -87,7 +87,7 @@ def _imported(path: str, label: str) -> Any:
 
 
 def _table(given: Mapping[Any, Any], label: str) -> AlgorithmTable:
-    known = ["", *(name for name, definition in OPS.items() if definition.algorithm_method)]
+    known = ["", *(name for name, definition in OPS.items() if definition.comm.algorithm_method)]
     rows = []
     for key, value in given.items():
         collective, group = key if isinstance(key, tuple) and len(key) == 2 else (key, "")

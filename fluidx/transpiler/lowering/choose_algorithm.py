@@ -50,7 +50,7 @@ def named(
     if name != "auto":
         return name, ""
     link, own = (links.inside, links.collective(n)) if inside else (links.between, None)
-    found = estimates(opdef(op.type).algorithm_method, n, nbytes, "root" in op.attrs, link, own)
+    found = estimates(opdef(op.type).comm.algorithm_method, n, nbytes, "root" in op.attrs, link, own)
     return found[0].name if found else "", chosen(op, n, nbytes, found)
 
 

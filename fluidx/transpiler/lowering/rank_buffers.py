@@ -76,7 +76,7 @@ class CollectiveOnRank:
         self.block, self.op, self.plan, self.me = block, op, plan, me
         self.x, self.out = op.input_arg_names[0], op.output_arg_names[0]
         self.out_type = self._local(self.out, coords)
-        marks, method = plan.marks, opdef(op.type).algorithm_method
+        marks, method = plan.marks, opdef(op.type).comm.algorithm_method
         whole, own = (0, plan.size), (marks[me], marks[me + 1])
         start, stop = own if method == "spread" else whole
         self.held = [Piece(start, stop, self.x, start, self._local(self.x, coords))] if start < stop else []

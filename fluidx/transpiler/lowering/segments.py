@@ -84,7 +84,7 @@ class ProgramSegments:
 
     def _segments(self, block: Block) -> Iterator[RankSegment]:
         types = op_types(block.oplist)
-        carried = {t for t in types if OPS[t].algorithm_method}
+        carried = {t for t in types if OPS[t].comm.algorithm_method}
         at_roots, any_roots = self._roots(block)
         rounds = any(op.type in carried and written_out(op) for op in block.oplist)
         if not any_roots and not rounds and types.isdisjoint((*SERVED, TRANSFER)):
@@ -124,7 +124,7 @@ class ProgramSegments:
         def at_roots(op: Operator) -> Placement:
             d = find(op.output_arg_names[0]) if op.output_arg_names else None
             found = () if d is None else roots_of.get(id(d.placement), ())
-            if found and OPS[op.type].move is not None:  # all ranks that may hold the operand take part
+            if found and OPS[op.type].comm.move is not None:  # all ranks that may hold the operand take part
                 found = tuple(e for e in others(self.program, block, op) if e.root is not None)
                 return same.setdefault(found, found)
             return found

@@ -19,7 +19,7 @@ class Boxed(CollectiveOnRank):
 
     def __init__(self, block: Block, op: Operator, plan: CollectivePlan, me: int, coords: Coords):
         super().__init__(block, op, plan, me, coords)
-        self.algorithm_method, n = opdef(op.type).algorithm_method, plan.ranks
+        self.algorithm_method, n = opdef(op.type).comm.algorithm_method, plan.ranks
         had, self.joined = {
             "reduce": (range(n), [me]),
             "spread": ([me], range(n)),

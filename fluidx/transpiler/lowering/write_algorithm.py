@@ -35,7 +35,7 @@ _COVERS: dict[tuple[int, int], tuple[bool, Sequence, Sequence]] = {}
 
 def written_out(op: Operator) -> bool:
     """Does Specialize write this operator out as sends and receives?"""
-    return bool(OPS[op.type].algorithm_method and op.attrs["algorithm"])
+    return bool(OPS[op.type].comm.algorithm_method and op.attrs["algorithm"])
 
 
 def why_no_algorithm(op: Operator, t: TensorType, n: int) -> str:
@@ -45,21 +45,21 @@ def why_no_algorithm(op: Operator, t: TensorType, n: int) -> str:
         return f"algorithms can only add values up, and this is {op.attrs['op']}"
     if ANY in t.shape:
         return f"messages need a known size, and {t} has open axes"
-    if definition.blocks is not None and _boxes(op, t, n) is None and definition.blocks(t, n, op.attrs) is None:
+    if definition.comm.blocks is not None and _boxes(op, t, n) is None and definition.comm.blocks(t, n, op.attrs) is None:
         return f"{t} cannot be cut into a block for each of {n} ranks"
     return ""
 
 
 def _boxes(op: Operator, t: TensorType, n: int) -> Sequence[tuple[int, ...]] | None:
     """The shapes of the blocks in which a value travels; None if they are ranges of the flat value."""
-    boxes = opdef(op.type).boxes
+    boxes = opdef(op.type).comm.boxes
     return None if boxes is None else boxes(t, n, op.attrs)
 
 
 def carried_by(op: Operator, name: str, n: int, hosts: int = 1) -> Operator:
     """The operator with the algorithm `name` among n ranks. Raises TranspileError if the algorithm cannot carry it out."""
     try:
-        schedule(name, opdef(op.type).algorithm_method, n, hosts)
+        schedule(name, opdef(op.type).comm.algorithm_method, n, hosts)
     except Refused as e:
         raise TranspileError(f"{op.type} of %{op.input_arg_names[0]} over {op.attrs['group']}: {e}") from None
     return op.replace(attrs={**op.attrs, "algorithm": name})
@@ -112,7 +112,7 @@ class MessageRounds:
                 continue
             plan = self._plan(k, coords, len(members))
             if plan.type.numel and len(members) > 1:
-                kind = AdasumOnRank if opdef(op.type).algorithm_method == "adaptive" else Boxed if plan.boxes else CollectiveOnRank
+                kind = AdasumOnRank if opdef(op.type).comm.algorithm_method == "adaptive" else Boxed if plan.boxes else CollectiveOnRank
                 values.append(kind(block, op, plan, me, coords))
             else:
                 block.oplist.append(op)  # there is nothing to send
@@ -137,14 +137,14 @@ class MessageRounds:
         return RankRecipe(plan.type, plan.marks, transfers, plan.messages)
 
     def _is_flat(self, k: int, plan: CollectivePlan) -> bool:
-        return bool(plan.type.numel and plan.ranks > 1 and not plan.boxes) and opdef(self.ops[k].type).algorithm_method != "adaptive"
+        return bool(plan.type.numel and plan.ranks > 1 and not plan.boxes) and opdef(self.ops[k].type).comm.algorithm_method != "adaptive"
 
     def is_common(self) -> bool:
         """Are the rounds of each collective proved for all ranks, in flat ranges?"""
         sets, hosts = self.program.groups[self.group], len(self.program.groups.get(NODE, ())) or 1
         known: set[tuple] = set()
         for k, op in enumerate(self.ops):
-            method = opdef(op.type).algorithm_method
+            method = opdef(op.type).comm.algorithm_method
             for members in sets if any(e.is_cut for e in self._others[k]) else {len(s): s for s in sets}.values():
                 plan = self._plan(k, coords_of(self.program.groups, members[0], self.program.turns), len(members))
                 if not self._is_flat(k, plan):
@@ -169,7 +169,7 @@ class MessageRounds:
                 collectives += 1
                 key = id(plan), len(members)
                 if key not in counts:
-                    method = opdef(op.type).algorithm_method
+                    method = opdef(op.type).comm.algorithm_method
                     found = count_messages(op.attrs["algorithm"], method, len(members), hosts, plan.marks.filled, plan.messages)
                     counts[key] = plan, found
                 messages += counts[key][1]
@@ -188,13 +188,13 @@ class MessageRounds:
             try:
                 if (boxes := _boxes(op, t, n)) is not None:
                     marks = Offsets(accumulate(map(prod, boxes), initial=0))
-                elif definition.blocks is not None:
-                    marks = Offsets.of(definition.blocks(t, n, op.attrs))
+                elif definition.comm.blocks is not None:
+                    marks = Offsets.of(definition.comm.blocks(t, n, op.attrs))
                 else:
                     marks = Offsets(block_marks(algorithm(name, hosts), n, t.numel))
                 shapes = {} if boxes is None else dict(zip(pairwise(marks), boxes, strict=True))
                 each = max(1, _LARGEST // max(1, t.nbytes // max(1, t.numel)))
-                rounds = partial(parts, name, definition.algorithm_method, n, hosts, marks.filled)
+                rounds = partial(parts, name, definition.comm.algorithm_method, n, hosts, marks.filled)
                 found = CollectivePlan(t, n, marks, rounds, shapes, each, {}, {})
             except Refused as e:
                 raise TranspileError(f"{op.to_string()}: {e}") from None

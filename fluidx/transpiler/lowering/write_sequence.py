@@ -96,8 +96,8 @@ class SequenceWriter:
         full = filled(stage.collective, attrs)
         old = value.entries.pop(stage.group, None)
         if out not in self.block.descs:
-            assert definition.move is not None
-            new = definition.move(old, **full)
+            assert definition.comm.move is not None
+            new = definition.comm.move(old, **full)
             if new is not None:
                 value.entries[stage.group] = new
             self.block.declare(Var(out, self.block.desc(value.x).type, tuple(value.entries.values()), stop_gradient=True))

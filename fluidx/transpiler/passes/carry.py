@@ -59,7 +59,7 @@ class Carry(Pass):
         if SERVERS in new.groups:
             stay.update((b.idx, "it is in a sub-block, which servers do not run") for b in new.blocks[1:])
         for block in new.blocks:
-            collectives = {t for t in op_types(block.oplist) if opdef(t).algorithm_method}
+            collectives = {t for t in op_types(block.oplist) if opdef(t).comm.algorithm_method}
             known: dict[tuple, tuple[Frozen, str]] = {}  # attributes, types and placements are few objects
             alike: dict[tuple, tuple[str, str]] = {}  # but for roots: which rank it is decides nothing
             for k, op in enumerate(block.oplist) if collectives else ():
@@ -94,14 +94,14 @@ class Carry(Pass):
         if self.types and op.type not in self.types:
             name = ""
         if not name and hosts == n and job.mesh.two_levels:
-            name = next((a for a in BETWEEN_HOSTS if able(a, opdef(op.type).algorithm_method, n)), "")
+            name = next((a for a in BETWEEN_HOSTS if able(a, opdef(op.type).comm.algorithm_method, n)), "")
         if n == 1 or not name:
             return op, ""
         if stays:
             return op, without_algorithm(op, stays)
         terms = next((e for e in block.desc(op.input_arg_names[0]).placement if e.op), None)
         # the proof does not follow parts of partial sums through messages
-        if terms is not None and opdef(op.type).algorithm_method in ("spread", "exchange"):
+        if terms is not None and opdef(op.type).comm.algorithm_method in ("spread", "exchange"):
             return op, without_algorithm(op, f"the local values are {terms}")
         return with_algorithm(op, name, self._local_type(op, block, coords), n, job.mesh.links, inside=hosts == 1)
 

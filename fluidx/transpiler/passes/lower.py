@@ -34,7 +34,7 @@ class Lower(Pass):
         for block in new.blocks:
             ops: list[Operator] = []
             old, done = block.oplist, 0
-            meeting = {t for t in op_types(old) if opdef(t).replica_collective is not None}
+            meeting = {t for t in op_types(old) if opdef(t).comm.replica_collective is not None}
             for k in [k for k, op in enumerate(old) if op.type == "redistribute" or op.type in meeting]:
                 ops += old[done:k]
                 if old[k].type in meeting:
@@ -51,7 +51,7 @@ class Lower(Pass):
         own = [e.group for e in block.desc(op.input_arg_names[0]).placement if e.is_own]
         if not own:
             return [op]
-        collective = opdef(op.type).replica_collective
+        collective = opdef(op.type).comm.replica_collective
         assert collective is not None and len(own) == 1
         type_, attrs = collective
         return [unary(type_, op.input_arg_names[0], op.output_arg_names[0], filled(type_, {"group": own[0], **attrs, **op.attrs}), op.site)]

@@ -50,7 +50,7 @@ class MemoryCopies(Conversions):
     """The conversions of offload, for the proof: copies between the memories, and operators that read and write one memory."""
 
     def converts(self, op: Operator, block: Block) -> Order | None:
-        return () if opdef(op.type).copies_to else None
+        return () if opdef(op.type).storage.copies_to else None
 
     def misfit(self, before: Operator, after: Operator, block: Block, made: Block) -> str:
         return mixed(after, made)
@@ -83,7 +83,7 @@ def _moved_for_updates(program: Program, resting: Container[str]) -> set[int]:
         definition, reads, writes = opdef(op.type), flow.reads(program, op), op.output_arg_names
         here = op.role in _UPDATES and definition.effect not in _TALKS
         if op.role is Role.DIST and writes and all(n in resting or n in used and n not in by_device for n in writes):
-            here = not definition.bodies and pattern_in(op, block).flat_ranges
+            here = not definition.control.bodies and pattern_in(op, block).flat_ranges
             found.update([id(op)] if here else ())
         used.update(reads)
         by_device.update(() if here else reads)

@@ -191,7 +191,8 @@ class Place(Pass):
 
     def _refuse(self, move: Move, op: Operator) -> None:
         number = move.type.numel == 1  # a single number has no axis to shard
-        asked = number or move.reason in ("update", "use") or opdef(op.type).annotation is not None or between_stages(move.old, move.new)
+        asked = number or move.reason in ("update", "use") or between_stages(move.old, move.new)
+        asked = asked or opdef(op.type).comm.annotation is not None
         if move.sends and not asked:
             raise TranspileError(
                 f"strict: a redistribute would be needed: {move}; annotate the operands so that they agree, or leave strict off{where(op)}"
@@ -221,7 +222,7 @@ def _folded(walk: Propagation) -> dict[str, Placement]:
     for name, places in wanted.items():
         (place, *others), old = places, descs[name].placement
         if not others and len(place) == len(old) and all(_larger_blocks(a, b) for a, b in zip(old, place, strict=True)):
-            if not any(name in op.input_arg_names and not opdef(op.type).abstract for b in walk.program.blocks for op in b.oplist):
+            if not any(name in op.input_arg_names and not opdef(op.type).control.abstract for b in walk.program.blocks for op in b.oplist):
                 found[name] = place
     return found
 
@@ -238,7 +239,7 @@ def owned(main: Program, data: Iterable[str]) -> set[str]:
         for block in main.blocks:
             for op in block.oplist:
                 reads, writes = flow.touches(main, op)
-                if not own.isdisjoint(reads) and opdef(op.type).replica_collective is None:
+                if not own.isdisjoint(reads) and opdef(op.type).comm.replica_collective is None:
                     own.update(writes)
     descs = main.global_block().descs
     return {n for n in own if n in descs and descs[n].persistable}

@@ -15,14 +15,14 @@ from .choose_row import nominal_bytes
 def written_out(block: Block, op: Operator) -> list[Operator] | None:
     """The operators that replace one operator, with their new values declared; None if it is not decomposed."""
     definition = opdef(op.type)
-    assert definition.expand is not None
+    assert definition.decompose is not None
 
     def fresh(name: str) -> str:
         found = unused(name, block.find)
         block.descs[found] = block.desc(op.output_arg_names[0]).changed(name=found)  # the type follows below
         return found
 
-    parts = definition.expand(op, fresh)
+    parts = definition.decompose(op, fresh)
     old = set(op.output_arg_names)
     for part in parts or ():
         made = opdef(part.type)

@@ -34,7 +34,7 @@ def only_added_to(program: Program, block: Block, name: str, kind_of: KindOf) ->
 
 
 def _loop_adds(program: Program, op: Operator, name: str, read: Collection[str], kind_of: KindOf) -> bool:
-    if not opdef(op.type).repeats or read != {name}:
+    if not opdef(op.type).control.repeats or read != {name}:
         return False
     return all(only_added_to(program, program.blocks[body.idx], name, kind_of) for body in bodies(op))
 
@@ -60,5 +60,5 @@ def begun(program: Program, ops: Sequence[Operator], name: str) -> int | None:
         if name in reads:
             return None
         if name in writes:
-            return None if runs_bodies(ops[k]) or opdef(ops[k].type).abstract else k
+            return None if runs_bodies(ops[k]) or opdef(ops[k].type).control.abstract else k
     return None

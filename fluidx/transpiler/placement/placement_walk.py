@@ -123,7 +123,7 @@ class PlacementWalk(FormWalk):
         if not all(map(at.__contains__, ins)):
             self._check_defined(op, ins)
         kind, helds = self._kind(op, definition, ins, outs), [at[n] for n in ins]
-        said = self._said(op, definition, ins) if definition.annotation is not None else {}
+        said = self._said(op, definition, ins) if definition.comm.annotation is not None else {}
         pin = self.pins.get(op.device) if self.pins else None
         if said or pin is not None or kind.pattern.flat_ranges:
             one = self._decided(definition, kind, tuple([held.forms for held in helds]), _marked(helds), said, pin)
@@ -180,7 +180,7 @@ class PlacementWalk(FormWalk):
                 here = next((i for i, q in enumerate(qs) if _serves(q, wanted[k])), -1)
             as_it_is = k in p.shape_only and not (qs and elsewhere(qs[0], wanted[k]))
             take.append(None if as_it_is or p.ins[k] is None else here)
-        parts = definition.expand is not None and any(cut_across(p, have, g) for g, _ in self.groups)
+        parts = definition.decompose is not None and any(cut_across(p, have, g) for g, _ in self.groups)
         still, source = all(t is None or t == 0 for t in take), all(t is None for t in take)
         return Decision(take, wanted, results, ", ".join(dict.fromkeys(row.why for row, _, _ in over)), parts, still, source)
 
@@ -209,9 +209,9 @@ class PlacementWalk(FormWalk):
 
     def _said(self, op: Operator, definition: type[OpDef], ins: Names) -> Mapping[str, Entry | None]:
         """The entries that the program itself annotates for the result of an operator."""
-        if definition.annotation is None or ins[0] is None:
+        if definition.comm.annotation is None or ins[0] is None:
             return {}
-        said = definition.annotation([None if n is None else next(iter(self.at[n].forms), ()) for n in ins], **op.attrs)
+        said = definition.comm.annotation([None if n is None else next(iter(self.at[n].forms), ()) for n in ins], **op.attrs)
         for group, e in said.items():
             if group not in self.axes:
                 raise TranspileError(f"op {op.type}: {no_axis(group, self.axes, self.program.groups)}{where(op)}")

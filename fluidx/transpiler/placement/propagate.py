@@ -232,7 +232,8 @@ class Propagation(PlacementWalk):
         """Replicate the condition of an operator that runs blocks; if a root runs it, move the operands to the root."""
         pin, changed = self.pins.get(op.device), {}
         for decides in definition.control_operands(op):
-            if not (definition.repeats and pin is not None and (pin,) in self.at[decides].forms):  # the root that runs a loop decides alone
+            # the root that runs a loop decides alone
+            if not (definition.control.repeats and pin is not None and (pin,) in self.at[decides].forms):
                 changed[decides] = self.bring(decides, REPLICATE, op, f"{op.type}: what decides is the same on every rank")
         if pin is not None:
             changed |= self._brought_to(pin, dict.fromkeys(n for block in blocks for n in sub_reads(self.program, block)), op)
@@ -243,17 +244,18 @@ class Propagation(PlacementWalk):
         placement that the loop needs. Returns these variables, with the number of the operator that wrote each, and its placement there."""
         added: dict[str, tuple[int, Placement]] = {}
         for n in dict.fromkeys(n for block in blocks for n in sub_writes(self.program, block) if n in self.at):
-            held, adds = self.at[n], definition.repeats and n not in self.keep and only_added_to(self.program, blocks[0], n, self._kind)
+            held, loop = self.at[n], definition.control.repeats
+            adds = loop and n not in self.keep and only_added_to(self.program, blocks[0], n, self._kind)
             if adds and held.forms and (k := begun(self.program, self.out, n)) is not None:
                 added[n] = k, self.home.pop(n)
                 self.floating.add(n)
                 self.hold(n, held := self._held(n, ()))
             if not held.forms:
-                if not definition.repeats or adds:
+                if not definition.control.repeats or adds:
                     continue  # the first operator of the block that uses it decides its storage placement
                 self.bring(n, REPLICATE, op, "")
             home = self.home.get(n, REPLICATE)
-            if definition.repeats and not adds and any(e.op for e in home):
+            if definition.control.repeats and not adds and any(e.op for e in home):
                 self._reduce_ahead(n, op)
                 continue
             if home not in held.forms:  # the block reads it in its storage placement

@@ -20,7 +20,7 @@ def test_slices_count_as_python_does(n, start, end, step):
     attrs = {"axes": (0,), "starts": (start,), "ends": (end,), "strides": (step,)}
     want = x[start:end:step]
     assert opdef("strided_slice").infer(f32(n), **attrs) == f32(len(want))
-    assert opdef("strided_slice").view(x, **attrs).tolist() == want.tolist()
+    assert opdef("strided_slice").storage.view(x, **attrs).tolist() == want.tolist()
     g = np.arange(1, len(want) + 1, dtype="float32")
     dx = np.full(n, 9, "float32")
     opdef("slice_grad").kernel(np, x, g, out=dx, **attrs)

@@ -46,9 +46,9 @@ def test_a_shape_that_does_not_fit_is_refused_with_the_numbers(x, shape, message
 def test_reshape_is_a_view_where_numpy_can_and_a_copy_where_it_cannot(run_op):
     x = np.arange(6, dtype="float32").reshape(2, 3)
     assert np.shares_memory(run_op("reshape", x, shape=(3, 2)), x)
-    assert opdef("reshape").view(x.T, shape=(-1,)) is None
+    assert opdef("reshape").storage.view(x.T, shape=(-1,)) is None
     assert run_op("reshape", x.T, shape=(-1,)).tolist() == [0, 3, 1, 4, 2, 5]
-    assert opdef("flatten").view(x.T.reshape(3, 2, 1), axis=0) is None
+    assert opdef("flatten").storage.view(x.T.reshape(3, 2, 1), axis=0) is None
     assert run_op("flatten", x.T.reshape(3, 2, 1), axis=0).tolist() == [[0, 3, 1, 4, 2, 5]]
 
 

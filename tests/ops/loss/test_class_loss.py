@@ -65,7 +65,7 @@ def test_the_error_for_a_label_out_of_range_names_it_and_the_classes(dense, bad)
     loss = np.empty((2, 1), "float32")
     for op, outs in ((SoftmaxWithCrossEntropy, (np.empty_like(x), loss)), (class_loss.CrossEntropy, (loss,))):
         with pytest.raises(ExecutionError, match=message):
-            op.bind((x, label), outs, op.complete_attrs({}), None)()
+            op.native.bind((x, label), outs, op.complete_attrs({}), None)()
 
 
 @OUT_OF_RANGE

@@ -16,7 +16,7 @@ def expanded(program):
     kept = []
     for op in block.oplist:
         d = opdef(op.type)
-        kept += d.expand(op, lambda name: f"{name}.{next(names)}") or [op] if d.expand is not None else [op]
+        kept += d.decompose(op, lambda name: f"{name}.{next(names)}") or [op] if d.decompose is not None else [op]
     block.oplist[:] = kept
     return program
 

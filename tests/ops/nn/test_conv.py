@@ -80,13 +80,13 @@ def test_convolution_and_its_gradients_equal_the_loops(case):
     want = loop_conv(x, w, stride, pad, dilation, groups)
     inferred = conv.Conv2d.infer(TensorType("float32", to(fmt, x).shape), TensorType("float32", w.shape), **attrs)
     y = np.full(inferred.shape, np.nan, "float32")
-    run = conv.Conv2d.bind((to(fmt, x), w), (y,), attrs, None)
+    run = conv.Conv2d.native.bind((to(fmt, x), w), (y,), attrs, None)
     run(), run()
     assert (y == to(fmt, want)).all()
     g = ints(rng, *want.shape)
     want_x, want_w = loop_conv_grad(x, w, g, stride, pad, dilation, groups)
     dx, dw = np.full(to(fmt, x).shape, np.nan, "float32"), np.full(w.shape, np.nan, "float32")
-    run = conv.Conv2dGrad.bind((to(fmt, x), w, to(fmt, g)), (dx, dw), attrs, None)
+    run = conv.Conv2dGrad.native.bind((to(fmt, x), w, to(fmt, g)), (dx, dw), attrs, None)
     run(), run()
     assert (dx == to(fmt, want_x)).all() and (dw == want_w).all()
 
@@ -146,7 +146,7 @@ def test_operands_that_are_views_are_read_in_every_run():
     big_w, big_x = ints(rng, 3, 3, 2, 4), ints(rng, 2, 6, 4, 6)
     w, x = big_w.transpose(3, 2, 0, 1), big_x[:, ::3, :, ::-1]
     y = np.empty((2, 4, 2, 4), "float32")
-    run = conv.Conv2d.bind((x, w), (y,), conv.Conv2d.attrs, None)
+    run = conv.Conv2d.native.bind((x, w), (y,), conv.Conv2d.attrs, None)
     for _ in range(2):
         run()
         assert (y == loop_conv(x, w, (1, 1), (0, 0, 0, 0), (1, 1), 1)).all()
