@@ -8,6 +8,9 @@ A part is a function in PARTS: it takes `Settings` and yields a `Case` for each 
 
 one_device   a step of one device: from a calibration alone, and from profiles of half and of double the batch. Trivial: the larger of
              operations and bytes over the speed of a large product and of a large copy.
+
+A machine's speed may change between calibration and measurement. The probe of the calibration is timed beside each measured step, and every
+error is given twice: raw, and with the figures at the speed of the probe, for the trivial predictor too.
 """
 
 from __future__ import annotations
@@ -31,8 +34,12 @@ import _models
 import fluidx as fx
 from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.hardware.records import Hardware
+from fluidx.profiler.profile import Profile
 from fluidx.simulator.calibration.calibrate import calibrate, merge
 from fluidx.simulator.calibration.machine import CalibratedMachine, others
+from fluidx.simulator.calibration.probe import Probe, at_speed, check_speed, middle
+from fluidx.simulator.calibration.steps import observe
+from fluidx.simulator.calibration.traces import relative_spread
 from fluidx.simulator.costs import Costs
 from fluidx.simulator.sheet import Sheet
 from fluidx.simulator.work import FREE, work_of
@@ -46,12 +53,14 @@ class Settings(NamedTuple):
     machine: Hardware
     models: Sequence[str]
     rounds: int
+    seconds: float  # of a turn
     statistic: Callable[[Sequence[float]], float]
     anyway: bool
 
 
 class Case(NamedTuple):
-    """A prediction and what was measured, in seconds; `spread` is that of the measured steps. `trivial` is the trivial predictor's."""
+    """A prediction and what was measured, in seconds; `spread` is that of the measured steps, `trivial` the trivial predictor's. `now` and
+    `trivial_now` are the same at the speed that the probe had beside the measured steps, of a machine whose speed changes."""
 
     part: str
     given: str
@@ -60,6 +69,8 @@ class Case(NamedTuple):
     predicted: float
     trivial: float
     spread: float
+    now: float
+    trivial_now: float
 
     def error(self, seconds: float) -> float:
         return seconds / self.measured - 1
@@ -69,33 +80,43 @@ class Case(NamedTuple):
 
 
 def one_device(s: Settings) -> Iterator[Case]:
-    """Each model's step, measured and predicted in turn."""
+    """Each model's step, in rounds with the steps of half and of double its batch, which are profiled, and the probe before and after."""
+    probe = Probe()
     for name in s.models:
         case = _models.case(name)
         model = _models.fluidx_model(case)
         plan = dry_plan(model.main, {k: v.shape for k, v in model.feed.items()}, fetch=[model.result.name])
-        profiled = _with_profiles(s, case)
-        times = _times(_models.fluidx_step(case), s.rounds)
-        measured, spread = s.statistic(times), _spread(times)
-        trivial = _roofline(s.machine, plan)
-        for given, machine in (("calibration", s.machine), ("profiles of half and double the batch", profiled)):
-            yield Case("one_device", given, name, measured, Costs(machine).program(plan).seconds, trivial, spread)
+        step, others_ = _models.fluidx_step(case), [_models.fluidx_step(_of_rows(case, f)) for f in (0.5, 2.0)]
+        profiles = [Profile(), Profile()]
+        times: list[float] = []
+        speeds = [probe()]
+        for _ in range(s.rounds):
+            times.append(s.statistic(_turn(step, s.seconds)))
+            speeds.append(probe())
+            for other, profile in zip(others_, profiles, strict=True):
+                other()
+                observe(profile, other, s.seconds / 2, time.perf_counter)
+        measured, spread = s.statistic(times), relative_spread(times)
+        now = at_speed(s.machine, middle(speeds))
+        trivial, trivial_now = _roofline(s.machine, plan), _roofline(now, plan)
+        for given, with_ in (("calibration", ()), ("profiles of half and double the batch", profiles)):
+            raw, at = (Costs(_merged(m, with_, s.statistic)).program(plan).seconds for m in (s.machine, now))
+            yield Case("one_device", given, name, measured, raw, trivial, spread, at, trivial_now)
 
 
-def _with_profiles(s: Settings, case: Any) -> Hardware:
-    """The calibrated machine with the steps of the model at half and at double the batch."""
+def _of_rows(case: Any, factor: float) -> Any:
+    """A case with so many times the rows."""
+    take = np.arange(int(factor * len(case.x))) % len(case.x)
+    return case._replace(x=case.x[take], label=case.label[take])
+
+
+def _merged(machine: Hardware, profiles: Sequence[Profile], statistic: Any) -> Hardware:
+    """The calibrated machine with the steps of profiles."""
     with tempfile.TemporaryDirectory() as folder:
-        files = []
-        for label, rows in (("half", len(case.x) // 2), ("double", 2 * len(case.x))):
-            take = np.arange(rows) % len(case.x)
-            other = case._replace(x=case.x[take], label=case.label[take])
-            step = _models.fluidx_step(other)
-            _times(step, 2)
-            with fx.profiler.profiler() as profile:
-                _times(step, s.rounds)
-            files.append(Path(folder, f"{label}.json"))
-            profile.save(files[-1])
-        return merge(s.machine, files, s.statistic)
+        files = [Path(folder, f"{k}.json") for k, _ in enumerate(profiles)]
+        for profile, file in zip(profiles, files, strict=True):
+            profile.save(file)
+        return merge(machine, files, statistic) if files else machine
 
 
 def _roofline(machine: Hardware, plan: Any) -> float:
@@ -103,20 +124,15 @@ def _roofline(machine: Hardware, plan: Any) -> float:
     return sum(sheet.estimate(work_of(step, plan.values)).seconds for step in plan.steps if step.kernel not in FREE)
 
 
-def _times(step: Callable[[], Any], rounds: int) -> list[float]:
-    """Seconds of steps: at least `rounds`, and for a second if they are short."""
+def _turn(step: Callable[[], Any], seconds: float) -> list[float]:
+    """Seconds of the steps of a turn, at least two; one more warms up."""
     times: list[float] = []
-    end = time.perf_counter() + (1.0 if rounds > 2 else 0.0)
-    while len(times) < rounds + 2 or time.perf_counter() < end:
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
-    return times[2:]
-
-
-def _spread(times: Sequence[float]) -> float:
-    low, middle, high = statistics.quantiles(times, n=4)
-    return (high - low) / (2 * middle)
+    return times[1:]
 
 
 # -- all parts ----------------------------------------------------------------------------------------------------------------------------
@@ -125,34 +141,42 @@ PARTS: dict[str, Callable[[Settings], Iterator[Case]]] = {"one_device": one_devi
 
 
 def table(cases: Sequence[Case]) -> Iterator[str]:
-    """The cases of each part, and the median and the worst of the errors."""
+    """The cases of each part, and the median and the worst of the errors: raw, and at the speed of the probe."""
     for part, given in dict.fromkeys((c.part, c.given) for c in cases):
         some = [c for c in cases if (c.part, c.given) == (part, given)]
-        yield f"{part}, from {given}"
+        yield f"{part}, from {given}; errors raw / at the speed of the probe"
         for c in some:
             yield (f"  {c.name:24} measured {1e3 * c.measured:10.3f} ms (spread {c.spread:.1%})  predicted {1e3 * c.predicted:10.3f} "
-                   f"{c.error(c.predicted):+7.1%}  trivial {c.error(c.trivial):+7.1%}")  # fmt: skip
-        errors, trivial = ([abs(c.error(x)) for c, x in zip(some, xs)] for xs in ([c.predicted for c in some], [c.trivial for c in some]))
-        skill = 1 - sum(errors) / sum(trivial) if sum(trivial) else math.nan
-        yield (f"  median {statistics.median(errors):.1%}, worst {max(errors):.1%}; trivial median {statistics.median(trivial):.1%}, "
-               f"worst {max(trivial):.1%}; skill {skill:.2f}")  # fmt: skip
+                   f"{c.error(c.predicted):+7.1%} / {c.error(c.now):+7.1%}  trivial {c.error(c.trivial):+7.1%} / "
+                   f"{c.error(c.trivial_now):+7.1%}")  # fmt: skip
+        for how, predicted, trivial in (
+            ("raw", [c.predicted for c in some], [c.trivial for c in some]),
+            ("at the speed of the probe", [c.now for c in some], [c.trivial_now for c in some]),
+        ):
+            mine, its = ([abs(c.error(x)) for c, x in zip(some, xs, strict=True)] for xs in (predicted, trivial))
+            skill = 1 - sum(mine) / sum(its) if sum(its) else math.nan
+            yield (f"  {how}: median {statistics.median(mine):.1%}, worst {max(mine):.1%}; trivial median {statistics.median(its):.1%}, "
+                   f"worst {max(its):.1%}; skill {skill:.2f}")  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.3, help="of a model's turn in a round")
     parser.add_argument("--least", action="store_true", help="compare the fastest of the times, on a machine that others use")
     parser.add_argument("--machine", help="a calibration that is there")
+    parser.add_argument("--anyway", action="store_true", help="calibrate also while others use this machine")
     parser.add_argument("--json")
     args = parser.parse_args()
     statistic: Callable[[Sequence[float]], float] = min if args.least else statistics.median
-    machine = fx.hardware.load(args.machine) if args.machine else calibrate((2,), anyway=args.least, statistic=statistic)
-    settings = Settings(machine, args.models.split(","), args.rounds, statistic, args.least)
+    machine = fx.hardware.load(args.machine) if args.machine else calibrate((), anyway=args.least or args.anyway, statistic=statistic)
+    settings = Settings(machine, args.models.split(","), args.rounds, args.seconds, statistic, args.least)
     cases = [case for part in args.parts.split(",") for case in PARTS[part](settings)]
     here, load = CalibratedMachine.here(), others()
     print(f"{here.cpu}, {here.cores} cores, {here.threads} threads, level {here.level}; others use {load.cores:.1f} cores")
+    print(f"{check_speed(machine)}")
     print(*table(cases), sep="\n")
     if args.json:
         Path(args.json).write_text(json.dumps({"machine": here._asdict(), "cases": [c._asdict() for c in cases]}, indent=1) + "\n")

@@ -10,7 +10,9 @@ memory      the resident size of a process rank at most, in steps of training; w
 
 Costs come from a calibration, alone and with a profile of the model on one device beside it. Ranks have one kernel thread each, so the
 calibration must be made with FLUIDX_THREADS=1: `FLUIDX_THREADS=1 OPENBLAS_NUM_THREADS=1 fluidx calibrate -n 2 -o machine.json`. Rounds are
-interleaved, A B A B; a time is the median over rounds of the medians of turns. Run it on a machine that does nothing else.
+interleaved, A B A B; a time is the median over rounds of the medians of turns. The probe of the calibration is timed between turns, and
+errors are given raw and with the figures at its speed; the links part, whose figures are measured beside it, has raw ones only. Run it on a
+machine that does nothing else.
 
     --machine FILE (default: calibrate first)   --parts processes,threads,links,memory   --models mlp,lenet,resnet,gpt   --save
     --rounds 5   --seconds 0.3 (of a turn)   --rates 1,5 (Gb/s)   --link-ranks 2,4   --link-models mlp,lenet   --link-strategies ...
@@ -26,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,10 +44,13 @@ from predict import Case, table
 import fluidx as fx
 from fluidx.comm.hosts.handshake import HEAD
 from fluidx.hardware.records import Figure, Hardware
+from fluidx.profiler.profile import Profile
 from fluidx.simulator.calibration import links
 from fluidx.simulator.calibration.calibrate import calibrate, merge, with_ranks
 from fluidx.simulator.calibration.context import process_ids, resident_bytes
+from fluidx.simulator.calibration.probe import Probe, Speed, at_speed, check_speed, middle
 from fluidx.simulator.calibration.records import CurvePoint
+from fluidx.simulator.calibration.steps import observe
 
 MODELS = "mlp,lenet,resnet,gpt"
 STRATEGIES = ("data_parallel", "ring_optimizer", "zero1")
@@ -128,47 +134,48 @@ def local(log: Log, part: str, places: Places, machine: Hardware) -> None:
     cases: list[Case] = []
     for name in options("models", MODELS):
         case = _models.case(name)
-        one = _models.fluidx_step(case)
-        profiled = with_profile(machine, one, seconds)
+        one, profile = _models.fluidx_step(case), Profile()
         with ExitStack() as stack:
-            steps: dict[str, Callable[[], Any]] = {"one": one}
+            steps: dict[str, Callable[[], Any]] = {"one": one, "profiled": partial(observe, profile, one, 0.0, time.perf_counter, 1)}
             made = {s: ranks_of(case, s, 2) for s in STRATEGIES}
             pids: list[int] = []
             for s, ranks in made.items():
                 exe = started(ranks, case, places(2), stack)
                 steps[s] = lambda exe=exe, ranks=ranks: exe.run([ranks.fetch], ranks.feed)  # type: ignore[misc]
                 pids += process_ids(exe) if part == "processes" else ()
-            times, watch = interleaved_turns(steps, rounds, seconds, pids)
-        log(f"{part} {name}: {watch}")
+            times, watch, speed = interleaved_turns(steps, rounds, seconds, pids)
+        log(f"{part} {name}: {watch}; {check_speed(machine, speed)}")
+        now = at_speed(machine, speed)
         for s, ranks in made.items():
-            for given, of in (("calibration", machine), ("calibration and a one-device profile", profiled)):
-                predicted = ranks.predicted(of).seconds
-                measured, trivial = statistics.median(times[s]), statistics.median(times["one"])
-                cases.append(Case(part, given, f"{name} {s}", measured, predicted, trivial, spread(times[s])))
+            measured, trivial = statistics.median(times[s]), statistics.median(times["one"])
+            for given, beside in (("calibration", None), ("calibration and a one-device profile", profile)):
+                raw, at = (ranks.predicted(with_profile(m, beside)).seconds for m in (machine, now))
+                cases.append(Case(part, given, f"{name} {s}", measured, raw, trivial, spread(times[s]), at, trivial))
     show(log, cases)
 
 
 def interleaved_turns(
     steps: dict[str, Callable[[], Any]], rounds: int, seconds: float, pids: Sequence[int]
-) -> tuple[dict[str, list[float]], Watch]:
-    """A turn of each in every round, and how busy the machine was by others than this process and `pids`."""
+) -> tuple[dict[str, list[float]], Watch, Speed]:
+    """A turn of each in every round, how busy the machine was by others than this process and `pids`, and its speed by the probe."""
     times: dict[str, list[float]] = {name: [] for name in steps}
+    probe = Probe()
     for step in steps.values():
         turn(step, 0.0)
-    watch = Watch()
+    watch, speeds = Watch(), [probe()]
     for _ in range(rounds):
         before = cpu_seconds(pids)
         for name, step in steps.items():
             times[name].append(turn(step, seconds))
+            speeds.append(probe())
         watch.look(cpu_seconds(pids) - before)
-    return times, watch
+    return times, watch, middle(speeds)
 
 
-def with_profile(machine: Hardware, step: Callable[[], Any], seconds: float) -> Hardware:
+def with_profile(machine: Hardware, profile: Profile | None) -> Hardware:
     """The machine with the profile of a model on one device beside its calibration."""
-    turn(step, 0.0)
-    with fx.profiler.profiler() as profile:
-        turn(step, seconds)
+    if profile is None:
+        return machine
     with tempfile.TemporaryDirectory() as folder:
         profile.save(Path(folder, "one.json"))
         return merge(machine, [Path(folder, "one.json")])
@@ -225,7 +232,8 @@ def link_cases(
             seen, predicted = times[f"{model} {s} {rate:g}"], ranks.predicted(machine).seconds
             at = f"{n} ranks, {rate:g} Gb/s, "
             for given, seconds in ((CALIBRATED, predicted), (DIFFERENCE, without + predicted - unlimited)):
-                yield Case("links", at + given, f"{model} {s}", statistics.median(seen), seconds, without, spread(seen))
+                measured = statistics.median(seen)
+                yield Case("links", at + given, f"{model} {s}", measured, seconds, without, spread(seen), seconds, without)
 
 
 def order(cases: Sequence[Case]) -> str:

@@ -55,7 +55,7 @@ class CalibrationScope(NamedTuple):
     context: Callable[[float], float] = context_bytes
     probe: Callable[[Clock], Callable[[], Speed]] = Probe
     rounds: int = 6
-    limit: float = 75.0
+    limit: float = 65.0
 
     @staticmethod
     def full() -> CalibrationScope:
