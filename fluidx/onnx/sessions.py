@@ -1,10 +1,10 @@
-"""`Session` runs a model. It writes a program for the shapes of the feeds, and keeps the program for later runs with the same shapes."""
+"""`Session` runs a model. It writes a program for the shapes of the first feeds. Other shapes have one program with open axes if there is
+one, the same as `load` gives, and else a program for each."""
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,9 +13,11 @@ import numpy as np
 from ..executor import Executor
 from ..executor.places import CPUPlace
 from ..executor.scope import Scope
-from ..ir import Program
+from ..ir import Program, flow, unique_name
+from ..ir.data_dependent_ops import cutting
 from ..ir.dtypes import kept
 from ..ir.errors import FluidxError
+from ..ir.types import ANY
 from ..rewrite.batch_norm import fold_batch_norms, what_trains
 from ..rewrite.scales import fold_scales
 from .errors import OnnxError
@@ -24,6 +26,7 @@ from .normalize import initialized, opsets_of
 from .read import read
 from .staged_runs import StagedPlan, read_by_host
 from .values import ABSENT, fits_program, numpy_dtype
+from .whole_model import import_model, program_name
 
 _MAX_PLANS = 16
 _MAX_ALIKE = 4  # plans for feeds of the same names, types and shapes
@@ -40,6 +43,7 @@ class Session:
         self._types = {i.name: i.type for i in self.graph.input}
         self.outputs = [o.name for o in self.graph.output]
         self._plans: OrderedDict[tuple, list[tuple[StagedPlan, dict[str, Any]]]] = OrderedDict()
+        self._open: tuple[StagedPlan, dict[str, Any]] | tuple[()] | None = None  # the plan for all sizes, if it was asked for
         self._node_cache: dict[int, tuple[Any, Any]] = {}
         self._executor = Executor(CPUPlace())
 
@@ -64,16 +68,48 @@ class Session:
         if plans is None:
             for name, value in fed.items():
                 self._check_type(name, value)
-        for plan, given in plans or ():
+            plans = self._for_all_sizes(fed)
+        for plan, given in plans:
             with suppress(FluidxError):  # a plan for other values may fail before its checks do
                 found = plan.run({v: fed[n] for n, v in given.items()})
                 if found is not None:
+                    if key not in self._plans:
+                        self._keep(key, plan, given)
                     return found
         plan, given = self._write(fed)
         found = plan.run({v: fed[n] for n, v in given.items()})
         assert found is not None, "a new plan must fit the values that it was written for"
         self._keep(key, plan, given)
         return found
+
+    def _for_all_sizes(self, fed: Mapping[str, Any]) -> list[tuple[StagedPlan, dict[str, Any]]]:
+        """The plan of the program with open axes, if these feeds fit it. It is written when feeds of a second kind come."""
+        if not self._plans:
+            return []
+        if self._open is None:
+            self._open = self._write_open() or ()
+        if not self._open or not all(isinstance(v, np.ndarray) and v.size and n not in self.optional for n, v in fed.items()):
+            return []
+        plan, given = self._open
+        shapes = {n: plan.main.global_block().desc(v).type.shape for n, v in given.items()}
+        fits = all(d in (ANY, size) for n, shape in shapes.items() for d, size in zip(shape, fed[n].shape, strict=True))
+        return [self._open] if fits else []
+
+    def _write_open(self) -> tuple[StagedPlan, dict[str, Any]] | None:
+        """A plan for all sizes of the open axes; None if the model has no open axes, or if its program takes decisions or draws numbers."""
+        dims = [d for i in self.graph.input if i.name not in self.optional for d in i.type.tensor_type.shape.dim]
+        if all(d.HasField("dim_value") for d in dims):
+            return None
+        try:
+            with unique_name.guard():
+                importer = import_model(self.model, {}, own=False)
+        except FluidxError:
+            return None
+        main = importer.main
+        if main.num_blocks > 1 or any(cutting(main)) or any(flow.draws(main, op) for op in main.ops):
+            return None
+        given = {n: importer.lookup(n).name for n in self.inputs}
+        return self._plan(importer, given.values()), given
 
     def _keep(self, key: tuple, plan: StagedPlan, given: dict[str, Any]) -> None:
         plans = self._plans.setdefault(key, [])
@@ -137,11 +173,15 @@ class Session:
         given = {n: importer.add_runtime_value(n, v, fits_program(v) and n not in self.optional) for n, v in fed.items()}
         importer.evaluate = run_once(importer)
         importer.run_nodes(self.graph.node)
-        outputs = [importer.unwrapped(importer.lookup(n)) for n in self.outputs]
-        scope = Scope()
-        if startup.global_block().oplist:
-            self._executor.run(startup, scope=scope)
-        return StagedPlan(self._executor, _folded(main, scope, importer, outputs), scope, importer.host_steps, outputs, importer.fed), given
+        return self._plan(importer, importer.fed), given
+
+    def _plan(self, importer: Importer, fed: Collection[str]) -> StagedPlan:
+        """The plan of the program that an importer wrote, with the values of its weights."""
+        outputs, scope = [importer.unwrapped(importer.lookup(n)) for n in self.outputs], Scope()
+        if importer.startup.global_block().oplist:
+            self._executor.run(importer.startup, scope=scope)
+        main = _folded(importer.main, scope, importer, outputs)
+        return StagedPlan(self._executor, main, scope, importer.host_steps, outputs, fed)
 
 
 def _folded(main: Program, scope: Scope, importer: Importer, outputs: list[Any]) -> Program:
@@ -178,11 +218,6 @@ def host_value(value: Any) -> Any:
 
 def _type(dtype: np.dtype) -> str:
     return "strings" if dtype.kind == "O" else dtype.name
-
-
-def program_name(graph: Any) -> str:
-    """The name of a program for a graph."""
-    return re.sub(r"\W", "_", graph.name) or "model"
 
 
 def session(source: Any) -> Session:

@@ -57,6 +57,37 @@ def test_a_program_is_written_anew_for_another_number_of_results_and_found_again
     assert len(plans) == 3  # 2, 3 and 0 of them
 
 
+GROWING = """
+g (float[1, new, 2] q, float[1, past, 2] k) => (float[1, new, total] y, float[1, total, 2] all) {
+    all = Concat <axis = 1> (k, q)
+    t = Transpose <perm = [0, 2, 1]> (all)
+    y = MatMul (q, t)
+}"""
+
+
+def test_a_second_size_of_an_open_axis_gets_a_program_for_all_sizes(monkeypatch):
+    plans, s = written(monkeypatch), session(model(GROWING))
+    k, programs = np.ones((1, 1, 2), np.float32), set()
+    for step in range(1, 6):  # as a cache of keys grows
+        q = np.full((1, 1, 2), step, np.float32)
+        y, k = s.run({"q": q, "k": k})
+        assert y.tolist() == [[[2.0 * step * v for v in (1, *range(1, step + 1))]]] and k.shape == (1, step + 1, 2)
+        programs |= {id(plan.main) for alike in s._plans.values() for plan, _ in alike}
+    assert len(plans) == 1 and len(programs) == 2
+
+
+def test_sizes_that_the_file_declares_wrong_and_random_draws_get_a_program_of_their_own(monkeypatch):
+    plans = written(monkeypatch)
+    s = session(model("g (float[n, 3] x) => (float[n, m] y) { y = Relu (x) }"))
+    for shape in ((2, 3), (2, 4), (5, 4), (4, 3)):  # 4 columns are not declared
+        assert s.run([np.ones(shape, np.float32)])[0].shape == shape
+    assert len(plans) == 3
+    s = session(model("g (float[n, 3] x) => (float[n, 3] y) { u = RandomUniformLike (x)  y = Add (x, u) }"))
+    for n in (2, 3, 4):
+        assert s.run([np.ones((n, 3), np.float32)])[0].shape == (n, 3)
+    assert len(plans) == 6
+
+
 def test_strings_and_maps_go_through_without_a_program_of_their_own(monkeypatch):
     plans = written(monkeypatch)
     names = helper.make_node("LabelEncoder", ["x"], ["i"], domain="ai.onnx.ml", keys_strings=["a", "b"], values_int64s=[3, 4])
