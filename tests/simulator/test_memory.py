@@ -2,6 +2,7 @@
 
 import pytest
 
+import fluidx as fx
 from fluidx import Program, native
 from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.hardware import Device, Figure, Hardware, LinkFigures
@@ -46,6 +47,25 @@ def test_a_receiver_reads_the_array_of_the_sender_unless_that_is_copied():
     assert read(['%x = recv() {group="g", peer=1, shape=[40000]}'], declared=large) == 160_000
     assert read(['send(%x) {group="g", peer=1}'], declared=large) == 0
     assert read(['%x = recv() {group="g", peer=1, shape=[4000]}']) == 0  # 16,000 bytes are copied by the sender
+
+
+def test_what_fsdp_keeps_of_a_program_falls_with_the_number_of_devices():
+    """Adam in mixed precision: 4 bytes of a parameter and 8 of its moments, a part of them on each device; the arena stays, with the same
+    rows on a device, but for the parts of gradients."""
+    main, startup = fx.Program("mlp"), fx.Program("mlp_startup")
+    with fx.program_guard(main, startup), fx.unique_name.guard():
+        h = fx.data("x", [-1, 512], "float32")
+        for _ in range(8):
+            h = fx.layers.fc(h, 512, act="relu", bias_attr=False)
+        fx.mixed_precision.decorate(fx.optimizer.Adam(0.1), dtype="float16", reduce_dtype="float32").minimize(fx.layers.mean(h))
+    parameters, plans = 8 * 512 * 512, {}
+    for n in (8, 16, 64):
+        t = fx.DistributeTranspiler("fsdp").transpile(program=main, startup_program=startup, trainers=n)
+        plans[n] = fx.simulate(t, cluster="dgx-h100", batch=64 * n, verify=False, exact=0).plans[0]
+    for n in (16, 64):
+        assert plans[8].nbytes("state") - plans[n].nbytes("state") == pytest.approx(12 * parameters * (1 / 8 - 1 / n), rel=1e-3)
+        assert 0 <= plans[8].arena_bytes - plans[n].arena_bytes <= 4 * parameters * (1 / 8 - 1 / n) * 1.1
+    assert len({p.nbytes("feed") for p in plans.values()}) == 1
 
 
 @pytest.mark.skipif(bool(reason := native.why_not() or shared.why_not()), reason=reason)
