@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,7 @@ class Training:
     batch: int = 32
     freeze: Sequence[str] = ()
     also_train: Sequence[str] = ()
+    untie: Sequence[str] = ()
     head: int | None = None
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     seed: int = 0
@@ -141,11 +143,13 @@ def _summary(epochs: Sequence[Epoch]) -> str:
 
 def _built(path: str, how: Training) -> Built:
     """The model with its loss, and its accuracy if labels are classes."""
-    model = load(path, how.shapes, how.also_train)
+    model = load(path, how.shapes, how.also_train, how.untie)
     classes = how.head
     head = None if classes is None else lambda m: _head(m, classes)
     with unique_name.guard("train_"):
-        loss = set_training(model, freeze=how.freeze, head=head, loss=how.loss)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of shared weights, which `train` says
+            loss = set_training(model, freeze=how.freeze, head=head, loss=how.loss)
         assert loss is not None
         (scores,) = model.fetches
         if how.loss != _CROSS_ENTROPY or scores.ndim != 2:

@@ -42,8 +42,9 @@ def _read(path: Path, else_what: str) -> Any:
             found = np.load(stream, allow_pickle=False)
             return found if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
     except Exception as e:  # the file is not trusted, and NumPy raises errors of many types
-        said = e.strerror if isinstance(e, OSError) and e.strerror else e
-        raise OnnxError(f"{path} is {else_what}: {said}") from None
+        if isinstance(e, OSError) and e.strerror:
+            raise OnnxError(f"cannot read {path}: {e.strerror}") from None
+        raise OnnxError(f"{path} is {else_what}: {e}") from None
 
 
 def file_dtype(dtype: np.dtype) -> np.dtype:

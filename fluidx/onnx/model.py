@@ -14,7 +14,7 @@ from .importer import Importer
 from .normalize import initialized
 from .rank_models import refuse_rank_model
 from .read import parse_model, read
-from .roles import Roles, with_own_statistics
+from .roles import Roles, with_own_copies
 from .sessions import Session
 from .values import Weight
 from .whole_model import import_model
@@ -73,7 +73,12 @@ class OnnxModel:
         return f"<OnnxModel of {self.program!r}: {', '.join(v.name for v in self.feeds)} -> {', '.join(v.name for v in self.fetches)}>"
 
 
-def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None, also_train: str | Sequence[str] = ()) -> OnnxModel:
+def load(
+    source: Any,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
+    also_train: str | Sequence[str] = (),
+    untie: bool | str | Sequence[str] = (),
+) -> OnnxModel:
     """The program of a model, from a path, bytes or a ModelProto.
 
     Open axes of the model stay open and keep their names. `shapes` gives sizes of inputs by name, if the program needs them, or opens axes
@@ -81,7 +86,8 @@ def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None, a
 
     Float initializers are parameters. A single number that only arithmetic reads, such as the scale of an attention or a limit, is a
     constant; `also_train`, names or patterns, makes it a parameter. If an exporter merged running statistics with equal initializers, they
-    become initializers of their own.
+    become initializers of their own. A weight that several nodes read trains as one; `untie`, True or names or patterns, gives each node a
+    weight of its own, which is right for equal weights that an exporter merged, and wrong for an embedding that the output layer shares.
 
     Raises OnnxError if the source is not a model, and for operators that fluidx does not support, all of which it names.
 
@@ -97,23 +103,26 @@ def load(source: Any, shapes: Mapping[str, Sequence[int | str]] | None = None, a
         raise OnnxError(f'shapes are given by name, such as {{"image": [-1, 3, 224, 224]}}, not as {type(shapes).__name__}')
     source = parse_model(source)
     refuse_rank_model(source)
-    proto = with_own_statistics(read(source, strict=True))
+    proto = read(source, strict=True)
+    shared = Roles(proto.graph).shared()
+    proto = with_own_copies(proto, shared if untie is True else _named("untie", untie or (), list(shared), "shared weight"))
     own = source.producer_name == "fluidx"
     roles = Roles(proto.graph)
-    trained = {n for n, t in roles.tensors.items() if own} | _also_trained(roles, also_train)  # fluidx exports constants as nodes
+    trained = _named("also_train", also_train, roles.floats(), "float")
+    trained |= set(roles.tensors) if own else set()  # fluidx exports constants as nodes
     with unique_name.guard():  # each load of a model gives the same names
         constants = () if own else set(roles.constants())
         return OnnxModel(proto, import_model(proto, shapes or {}, own, constants_train=not own, constants=constants, trained=trained))
 
 
-def _also_trained(roles: Roles, patterns: str | Sequence[str]) -> set[str]:
-    """The float initializers and constants whose names match a pattern. Raises OnnxError for a pattern without a match."""
+def _named(option: str, patterns: str | Sequence[str], names: Sequence[str], what: str) -> set[str]:
+    """The names that match a pattern. Raises OnnxError for a pattern without a match."""
     if isinstance(patterns, str):
         patterns = (patterns,)
-    names, found = roles.floats(), set[str]()
+    found = set[str]()
     for p in patterns:
         like = {n for n in names if fnmatchcase(n, p)}
         if not like:
-            raise OnnxError(f"also_train names {p!r}, but no float of the model has that name; {nearest(p, names, 'they are')}")
+            raise OnnxError(f"{option} names {p!r}, but no {what} of the model has that name; {nearest(p, names, 'they are')}")
         found |= like
     return found

@@ -95,8 +95,8 @@ def sharing(graph: Any, trained: Collection[str]) -> str:
     listed = ", ".join(f"{n} by {shared[n]}" for n in some) + ", ..." * (len(shared) > len(some))
     many = "1 weight is" if len(shared) == 1 else f"{len(shared)} weights are each"
     return (
-        f"{many} read by several nodes, which train it as one: {listed}. Exporters merge equal weights, such as those of a new model "
-        "; the section 'From PyTorch and back' of docs/onnx.md says how to keep them separate"
+        f"{many} read by several nodes, which train it as one: {listed}. Exporters merge equal weights, such as those of a new "
+        "model; load(untie=True), or --untie, gives each node its own"
     )
 
 
@@ -149,13 +149,12 @@ def _is_identity(node: Any) -> bool:
     return node.op_type == "Identity" and not domain_of(node.domain)
 
 
-def with_own_statistics(model: Any) -> Any:
-    """The model with separate running statistics for each normalization, where an exporter merged them with equal initializers.
-
-    Training updates statistics, which would change the other users of a merged initializer.
+def with_own_copies(model: Any, untied: Collection[str] = ()) -> Any:
+    """The model with separate running statistics for each normalization, where an exporter merged them with equal initializers: training
+    updates statistics, which would change the other users. Each node that reads one of `untied` gets its own too.
     """
     roles = Roles(model.graph)
-    if not any(len(reads) > 1 and roles.statistics(name) for name, reads in roles.reads.items()):
+    if not untied and not any(len(reads) > 1 and roles.statistics(name) for name, reads in roles.reads.items()):
         return model
     changed = type(model)()
     changed.CopyFrom(model)
@@ -164,12 +163,20 @@ def with_own_statistics(model: Any) -> Any:
     for name, reads in roles.reads.items():
         if len(reads) == 1:
             continue
-        for r in roles.statistics(name):
-            word = STATISTICS[domain_of(r.node.domain), r.node.op_type][r.slot]
+        groups, by_node = [], dict[int, list[Read]]()
+        for r in reads:
+            word = STATISTICS.get((domain_of(r.node.domain), r.node.op_type), {}).get(r.slot)
+            if word is not None:
+                groups.append((word, [r]))
+            elif name in untied:
+                by_node.setdefault(id(r.node), []).append(r)
+        groups += [(name, group) for group in list(by_node.values())[1:]]
+        for word, group in groups:
+            node = group[0].node
             own = graph.initializer.add()
             own.CopyFrom(roles.tensors[name])
-            base = f"{r.node.name or r.node.output[0]}.{word}"
-            own.name = unused(base, taken, "_{}".format)
+            own.name = unused(f"{node.name or node.output[0]}.{word}", taken, "_{}".format)
             taken.add(own.name)
-            r.node.input[r.slot] = own.name
+            for r in group:
+                r.node.input[r.slot] = own.name
     return changed

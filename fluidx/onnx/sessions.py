@@ -76,8 +76,13 @@ class Session:
                     if key not in self._plans:
                         self._keep(key, plan, given)
                     return found
-        plan, given = self._write(fed)
-        found = plan.run({v: fed[n] for n, v in given.items()})
+        try:
+            plan, given = self._write(fed)
+            found = plan.run({v: fed[n] for n, v in given.items()})
+        except FluidxError as e:
+            if undeclared := self._undeclared_shape(fed):
+                raise OnnxError(f"{undeclared}: {e}") from None
+            raise
         assert found is not None, "a new plan must fit the values that it was written for"
         self._keep(key, plan, given)
         return found
@@ -161,8 +166,16 @@ class Session:
             raise OnnxError(f"input {name!r} takes an array of {_type(numpy_dtype(t.elem_type))}, found {what}")
         if t.HasField("shape") and value.ndim != len(t.shape.dim):
             one = f"; a batch of one is {name}[None]" if value.ndim == len(t.shape.dim) - 1 else ""
-            sizes = [d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in t.shape.dim]
+            sizes = _declared_sizes(t)
             raise OnnxError(f"input {name!r} has {len(sizes)} axes, [{', '.join(map(str, sizes))}]; found {list(value.shape)}{one}")
+
+    def _undeclared_shape(self, fed: Mapping[str, Any]) -> str:
+        """A sentence about a fed shape that the file does not declare; "" if there is none."""
+        for name, value in fed.items():
+            sizes = _declared_sizes(self._types[name].tensor_type)
+            if isinstance(value, np.ndarray) and any(isinstance(d, int) and d != size for d, size in zip(sizes, value.shape)):
+                return f"input {name!r} is declared [{', '.join(map(str, sizes))}], the feed has shape {list(value.shape)}"
+        return ""
 
     def _write(self, fed: Mapping[str, Any]) -> tuple[StagedPlan, dict[str, Any]]:
         """A plan, and for each input the name of its variable or its RuntimeValue."""
@@ -195,6 +208,11 @@ def _folded(main: Program, scope: Scope, importer: Importer, outputs: list[Any])
             scope.set(name, array)
         main = folded.program
     return main
+
+
+def _declared_sizes(t: Any) -> list[int | str]:
+    """The sizes that a file declares for a tensor, names of open axes, and "?"."""
+    return [d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in t.shape.dim]
 
 
 def _kind(fed: Mapping[str, Any]) -> tuple:

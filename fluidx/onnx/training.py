@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any
@@ -11,6 +12,7 @@ from ..ir.errors import nearest
 from ..ir.sizes import StandInShapes
 from .errors import OnnxError
 from .model import OnnxModel
+from .roles import sharing
 from .training_passes import ActivateBatchNorms, ActivateDropouts, FreezeParameters, KeepNeeded
 
 Patterns = bool | str | Sequence[str]
@@ -35,8 +37,8 @@ def set_training(
     mean: "softmax_with_cross_entropy" (of labels fed as "label": int64[-1, 1]), "square_error_cost" or "sigmoid_cross_entropy_with_logits"
     (of "label", shaped like the output). If the model ends in a softmax, the cross entropy takes the input of the softmax.
 
-    Raises OnnxError for a pattern without a match, and for parameters whose values are converted to integers before the loss, so that no
-    gradient reaches them, as in quantized models.
+    Warns of trained weights that several nodes read. Raises OnnxError for a pattern without a match, and for parameters whose values are
+    converted to integers before the loss, so that no gradient reaches them, as in quantized models.
     """
     program = model.program if isinstance(model, OnnxModel) else model
     if not isinstance(program, Program):
@@ -58,6 +60,10 @@ def set_training(
     program.become(FreezeParameters(frozen).run(made))
     if isinstance(model, OnnxModel) and head is not None:
         _replace_head(model, head)
+    if isinstance(model, OnnxModel):
+        trained = {p.name for p in model.parameters if p.trainable}
+        if shared := sharing(model.proto.graph, [n for n, own in model.trained_names.items() if own in trained]):
+            warnings.warn(f"set_training: {shared}", stacklevel=2)
     if not isinstance(model, OnnxModel) or loss is None:
         return None
     result = _built_loss(model, loss)
@@ -91,6 +97,11 @@ def _replace_head(model: OnnxModel, head: Callable[[OnnxModel], Variable]) -> No
 
 
 _LOSSES = ("softmax_with_cross_entropy", "square_error_cost", "sigmoid_cross_entropy_with_logits")
+_OTHER_NAMES = {
+    **dict.fromkeys(("cross_entropy", "cross_entropy_loss", "CrossEntropyLoss", "categorical_crossentropy", "nll_loss"), _LOSSES[0]),
+    **dict.fromkeys(("mse", "mse_loss", "MSELoss", "mean_squared_error", "l2_loss"), _LOSSES[1]),
+    **dict.fromkeys(("bce", "bce_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "BCEWithLogitsLoss"), _LOSSES[2]),
+}  # names of other frameworks
 
 
 def _built_loss(model: OnnxModel, loss: str | Callable[[Variable], Variable]) -> Variable:
@@ -105,7 +116,8 @@ def _built_loss(model: OnnxModel, loss: str | Callable[[Variable], Variable]) ->
         if callable(loss):
             return loss(y)
         if loss not in _LOSSES:
-            raise OnnxError(f"set_training: there is no loss {loss!r}; {nearest(loss, _LOSSES, 'there are')}; or give a function")
+            near = f"did you mean {_OTHER_NAMES[loss]!r}?" if loss in _OTHER_NAMES else nearest(loss, _LOSSES, "there are")
+            raise OnnxError(f"set_training: there is no loss {loss!r}; {near}; or give a function")
         if loss == "softmax_with_cross_entropy":
             y = _before_softmax(model.program, y)
             label = fluid_data("label", [*y.shape[:-1], 1], "int64")

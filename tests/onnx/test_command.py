@@ -107,7 +107,7 @@ def feeds(tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["-i", "x={}/none.npy"], 1, "none.npy is not an array written by np.save: No such file or directory"),
+        (["-i", "x={}/none.npy"], 1, "/none.npy: No such file or directory"),
         (["-i", "x={}/text.npy"], 1, "text.npy is not an array written by np.save: it does not begin like a NumPy file"),
         (["-i", "x={}/empty.npy"], 1, "empty.npy is not an array written by np.save"),
         (["-i", "x={}/several.npz"], 1, "several.npz is not an array written by np.save: it holds several, x, z; save only one"),

@@ -92,7 +92,8 @@ def merged():
 
 def test_running_statistics_are_their_own_where_they_were_merged_with_weights():
     model = fx.onnx.load(merged())
-    loss = fx.onnx.set_training(model, loss=lambda y: fx.layers.mean(fx.layers.square(y)))
+    with pytest.warns(UserWarning, match="read by several nodes"):
+        loss = fx.onnx.set_training(model, loss=lambda y: fx.layers.mean(fx.layers.square(y)))
     with fx.program_guard(model.program, model.startup):
         fx.optimizer.SGD(0.1).minimize(loss)
     ops = [op for op in model.program.ops if op.type == "batch_norm"]
@@ -120,3 +121,21 @@ def test_it_is_said_which_weights_several_nodes_share(tmp_path):
     assert "    zeros: float32[2]  BatchNormalization, Conv, 3 nodes\n" in info(str(tmp_path / "merged.onnx"))
     onnx.save(model_of(SCALED.format("Relu (h)"), w=np.eye(4)), tmp_path / "plain.onnx")
     assert "several nodes" not in info(str(tmp_path / "plain.onnx")) + check(str(tmp_path / "plain.onnx"))
+
+
+def test_equal_weights_that_were_merged_are_trained_apart_on_demand():
+    with pytest.warns(UserWarning, match="set_training: 2 weights are each read by several nodes, .*: zeros by 3, ones by 2"):
+        fx.onnx.set_training(fx.onnx.load(merged()))
+    assert trained(merged(), untie=True) == [
+        "ones", "zeros", "a.running_mean", "a.running_var", "b.ones", "b.zeros", "b.running_mean", "b.running_var", "w", "y.zeros",
+    ]  # fmt: skip
+    assert [n for n in trained(merged(), untie="on*") if "zeros" in n] == ["zeros"]
+    x = np.random.default_rng(1).standard_normal((4, 2, 3), "float32")
+    found = []
+    for model in (fx.onnx.load(merged()), fx.onnx.load(merged(), untie=True)):
+        exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
+        exe.run(model.startup, scope=scope)
+        found.append(exe.run(model.program, feed={"x": x}, fetch_list=model.fetches, scope=scope)[0])
+    assert np.array_equal(*found)
+    with pytest.raises(OnnxError, match="untie names 'w', but no shared weight of the model has that name; they are: ones, zeros"):
+        fx.onnx.load(merged(), untie="w")

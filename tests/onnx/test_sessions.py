@@ -289,3 +289,11 @@ def test_sessions_executors_and_feeders_convert_what_is_fed_by_one_rule(array, d
             found = way()
             assert found.dtype == expected.dtype
             np.testing.assert_array_equal(found, expected)
+
+
+def test_a_shape_that_the_file_does_not_declare_is_named_when_the_model_cannot_take_it():
+    conv = model("g (float[n, 3, 4, 4] x) => (float[n, 2, a, b] y) { w = ConstantOfShape <value = float[1] {1.0}> (s)  y = Conv (x, w) }")
+    conv.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2, 3, 1, 1]), "s"))
+    with pytest.raises(OnnxError, match=r"input 'x' is declared \[n, 3, 4, 4\], the feed has shape \[1, 1, 4, 4\]: node 'Conv'"):
+        session(conv).run([np.zeros((1, 1, 4, 4), np.float32)])
+    assert session(conv).run([np.zeros((1, 3, 5, 4), np.float32)])[0].shape == (1, 2, 5, 4)  # files may declare wrong sizes

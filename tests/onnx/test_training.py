@@ -185,6 +185,8 @@ def test_a_new_head_takes_the_place_of_the_old_one():
         ({"head": "fc"}, "set_training: head must be a function of the model that returns the new output, got 'fc'"),
         ({"dropout": 1.5}, "set_training: dropout must be True, False or a rate of at least 0 and below 1, got 1.5"),
         ({"loss": "cross"}, "set_training: there is no loss 'cross'; there are: "),
+        ({"loss": "cross_entropy_loss"}, "set_training: there is no loss 'cross_entropy_loss'; did you mean 'softmax_with_cross_entropy'"),
+        ({"loss": "mse_loss"}, "set_training: there is no loss 'mse_loss'; did you mean 'square_error_cost'"),
         ({"head": lambda m: None}, "set_training: head must return a Variable of the model's program, got None"),
     ],
 )
