@@ -12,6 +12,8 @@ from ..native.world import NativeWorld
 REDUCE_OPS = ("sum", "avg", "max", "min", "prod")
 UFUNCS = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
+STOPPED = "stopped because another rank failed: "  # begins the text of a CommAborted; world.c has it too
+
 Ranks = tuple[int, ...]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.errors import install
-from .base import CommAborted, CommError, CommTimeout, Ranks
+from .base import STOPPED, CommAborted, CommError, CommTimeout, Ranks
 
 _IN_PROGRESS = 7  # ncclInProgress: not an error
 _POLL = 0.0005  # seconds between looks at a stream that has not finished
@@ -94,7 +94,7 @@ class NcclWorld:
     def check(self) -> None:
         """Raise CommAborted when a rank has failed."""
         if self.failure is not None:
-            raise CommAborted(f"stopped because another rank failed: {self.failure}")
+            raise CommAborted(f"{STOPPED}{self.failure}")
 
     def reset(self) -> None:
         self.failure = None

@@ -51,7 +51,7 @@ class ProcessWorld:
 class ProcessCommunicator(NativeCommunicator):
     """One rank's communicator in a ProcessWorld; implements comm.base.Communicator."""
 
-    def __init__(self, world: ProcessWorld, shared: SharedWorld, rank: int):
+    def __init__(self, world: Any, shared: SharedWorld, rank: int):
         super().__init__(world, shared, rank)
         self.calls = SharedCalls(world, shared, rank)
         self._memory, self._all = world.memory, shared
@@ -96,7 +96,7 @@ class ProcessCommunicator(NativeCommunicator):
 class SharedCalls(Calls):
     """C calls for arrays in shared memory; None for other arrays."""
 
-    def __init__(self, world: ProcessWorld, shared: SharedWorld, rank: int):
+    def __init__(self, world: Any, shared: SharedWorld, rank: int):
         super().__init__(world, shared, rank)
         self._memory = world.memory
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..ir.operator import Operator
-from ..native.shared import SharedWorld
+from ..native.world import NativeWorld
 
 _TEXT, _STEP = 0, 1
 
@@ -14,7 +14,7 @@ _TEXT, _STEP = 0, 1
 class Progress:
     """The progress record of a rank that is a process: the current operator, as text by `show`, and the number of the run."""
 
-    def __init__(self, world: SharedWorld, rank: int, show: Callable[[Operator], str]):
+    def __init__(self, world: NativeWorld, rank: int, show: Callable[[Operator], str]):
         self._world, self._show = world, show
         self._cells = world.trail(rank)
 

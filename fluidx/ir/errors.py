@@ -50,7 +50,9 @@ class ExecutionError(FluidxError, RuntimeError):
 
 
 class RankError(ExecutionError):
-    """A rank failed, stalled or disagreed; the message names the rank and the operator."""
+    """A rank failed, stalled or disagreed; the message names the rank and the operator. `process` is the launched process that holds it."""
+
+    process: int | None = None
 
     def __init__(self, message: str, rank: int | None = None):
         super().__init__(message)

@@ -24,6 +24,7 @@ from ..comm.processes import ProcessWorld
 from ..executor.error_text import describe_error, where
 from ..executor.ranks.thread_workers import root_cause
 from ..executor.run import observers
+from ..ir.errors import RankError
 from ..native.shared import Memory
 from ..native.world import log
 from .metrics import Told
@@ -105,7 +106,7 @@ def failure_of(error: BaseException) -> dict[str, Any]:
     return {
         "how": how,
         "text": describe_error(error),
-        "at": getattr(error, "rank", None),
+        "at": error.process if isinstance(error, RankError) and error.process is not None else getattr(error, "rank", None),
         "trace": "".join(_trace(error)),
         "op": _waits(error),
     }

@@ -22,9 +22,10 @@ import numpy as np
 from . import NativeCall, _module, address
 from .world import SPIN_US, NativeWorld, log
 
-_MOST_RANKS = 256  # of a world, as meet.h has it
+MOST_RANKS = 256  # of a world, as meet.h has it
 
 _WORLD_BYTES = 256 << 20  # for the world, its meetings and mailboxes; memory is taken where it is touched
+_WORLD = b"fluidx._native.world"  # the name of a world's capsule, as worlds.c has it
 _FIRST, _STEP, _TRIES = 1 << 44, 1 << 40, 64  # where there is room in an address space of 47 bits, far from what systems put there
 _MOST_KNOWN = 1024
 _MOST = 32 << 40  # bytes for all ranks' parts
@@ -52,8 +53,8 @@ class Memory:
     @staticmethod
     def make(ranks: int) -> Memory:
         """Allocate new memory, all zero. Raises OSError, also for more ranks than a world can have."""
-        if ranks > _MOST_RANKS:
-            raise OSError(f"at most {_MOST_RANKS} ranks share memory")
+        if ranks > MOST_RANKS:
+            raise OSError(f"at most {MOST_RANKS} ranks share memory")
         fd = os.memfd_create("fluidx")
         try:
             os.ftruncate(fd, _size(ranks))
@@ -101,6 +102,22 @@ class Memory:
         capsule = _module().join(self.start, *self.part(rank))
         _module().watch(capsule, rank, stall, log.warning)
         return SharedWorld(capsule)
+
+
+def make_world_in(memory: np.ndarray, ranks: int, timeout: float) -> int:
+    """Make a further world in zero bytes of shared memory; its address, for `world_at`."""
+    _module().world(ranks, timeout, SPIN_US * 1000, address(memory), memory.nbytes)
+    return address(memory)
+
+
+def world_at(at: int, ranks: Sequence[int], stall: float) -> SharedWorld:
+    """A further world in the shared memory, for this process's `ranks` in it. Arrays stay in the memory of the world that was joined."""
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    capsule, tell = make(at, _WORLD, None), log.warning
+    for rank in ranks:
+        _module().watch(capsule, rank, stall, tell)
+    return SharedWorld(capsule)
 
 
 class SharedWorld(NativeWorld):

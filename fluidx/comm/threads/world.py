@@ -6,7 +6,7 @@ import threading
 
 from ... import config, native
 from ...native.world import NativeWorld, make_world
-from ..base import CommAborted, Ranks
+from ..base import STOPPED, CommAborted, Ranks
 from ..contribution import Contribution
 from .communicator import ThreadCommunicator
 from .native_calls import NativeCommunicator
@@ -70,7 +70,7 @@ class ThreadWorld:
 
     def check(self) -> None:
         if self.failure is not None:
-            raise CommAborted(f"stopped because another rank failed: {self.failure}")
+            raise CommAborted(f"{STOPPED}{self.failure}")
 
     def abort(self, reason: BaseException) -> None:
         with self._guard:

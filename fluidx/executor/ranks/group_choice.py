@@ -7,24 +7,33 @@ from typing import Any
 
 from ...comm.launched_rank import LaunchedRank, by_mpi, member
 from .. import launched_alone
-from ..places import MpiPlace, Place, ProcessPlace, RankGpu
+from ..places import CPUPlace, MpiPlace, Place, ProcessPlace, RankGpu
 from .rank_group import RankGroup
 from .thread_group import ThreadGroup
 
 
-def group_for(places: Any) -> RankGroup:
-    """A group, not yet open, for ranks on these places. ParallelExecutor refuses places that are not a list."""
+def group_for(places: Any, programs: Any) -> RankGroup:
+    """A group, not yet open, for ranks of these programs on these places. ParallelExecutor refuses places that are not a list."""
     listed: Any = places if places is None or hasattr(places, "__iter__") else [places]
-    if (rank := _launched(listed)) is not None:
+    each = _ranks_of_each(listed, programs)
+    if (rank := member() if each > 1 else _launched(listed)) is not None:
         from .launched_group import LaunchedGroup
 
         launched_alone.note_joined()
-        return LaunchedGroup(rank, listed)
+        return LaunchedGroup(rank, listed, each)
     if any(isinstance(p, ProcessPlace) for p in listed or ()):
         from .process_group import ProcessGroup
 
         return ProcessGroup()
     return ThreadGroup()
+
+
+def _ranks_of_each(places: Sequence[Place] | None, programs: Any) -> int:
+    """The number of ranks that each launched process holds: several, if the places of this process are the ranks' share of all."""
+    ranks = programs.world_size if hasattr(programs, "get_trainer_program") else len(programs) if isinstance(programs, list) else 0
+    there = launched_alone.launched_as() if places is not None and len(places) > 1 and ranks else None
+    several = there is not None and ranks == len(places or ()) * there.world_size and all(type(p) is CPUPlace for p in places or ())
+    return len(places or ()) if several else 1
 
 
 def _launched(places: Sequence[Place] | None) -> LaunchedRank | None:

@@ -6,6 +6,7 @@ Fetched values and state are in memory that the processes share, so each process
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -15,6 +16,7 @@ import numpy as np
 
 from ... import config
 from ...comm.launched_rank import LaunchedRank
+from ...comm.several_ranks import world_of
 from ...ir.errors import ExecutionError, RankError
 from ...ir.types import TensorType
 from ..error_text import where
@@ -31,6 +33,7 @@ from .local_rank import LocalRank
 from .published_rank import PublishedPlan, PublishedRank, address_of, array_at, types_of
 from .rank_group import CLOSED, Feeds, Fetched, GroupSetup
 from .rank_programs import RankPrograms
+from .thread_workers import Outcome, RankThreads, first_failure, stop
 
 if TYPE_CHECKING:
     from .background_writer import SharedCopy
@@ -44,25 +47,27 @@ class _RemoteScope(Scope):
 
 
 class LaunchedStep:
-    """The bound plan of this process's rank, and the types and arrays of what every rank fetches."""
+    """The bound plans of this process's ranks, and the types and arrays of what every rank fetches."""
 
-    def __init__(self, own: PublishedPlan, rank: int, said: Sequence[Mapping[str, Any]], view: Callable[..., np.ndarray]):
-        self.own = own
+    def __init__(self, plans: list[PublishedPlan], own: range, said: Sequence[Mapping[str, Any]], view: Callable[..., np.ndarray]):
+        self.plans, self.overlapped = plans, any(plan.bound.overlapped is not None for plan in plans)
         self.fetch_types = [types_of(one["types"]) for one in said]
-        self.fetches = [own.places if r == rank else [array_at(view, at) for at in one["fetches"]] for r, one in enumerate(said)]
+        self.fetches = [
+            plans[r - own.start].places if r in own else [array_at(view, at) for at in one["fetches"]] for r, one in enumerate(said)
+        ]
         self.descriptions: list[RemotePlan] = []  # of the plans' calls, filled when a profiler attaches
 
 
 class LaunchedGroup:
-    """A RankGroup of the ranks of a launched script. This process is `member`."""
+    """A RankGroup of the ranks of a launched script. This process is `member`; it holds `each` of them."""
 
     ranks_are = "are processes, one of which is"
     pool = None
     _closed = False
 
-    def __init__(self, member: LaunchedRank, places: Sequence[Place] | None):
-        self.member, self.peers, self.lock = member, LaunchedPeers(member), threading.RLock()
-        self.timeout, self.own = member.world.timeout, (member.rank,)
+    def __init__(self, member: LaunchedRank, places: Sequence[Place] | None, each: int = 1):
+        self.member, self.peers, self.lock = member, LaunchedPeers(member, each), threading.RLock()
+        self.timeout, self.own, self.world_size = member.world.timeout, self.peers.own, member.world_size * each
         self._on_gpu = config.device() == "cuda" if places is None else any(isinstance(p, RankGpu) for p in places)
         allocation.new_bytes = member.allocate  # memory that the other ranks see
 
@@ -71,27 +76,35 @@ class LaunchedGroup:
         return self._given.taken()
 
     def open(self, setup: GroupSetup) -> RankPrograms:
-        member, n, mine = self.member, len(setup.places), self.member.rank
-        if n != member.world_size:
+        member, n, own = self.member, len(setup.places), self.own
+        if n != self.world_size:
             raise ExecutionError(
                 f"the program was transpiled for {n} rank{'s' * (n > 1)}, and this script was launched as {member.world_size} by "
                 f"{member.launched.by}; transpile it with trainers=fx.world_size(), or launch {n}"
             )
-        keep_to(cores_of(n)[mine])
-        self._programs = self._given.compared(setup.programs, setup.uneven, "cuda" if self._on_gpu else "cpu")
-        own = Scope() if setup.scopes is None else setup.scopes[mine]
-        self.scopes = [own if r == mine else _RemoteScope() for r in range(n)]
-        place, comm = setup.places[mine], member.comm
+        cores = cores_of(n)[own.start : own.stop]
+        self._programs = programs = self._given.compared(setup.programs, setup.uneven, "cuda" if self._on_gpu else "cpu")
+        self.scopes = [_RemoteScope() if r not in own else Scope() if setup.scopes is None else setup.scopes[r] for r in range(n)]
+        self.places, self._world = setup.places, world_of(member, len(own))
+        comms = [member.comm] if len(own) == 1 else [self._world.communicator(r) for r in own]
         if self._on_gpu:
             from .gpu_devices import gpu_of
 
             place, _, comm = gpu_of(member)
-        self.places = [place] * n
-        progress = None if member.world.shared is None else Progress(member.world.shared, mine, where)
-        local = LocalRank(mine, n, comm, place, own, partial(self._programs.plan, mine), progress, member.meet)
-        self._rank, self._local = PublishedRank(local, member.world, member.memory), local
-        self.peers.ranks, self.peers.main_of, self.peers.observed = [local], self._programs.main_of, self._observed
-        return self._programs
+            self.places, comms = [place] * n, [comm]
+        shared, self._ranks = self._world.shared, list[PublishedRank]()
+        for r, comm in zip(own, comms, strict=True):
+            progress = None if shared is None else Progress(shared, r, where)
+            local = LocalRank(r, n, comm, self.places[r], self.scopes[r], partial(programs.plan, r), progress, member.meet)
+            self._ranks.append(PublishedRank(local, self._world, member.memory))
+        self._threads = None
+        if len(own) == 1:
+            keep_to(cores[0])
+        else:
+            self._threads = RankThreads([self.places[r] for r in own], self._world, self.timeout, cores)
+            weakref.finalize(self, stop, self._threads.workers)
+        self.peers.ranks, self.peers.main_of, self.peers.observed = [r.local for r in self._ranks], programs.main_of, self._observed
+        return programs
 
     @property
     def bound_to_process(self) -> bool:
@@ -103,7 +116,7 @@ class LaunchedGroup:
 
     def _observed(self) -> bool:
         """Does a profiler want to observe a run?"""
-        return bool(observers.watchers) and observers.any_wants([self._programs.main_of(r) for r in range(self.member.world_size)])
+        return bool(observers.watchers) and observers.any_wants([self._programs.main_of(r) for r in range(self.world_size)])
 
     # -- running ---------------------------------------------------------------------------------------------------------------
 
@@ -113,59 +126,75 @@ class LaunchedGroup:
 
     def begin(self, step: int) -> None:
         self.peers.begun = step
-        self._local.begin(step)
+        for rank in self._ranks:
+            rank.local.begin(step)
 
-    def _here(self, job: Callable[[], Any]) -> Any:
-        """Do a job on this process's rank; an error fails the job of all ranks."""
+    def _each(self, job: Callable[[int, PublishedRank], Any]) -> None:
+        """Do a job on each of this process's ranks, which it is told with its number here. An error fails the job of all ranks."""
+        if self._threads is None:
+            try:
+                with using(self._ranks[0].local.place):
+                    return job(0, self._ranks[0])
+            except BaseException as e:
+                self.peers.fail(e)
+        outcomes: dict[int, Outcome] = {}
         try:
-            with using(self._local.place):
-                return job()
-        except BaseException as e:
+            self._threads.run([lambda k: job(k, self._ranks[k])], self._world, outcomes)
+        except BaseException as e:  # Ctrl-C
             self.peers.fail(e)
+        stuck = [k for k in range(len(self._ranks)) if k not in outcomes]
+        if stuck or any(o.error is not None for o in outcomes.values()):
+            k, error = first_failure(outcomes)
+            self.peers.fail(error, k)
 
     def _connect(self) -> None:
-        if self._local.comm.asynchronous and self._programs.may_send:
-            self._here(lambda: self._local.comm.init_group(self.member.everyone))
+        if self._ranks[0].local.comm.asynchronous and self._programs.may_send:
+            self._each(lambda k, rank: rank.local.comm.init_group(self.member.everyone))
 
     def start(self) -> None:
         self.peers.agree(("run the startup program",))
         self._connect()
-        self._here(lambda: self._local.start(self._programs.startups[self.member.rank]))
+        self._each(lambda k, rank: rank.local.start(self._programs.startups[rank.local.rank]))
 
     def versions(self) -> tuple[int, ...]:
         return (0, *[s.version for s in self.scopes])
 
     def prepare(self, feeds: Mapping[str, TensorType], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> LaunchedStep:
         self._connect()
-        mine, made = self.member.rank, list[PublishedPlan]()
+        made: list[PublishedPlan] = []
 
         def make() -> Any:
-            with using(self._local.place):
-                made.append(self._rank.bind(self._programs.mains[mine], feeds, fetches[mine], fuse, overlap))
-            return made[0].said()
+            for r, rank in zip(self.own, self._ranks, strict=True):
+                with using(rank.local.place):
+                    made.append(rank.bind(self._programs.mains[r], feeds, fetches[r], fuse, overlap))
+            return [plan.said() for plan in made]
 
-        said = self.peers.together(make)
-        return LaunchedStep(made[0], mine, said, self.member.view_at)
+        said = [one for of in self.peers.together(make) for one in of]
+        return LaunchedStep(made, self.own, said, self.member.view_at)
 
     def step(self, step: LaunchedStep, feeds: Feeds, number: int, watched: observers.ObserverSettings) -> tuple[Fetched, bool]:
-        own = step.own
-        times: observers.Times | None = [] if self.peers.profiled else None
-        own.bound.take(feeds[self.member.rank])
-        self._here(lambda: self._rank.walk(own.bound, number, watched, times))
-        if times is not None:
+        plans, times = step.plans, list[observers.Times | None]([] if self.peers.profiled else None for _ in step.plans)
+        for r, plan in zip(self.own, plans, strict=True):
+            plan.bound.take(feeds[r])
+        if step.overlapped:
+            self._world.begin()
+        self._each(lambda k, rank: rank.walk(plans[k].bound, number, watched, times[k]))
+        if self.peers.profiled:
             self._show(step, times, number)
-        self._here(lambda: self._rank.publish(own))
+        self._each(lambda k, rank: rank.publish(plans[k]))
         if any(step.fetches):
-            self.peers.collective(lambda: self.member.exchange(own.places, step.fetches))
-            self.member.published = own.places
+            own = [a for plan in plans for a in plan.places]
+            self.peers.collective(lambda: self.member.exchange(own, step.fetches))
+            self.member.published = own
         return step.fetches, True
 
-    def _show(self, step: LaunchedStep, times: observers.Times, number: int) -> None:
+    def _show(self, step: LaunchedStep, times: Sequence[Any], number: int) -> None:
         """Report a run of all ranks to profilers, in the time of rank 0's clock."""
-        own = None if step.descriptions else describe_plan(step.own.bound)
-        all_said = self.peers.collective(lambda: self.member.gather([times, own]))
+        own = [None if step.descriptions else describe_plan(plan.bound) for plan in step.plans]
+        pairs = list(zip(times, own, strict=True))
+        all_said = [one for of in self.peers.collective(lambda: self.member.gather(pairs)) for one in of]
         if not step.descriptions:
-            main_of, n = self._programs.main_of, self.member.world_size
+            main_of, n = self._programs.main_of, self.world_size
             step.descriptions += [RemotePlan(said, main_of(r), r, n) for r, (_, said) in enumerate(all_said)]
         for rank, (plan, (seen, _), late) in enumerate(zip(step.descriptions, all_said, self._clocks, strict=True)):
             plan.ctx.step = number
@@ -176,14 +205,18 @@ class LaunchedGroup:
         """The offset of each rank's clock to that of rank 0, in ns. For several hosts, clocks are read after a barrier, which ends on all
         ranks within the time of one message."""
         if self.member.memory is not None:
-            return [0] * self.member.world_size
+            return [0] * self.world_size
         self.peers.collective(self.member.meet)
-        shown = self.peers.collective(lambda: self.member.gather(observers.clock()))
+        shown = self.peers.gather(observers.clock())
         return [now - shown[0] for now in shown]
 
     def close(self) -> None:
         self._closed = True
-        self._local.current = None
+        for rank in self._ranks:
+            rank.local.current = None
+        if self._threads is not None:
+            stop(self._threads.workers)
+            self._world.close()
 
     # -- state -----------------------------------------------------------------------------------------------------------------
 
@@ -192,27 +225,28 @@ class LaunchedGroup:
         if self._closed:
             raise ExecutionError(CLOSED)
         self.peers.agree((f"read {', '.join(map(repr, names[:4]))}", *names[4:]))
-        own, seen = self._local.scope, dict[str, np.ndarray]()
+        seen: list[dict[str, np.ndarray]] = []
 
-        def show() -> dict[str, Any]:
-            seen.update({name: self._rank.visible(name) for name in names if name in own.arrays})
-            return {name: address_of(a) for name, a in seen.items()}
+        def show() -> Any:
+            seen.extend({name: rank.visible(name) for name in names if name in rank.local.scope.arrays} for rank in self._ranks)
+            return [{name: address_of(a) for name, a in arrays.items()} for arrays in seen]
 
-        there = self.peers.together(show)
-        found = [
-            seen if r == self.member.rank else {name: array_at(self.member.view_at, address) for name, address in said.items()}
-            for r, said in enumerate(there)
-        ]
-        for scope, arrays in zip(self.scopes, found, strict=True):
-            if scope is not own:
-                scope.arrays = arrays
-        self.peers.collective(lambda: self.member.exchange(list(seen.values()), [list(arrays.values()) for arrays in found]))
+        said = [one for of in self.peers.together(show) for one in of]
+        remote = {
+            r: {name: array_at(self.member.view_at, address) for name, address in one.items()}
+            for r, one in enumerate(said)
+            if r not in self.own
+        }
+        for r, arrays in remote.items():
+            self.scopes[r].arrays = arrays
+        mine = [a for arrays in seen for a in arrays.values()]
+        views = [list(remote.get(r, {}).values()) for r in range(self.world_size)]
+        self.peers.collective(lambda: self.member.exchange(mine, views))
         try:
             yield
         finally:
-            for scope in self.scopes:
-                if scope is not own:
-                    scope.arrays = {}
+            for r in remote:
+                self.scopes[r].arrays = {}
             self.peers.collective(self.member.meet)
 
     def background_copies(self, function: str, names: Mapping[int, Sequence[str]], copies: bool) -> dict[int, SharedCopy]:

@@ -25,12 +25,14 @@ _NO_SUMS: Mapping[str, int] = {}
 
 
 class LaunchedPeers:
-    """The processes of a launched script, of which this is one. `ranks` are the ranks of this process, once they are known."""
+    """The processes of a launched script, of which this is one. Each holds `each` ranks; `ranks` are those of this process, once they are
+    made."""
 
     spans_processes = True
 
-    def __init__(self, member: LaunchedRank):
-        self.member, self.rank, self.is_first = member, member.rank, member.rank == 0
+    def __init__(self, member: LaunchedRank, each: int):
+        self.member, self.each, self.is_first = member, each, member.rank == 0
+        self.own = range(member.rank * each, (member.rank + 1) * each)
         self.ranks: Sequence[LocalRank] = ()
         self.main_of: Callable[[int], Program]  # the main program of a rank
         self.observed: Callable[[], bool] = lambda: False  # does a profiler of this process want to observe a run?
@@ -49,6 +51,10 @@ class LaunchedPeers:
         except BaseException as e:
             self.fail(e)
 
+    def gather(self, said: Any) -> list[Any]:
+        """JSON data of every process, once for each of its ranks."""
+        return [one for one in self.collective(lambda: self.member.gather(said)) for _ in range(self.each)]
+
     def together(self, make: Callable[[], Any], whose: str = "") -> list[Any]:
         """The results of `make()` in every process (JSON data). The first error is raised in all; in the others `whose` is added to it."""
         error, said = None, {}
@@ -59,9 +65,9 @@ class LaunchedPeers:
             fault["own"][1] += whose
             said = {"fault": fault}
         all_said = self.collective(lambda: self.member.gather(said))
-        for rank, one in enumerate(all_said):
+        for process, one in enumerate(all_said):
             if "fault" in one:
-                raise error if error is not None else rebuilt(one["fault"], self.main_of(rank))
+                raise error if error is not None else rebuilt(one["fault"], self.main_of(process * self.each))
         return [one["done"] for one in all_said]
 
     def agree(self, what: tuple, ready: bool = True, sums: Mapping[str, int] = _NO_SUMS) -> bool:
@@ -70,7 +76,7 @@ class LaunchedPeers:
         mine, written = digest_of(what), self._save is not None and self._save.written()
         all_of = self.collective(lambda: self.member.gather_numbers([mine, ready, written, self.observed(), sum(sums.values())]))
         if any(one[0] != mine for one in all_of):
-            said = self.collective(lambda: self.member.gather(describe_call(what)))
+            said = self.gather(describe_call(what))
             error = ExecutionError(
                 "the ranks make different calls: "
                 + "; ".join(f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}: {words}" for words, ranks in grouped(said))
@@ -78,7 +84,7 @@ class LaunchedPeers:
             )
             self.fail(error)
         if any(one[4] != all_of[0][4] for one in all_of):
-            raise FeedError(feeds_differ(self.collective(lambda: self.member.gather(sums))))
+            raise FeedError(feeds_differ(self.gather(sums)))
         if all(one[2] for one in all_of):
             self.finish_save()
         self.profiled = any(one[3] for one in all_of)
@@ -90,26 +96,27 @@ class LaunchedPeers:
         sums = sums_of(feed) if feed is not None and self._runs & (self._runs - 1) == 0 else _NO_SUMS
         return self.agree(("run", *kind), known, sums)
 
-    def fail(self, error: BaseException) -> NoReturn:
-        """Fail the job: report this rank's error, or the error of another rank that ended this one."""
-        rank, text = getattr(root_cause(error), "rank", None), describe_error(error)
-        if not isinstance(error, Exception) and self.ranks and self.ranks[0].current is not None:
-            text += where(self.ranks[0].running())
-        text = text if text.startswith("rank ") else f"rank {self.rank}: {text}"
+    def fail(self, error: BaseException, k: int = 0) -> NoReturn:
+        """Fail the job: report the error of this process's rank number `k`, or that of another process, which ended this one."""
+        rank, text, mine = getattr(root_cause(error), "rank", None), describe_error(error), self.own[k]
+        if not isinstance(error, Exception) and self.ranks and self.ranks[k].current is not None:
+            text += where(self.ranks[k].running())
+        text = text if text.startswith("rank ") else f"rank {mine}: {text}"
         text += "" if self.begun is None else f"\n  in {activity(self.begun)}"
         self.failure = error
-        for comm in [local.comm for local in self.ranks] or [self.member.comm]:
-            comm.abort(RuntimeError(text))
+        (self.ranks[k].comm if self.ranks else self.member.comm).abort(RuntimeError(text))
         if not isinstance(error, Exception):  # Ctrl-C
             raise error
-        raise RankError(text, self.rank if rank is None else rank) from error
+        failed = RankError(text, mine if rank is None else rank)
+        failed.process = (failed.rank or 0) // self.each
+        raise failed from error
 
     # -- Peers -----------------------------------------------------------------------------------------------------------------
 
     def gather_each(self, what: str, make: Callable[[], Any]) -> list[Any]:
         self.finish_save()
         self.agree((what,))
-        return self.together(make, f" (rank {self.rank}, on host {socket.gethostname()})")
+        return self.together(make, f" (rank {self.own[0]}, on host {socket.gethostname()})")
 
     def setting(self, name: str) -> None:
         """All must set the same value."""

@@ -29,9 +29,9 @@ class LaunchedPrograms:
     def taken(self) -> RankPrograms:
         """The programs of every rank. Where the rank programs follow from the programs for all ranks, these stand for those of the other
         ranks."""
-        n, rank, given = self.peers.member.world_size, self.peers.rank, self.given
+        n, rank, given = self.peers.member.world_size, self.peers.member.rank, self.given
         if getattr(given, "world_size", 0) != n or not hasattr(given, "common_programs"):
-            return self._each()
+            return self._each()  # also where a process holds several ranks
         self._compared = common = given.common_programs(rank)
         if common is None or not common.stand_for_ranks:
             return self._each()
@@ -39,7 +39,7 @@ class LaunchedPrograms:
 
     def _each(self) -> RankPrograms:
         pairs = rank_programs(self.given)
-        return RankPrograms(pairs, (self.peers.rank,) if self.peers.rank < len(pairs) else ())
+        return RankPrograms(pairs, [r for r in self.peers.own if r < len(pairs)])
 
     def compared(self, programs: RankPrograms, uneven: str, device: str) -> RankPrograms:
         """The programs, if those of all processes are equal. The programs of each rank are compared only if those for all ranks differ, or
@@ -48,7 +48,7 @@ class LaunchedPrograms:
         Raises ExecutionError if processes have different programs, options or versions of fluidx."""
         self.peers.agree(("make an executor",))
         digest = "" if self._compared is None else self._compared.digest
-        said = self.peers.collective(lambda: self.peers.member.gather([__version__, digest, uneven, device]))
+        said = self.peers.gather([__version__, digest, uneven, device])
         for k, what in ((0, "fluidx"), (2, "uneven="), (3, "FLUIDX_DEVICE")):
             if len(found := grouped([one[k] for one in said])) > 1:
                 _refuse("; ".join(f"{what} {which} on rank{'s' * (len(ranks) > 1)} {listed(ranks)}" for which, ranks in found))
@@ -63,10 +63,10 @@ class LaunchedPrograms:
         """Raise ExecutionError if processes have different programs for some rank."""
         pairs = [programs.pair(r) for r in range(programs.world_size)]
         digests = [hashlib.sha256(str(pair).encode()).hexdigest() for pair in pairs]
-        said = self.peers.collective(lambda: self.peers.member.gather(digests))
+        said = self.peers.gather(digests)
         other = next((r for r in range(len(pairs)) if len({one[r] for one in said}) > 1), None)
         if other is not None:
-            said = self.peers.collective(lambda: self.peers.member.gather(parts(pairs[other])))
+            said = self.peers.gather(parts(pairs[other]))
             _refuse(difference(other, said))
 
 

@@ -22,7 +22,7 @@ from ..run import observers
 from ..scope import Scope
 from .fetches import GlobalFetch
 from .group_choice import group_for
-from .rank_group import CLOSED, GroupSetup
+from .rank_group import CLOSED, GroupSetup, RankGroup
 from .rank_programs import RankPrograms
 from .rank_state import RankState
 from .run_cache import PreparedRun, are_arrays, kind_of
@@ -88,9 +88,9 @@ class ParallelExecutor(RankState):
             )
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
             raise ExecutionError(f"ParallelExecutor: timeout must be a number of seconds, got {type(timeout).__name__}: {timeout!r}")
-        self.group = group_for(places)
+        self.group = group_for(places, programs)
         taken = self.group.take_programs(programs)
-        places = _checked_places(places, taken.world_size, scopes)
+        places = _checked_places(places, taken.world_size, scopes, self.group)
         if verify and hasattr(programs, "verify"):
             programs.verify()
         if uneven not in UNEVEN:
@@ -234,10 +234,12 @@ class ParallelExecutor(RankState):
         self.close()
 
 
-def _checked_places(places: Any, n: int, scopes: Sequence[Scope] | None) -> list[Place]:
+def _checked_places(places: Any, n: int, scopes: Sequence[Scope] | None, group: RankGroup) -> list[Place]:
     """The places of `n` ranks. Raises ExecutionError if there are more or fewer places or scopes."""
     launched_alone.note_executor(n)
     found = default_places(n) if places is None else as_places(places, n)
+    if group.peers.spans_processes and len(found) == len(group.own):  # each process has given those of its own ranks
+        found *= n // len(found)
     ranks = f"the program was transpiled for {n} rank{'s' if n > 1 else ''}"
     if len(found) != n:
         how = f"; mpirun starts that many: fluidx run -n {n} --backend mpi" if any(isinstance(p, MpiPlace) for p in found) else ""

@@ -121,6 +121,8 @@ class _RankMessages:
         plan = self.plans[number]
         times: observers.Times | None = [] if timed else None
         self.local.begin(step)
+        if plan.bound.overlapped is not None:
+            self.world.begin()
         self.others_wait = True
         self.rank.walk(plan.bound, step, observers.ObserverSettings(*asked), times)
         self.others_wait = False

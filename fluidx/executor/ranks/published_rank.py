@@ -55,13 +55,12 @@ class PublishedRank:
         return PublishedPlan(bound, [a if self._shared(a) else allocation.zeros(a.shape, a.dtype) for a in bound.fetches])
 
     def walk(self, bound: BoundPlan, step: int, asked: observers.ObserverSettings, times: observers.Times | None) -> None:
-        """Run one step; the feeds are in place. Step times are appended to `times`, if they are wanted."""
+        """Run one step; the feeds are in place, and the world has begun a run. Step times are appended to `times`, if they are wanted."""
         self.local.current, bound.ctx.step = bound, step
         after = observers.after_step(bound, asked, self.local.rank, times)
         if bound.overlapped is None:
             bound.walk(after)
         else:
-            self.world.begin()
             _both(lambda: bound.walk(after), lambda: bound.run_overlapped(after), self.world)
         self.local.finish()
 

@@ -99,11 +99,11 @@ class _Worker:
 
 
 class RankThreads:
-    """The threads of all ranks of one executor."""
+    """The threads of ranks of one executor. If they are all ranks of the world and it has calls in C, they wait for orders in C."""
 
-    def __init__(self, places: Sequence[Place], world: World, timeout: float):
+    def __init__(self, places: Sequence[Place], world: World, timeout: float, cores: Sequence[Cores | None] | None = None):
         self.places, self.timeout = list(places), timeout
-        self.cores = cores_of(len(self.places))
+        self.cores = cores_of(len(self.places)) if cores is None else cores
         self.workers: list[_Worker] = []  # the first threads of all ranks, then the second threads
         self.replace_threads(world)
 
@@ -155,7 +155,8 @@ class RankThreads:
             self.workers += self._made(world, True)
 
     def _made(self, world: World, beside: bool) -> list[_Worker]:
-        return [_Worker(r, p, world.shared, beside, cores) for r, (p, cores) in enumerate(zip(self.places, self.cores, strict=True))]
+        shared, who = world.shared if len(self.places) == world.world_size else None, zip(self.places, self.cores, strict=True)
+        return [_Worker(r, place, shared, beside, cores) for r, (place, cores) in enumerate(who)]
 
 
 def stop(workers: list[_Worker]) -> None:
