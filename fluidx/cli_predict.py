@@ -227,10 +227,12 @@ def _bar(total: int) -> Iterator[Callable[[int, int], None]]:
 @click.option("--strategies", help="The strategies to try, by name: zero1,fsdp. Default: all.")
 @click.option("--wire", help="Also gradients that travel in this dtype: bfloat16. They are rounded.")
 @click.option("--try", "best", type=click.IntRange(1), help="Run the best of them on the devices of this machine, and take the fastest.")
+@click.option("--on", "places", type=click.Choice(["cpu", "processes", "cuda"]), default="cpu", show_default=True, help="Where --try runs.")
+@click.option("--no-recompute", is_flag=True, help="Do not try what does not fit with activations that are computed again.")
 @click.option("--refused", is_flag=True, help="List the candidates that were refused, with reasons.")
 def plan(
     file: str, cluster: str, hosts: int | None, ranks: Any, batch: int | None, memory: str | None, strategies: str | None,
-    wire: str | None, best: int | None, refused: bool,
+    wire: str | None, best: int | None, places: str, no_recompute: bool, refused: bool,
 ) -> None:  # fmt: skip
     """Choose the fastest strategy for the program in FILE that fits into memory. Nothing runs, unless with --try."""
     from .simulator.planner import plan as planned
@@ -246,28 +248,38 @@ def plan(
         where = cluster  # as many hosts as the ranks need
     found = planned(
         program.main, program.startup, where, batch, memory, ranks=ranks,
-        strategies=strategies.split(",") if strategies else None, wire=wire or (),
+        strategies=strategies.split(",") if strategies else None, wire=wire or (), recompute=not no_recompute,
     )  # fmt: skip
     click.echo(str(found))
     if refused:
         for one in found.refused:
             click.echo(f"refused: {one.candidate}: {one.refused}")
     if best is not None:
-        _try(found, best)
+        _try(found, best, places)
 
 
-def _try(planned: Any, best: int) -> None:
+def _try(planned: Any, best: int, where: str) -> None:
     """Run the best strategies of a plan on this machine, with random data."""
     from .bench.feeds import synthetic_feed
-    from .executor import cpu_places
+    from .executor import cpu_places, cuda_places, process_places
     from .tuning import tune
 
-    n, cores = planned.trainers.world_size, os.cpu_count() or 1
-    if n > cores:
-        raise click.ClickException(f"--try: the plan is for {n} ranks, and this machine has {cores} cores; plan for -n {cores}")
+    n = planned.trainers.world_size
+    _check_devices(n, where)
+    made: Any = cuda_places(list(range(n))) if where == "cuda" else process_places(n) if where == "processes" else cpu_places(n)
     feed = synthetic_feed(planned.program, planned.batch)
-    found = tune(planned, best, planned.program, planned.startup, feed, cpu_places(n))
+    found = tune(planned, best, planned.program, planned.startup, feed, made)
     for one in found.tried:
         took = f"{1e3 * one.median:.3g} ms" if one.seconds else one.why.partition("\n")[0]
         click.echo(f"tried: {one.options['strategy'].call}: {took}")
     click.echo(f"fastest: {found.strategy.call}")
+
+
+def _check_devices(n: int, where: str) -> None:
+    """Refuse to run n ranks on fewer devices."""
+    from .executor.places import cuda_device_count
+
+    has, what = (cuda_device_count(), "GPUs that CuPy sees") if where == "cuda" else (os.cpu_count() or 1, "cores")
+    if n > has:
+        other = f"plan for -n {has}" if has else "install CuPy for its driver, or try on the CPU: --on cpu"
+        raise click.ClickException(f"--try: the plan is for {n} ranks, and this machine has {has} {what}; {other}")

@@ -50,8 +50,8 @@ ARROWS = {
     "checkpoint": ("ir", "executor", "_checks", "_version", "files"),
     "files": ("ir", "executor", "_checks"),
     "simulator": (
-        "_collector", "_version", "config", "native", "hardware", "ir", "ops", "comm", "executor", "profiler", "transpiler", "verify",
-        "view", "layers", "optimizer", "testing.one_operator",
+        "_collector", "_version", "config", "native", "hardware", "ir", "ops", "comm", "executor", "profiler", "rewrite", "transpiler",
+        "verify", "view", "layers", "optimizer", "testing.one_operator",
     ),  # fmt: skip
     "onnx": ("_version", "files", "backward", "native", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
 }

@@ -12,6 +12,7 @@ from ..ir.opdef import opdef
 from ..ir.operator import Role
 from ..ir.pass_base import Pass
 from ..ir.program import Program
+from ..rewrite import Recompute
 from ..transpiler import strategies
 from ..transpiler.cluster import DATA, Cluster, Mesh
 from ..transpiler.passes.time_axis import Turns
@@ -35,6 +36,11 @@ class Candidate(NamedTuple):
         """What decides its plan on one device: ranks that train on different data, micro-batches, and the number of rewrites."""
         turns = next((p.count for p in self.strategy.passes if isinstance(p, Turns)), 1)
         return self.trainers.axes.get(DATA, 1), turns, len(self.strategy.rewrites)
+
+    @property
+    def recomputes(self) -> bool:
+        """Has it Recompute among its rewrites?"""
+        return any(isinstance(p, Recompute) for p in self.strategy.rewrites)
 
     def __str__(self) -> str:
         where = f" on {self.trainers!r}" if isinstance(self.trainers, Mesh) else ""
@@ -64,7 +70,7 @@ def candidates(
         several = isinstance(trainers, Cluster) and trainers.hosts > 1
         staged = trainers.axes.get(STAGES, 1) > 1
         for name, space in spaces.items():
-            if space.needs == "hosts" and not several or (space.needs == "stages") is not staged or trainers.world_size > space.most_ranks:
+            if space.needs == "hosts" and not several or (space.needs == "stages") is not staged:
                 continue
             made = _within(name, space, spaces, staged) if space.within else _alone(name, space, several, wires, saving)
             found += [Candidate(one, trainers, (space.order, *order, at)) for order, one in made]

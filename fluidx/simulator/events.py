@@ -331,12 +331,14 @@ class _Simulation:
     def most(self, key: tuple, t: _Transfer) -> float:
         """The rate that a message cannot exceed: its part of what each link carries for the exchanges at its two ends."""
         found = inf
-        for sent, (k, i) in ((True, key[:2]), (False, self.folded.receiver(key))):
-            item = self.schedules[k].items[i]
+        for sent, (k, i, port) in ((True, key), (False, self.folded.receiver(key))):
+            item, rank = self.schedules[k].items[i], self.schedules[k].rank
             assert isinstance(item, Exchange)
-            if len(item.sends if sent else item.receives) > 1:
-                carried = self.carried(k, i, item, sent)
-                found = min([found, *(self.network.capacity[link] * t.nbytes / carried[link] for link in t.path.links)])
+            ports = item.sends if sent else item.receives
+            if len(ports) > 1:  # the links of the schedule's own rank: those of the message are of another one of its class
+                carried, peer = self.carried(k, i, item, sent), ports[port][0]
+                links = (self.network.path(rank, peer) if sent else self.network.path(peer, rank)).links
+                found = min([found, *(self.network.capacity[link] * t.nbytes / carried[link] for link in links)])
         return found
 
     def carried(self, k: int, i: int, item: Exchange, sent: bool) -> dict[str, int]:
@@ -350,6 +352,8 @@ class _Simulation:
         return self.carries[k, i, sent]
 
     def book(self, now: float) -> None:
+        if now == self.flow_time:
+            return
         for key in self.flows:
             t = self.transfers[key]
             t.left -= t.rate * (now - self.flow_time)

@@ -76,11 +76,11 @@ class FoldedRanks:
         rank, item, sent = self._matches[self.schedules[k].rank, i, port]
         return self.class_of[rank], item, sent
 
-    def receiver(self, key: Port) -> tuple[int, int]:
-        """The schedule and the item that receive a message."""
+    def receiver(self, key: Port) -> Port:
+        """The schedule and the item that receive a message, and its number among those that the item receives."""
         k, i, port = key
-        rank, item, _ = self._matches[self.schedules[k].rank, i, -1 - port]
-        return self.class_of[rank], item
+        rank, item, received = self._matches[self.schedules[k].rank, i, -1 - port]
+        return self.class_of[rank], item, received
 
     def uses(self, key: Port) -> Mapping[str, int]:
         """How many messages like this one, of all ranks of the class, pass each link."""

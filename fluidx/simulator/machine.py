@@ -10,6 +10,8 @@ from typing import Any
 from ..executor.plan.records import Plan, Step
 from ..hardware.records import Hardware
 from ..ir.errors import TranspileError
+from ..transpiler.algorithms import able
+from ..transpiler.algorithms.cost import CANDIDATES
 from ..transpiler.cluster import DATA, NODE, RAIL, Cluster, Mesh
 from ..transpiler.transpiler import DistributeTranspiler
 from .closed_forms import Collective
@@ -69,17 +71,26 @@ class Machine:
             if ways is None:
                 return flat
             within = sum(self._seconds(way, inside, nbytes) for way in ways)
-            return min(flat, max(within, self._seconds(method, across, part)))
+            rails = [self._seconds(method, across, part), *self._by_messages(method, across, part, CANDIDATES)]
+            two_levels = self._by_messages(method, sets, nbytes, [f"direct/{name}" for name in CANDIDATES], len(inside))
+            return min(flat, max(within, min(rails)), *two_levels)
 
         return seconds
+
+    def _by_messages(
+        self, method: str, sets: Sequence[Sequence[int]], nbytes: float, names: Sequence[str], hosts: int = 1
+    ) -> list[float]:  # fmt: skip
+        """The times of the algorithms that can carry out a collective."""
+        n = len(sets[0])
+        return [self._prices.rounds.seconds(a, method, sets, nbytes, hosts) for a in names if able(a, method, n, hosts)]
 
     def _seconds(self, method: str, sets: Sequence[Sequence[int]], nbytes: float) -> float:
         return self._prices.collective(method, sets[0], round(nbytes), sets).seconds
 
-    def simulate(self, t: DistributeTranspiler) -> Prediction:
-        """Predict a step of a transpiled program, with one plan for all ranks where that is possible. The chosen one alone is proved, at
-        the end."""
-        found = simulate(t, self.hardware, self.batch, verify=False, exact=0)
+    def simulate(self, t: DistributeTranspiler, exact: bool = False) -> Prediction:
+        """Predict a step of a transpiled program, with one plan for all ranks where that is possible; with `exact`, rank by rank where they
+        differ, and message by message. The chosen one alone is proved, at the end."""
+        found = simulate(t, self.hardware, self.batch, verify=False, exact=int(exact))
         slowest = max(found.ranks, key=lambda r: r.compute + r.exposed)
         most = max(found.memory_of, key=lambda m: m.system)
         return Prediction(

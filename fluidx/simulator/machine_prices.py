@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
+from math import inf
 from typing import Any, NamedTuple
 
 from ..executor.plan.records import Plan, Step
 from ..hardware.records import Figure, Hardware, LinkFigures, SwitchFigures
+from ..ir.types import TensorType
 from .collective_times import CollectiveTimes
 from .costs import NOTHING, CostEstimate, Costs
 from .network import Network, PortFigures, hosts_with_ports
+from .round_times import RoundTimes
+from .work import StepWork
 
 
 class Factors(NamedTuple):
@@ -89,6 +94,25 @@ class MachinePrices:
             return found
         f = self.factors
         return found._replace(seconds=least.seconds * f.latency + max(0.0, found.seconds - least.seconds) / f.network)
+
+    def carried(
+        self, algorithm: str, method: str, groups: Sequence[Sequence[int]], nbytes: int, hosts: int, rooted: bool
+    ) -> CostEstimate:  # fmt: skip
+        """The seconds of a collective that the sets of `groups` carry out by the messages of an algorithm; as of the communicator's own
+        collective, if these are too many."""
+        seconds = self.rounds.seconds(algorithm, method, groups, nbytes, hosts, rooted)
+        if seconds == inf:
+            return self.collective(method, groups[0], nbytes, groups)
+        return CostEstimate(seconds, self.times.spread(tuple(groups[0])), "sheet")
+
+    @cached_property
+    def rounds(self) -> RoundTimes:
+        """The times of algorithms on the links of the machine."""
+        return RoundTimes(self.network, self._adding)
+
+    def _adding(self, nbytes: float) -> float:
+        t = TensorType("float32", (max(1, round(nbytes / 4)),))
+        return self.costs.of(StepWork("sum", "native", (t, t, t), t.numel, 3 * t.nbytes)).seconds * self._longer
 
     def _shared_by(self, groups: Sequence[Sequence[int]]) -> int:
         """How many sets of a group use the network cards of one host at the same time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from ..executor.plan.records import Plan
@@ -14,6 +15,7 @@ from ..transpiler.placement.pipeline_stages import STAGES
 from ..transpiler.transpiler import DistributeTranspiler
 
 EXACT = 64  # up to so many ranks, ranks are alike only if every local size is equal; unless the caller says another number
+_TYPE = attrgetter("type")
 _SAMPLES = 4  # of more than 64 ranks that count as alike so many are planned, of fewer 2; the one with most memory stands for all
 
 
@@ -33,7 +35,8 @@ def plan_ranks(
 
     Above `exact` ranks that have the operators of the program for all ranks, and no others, all ranks count as alike: an even cut gives
     some of them one element more, and the parts of a bucket are of other parameters, with as many elements in total. So do the ranks of one
-    stage of a pipeline, if only stages have operators of their own. With `exact=0`, one rank is planned if ranks differ beside that in the
+    stage of a pipeline, if only stages have operators of their own; and so do ranks that differ in messages of collectives alone, if they
+    send and receive in the same order. With `exact=0`, one rank is planned if ranks differ beside that in the
     messages of collectives alone, and these count as collectives of the communicator.
 
     >>> import fluidx as fx
@@ -58,10 +61,13 @@ def plan_ranks(
         stages = zip(*t.main.groups[STAGES], strict=True)
         return [_by_ends(t, make, sorted(ranks)) for ranks in stages]
     common = {id(op) for block in t.main.blocks for op in block.oplist}
+    alike = n > exact and t.ranks_differ_in_rounds_only
     classes: dict[int, list[int]] = {}
     for rank in range(n):
         program = t.get_trainer_program(rank)
-        classes.setdefault(_signature(program, coords_of(program.groups, rank, program.turns), common, t.main, rows), []).append(rank)
+        coords = coords_of(program.groups, rank, program.turns)
+        key = hash(tuple(map(_TYPE, program.ops))) if alike else _signature(program, coords, common, t.main, rows)
+        classes.setdefault(key, []).append(rank)
     found = []
     for ranks in classes.values():
         programs = {r: t.get_trainer_program(r) for r in ranks}

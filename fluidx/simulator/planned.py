@@ -38,12 +38,16 @@ class Prediction(NamedTuple):
 @dataclass(frozen=True)
 class Considered:
     """A candidate of the planner. `form` is what its closed form says, `predicted` what a simulation said, None if it was not simulated.
-    `refused` is the reason why it cannot be taken, "" if it can."""
+    `refused` is the reason why it cannot be taken, "" if it can; `over` the bytes by which it does not fit. `exact`: every rank and every
+    message were simulated, and not one rank for all; `note` says what was not."""
 
     candidate: Candidate
     form: ClosedForm | None = None
     predicted: Prediction | None = None
     refused: str = ""
+    over: int = 0
+    exact: bool = False
+    note: str = ""
 
     @property
     def strategy(self) -> Strategy:
@@ -76,8 +80,9 @@ class Considered:
 class Planned:
     """What `fx.plan` found. `strategy` is the chosen one, and prints as the call that makes it; `trainers` are the ranks for it.
 
-    `considered` are all candidates: first those that were simulated, the best first, then those that cannot win, by their bound, then those
-    that are refused. `limit` is the memory of a device, `report` the proof of the chosen one.
+    `considered` are all candidates: first those that were simulated exactly, the best first, then those for which one rank was simulated,
+    then those that cannot win, by their bound, then those that are refused. `limit` is the memory of a device, `report` the proof of the
+    chosen one.
     """
 
     program: Program
@@ -143,11 +148,18 @@ def _heading(p: Planned) -> Iterator[str]:
     yield f"memory: {p.limit}"
     simulated = sum(c.predicted is not None for c in p.considered)
     refused = sum(bool(c.refused) for c in p.considered)
-    rest = sum(c.predicted is None and not c.refused for c in p.considered)
+    rest = sum(c.predicted is None and not c.refused and not c.note for c in p.considered)
     yield (
         f"{len(p.considered)} candidates: {refused} refused, {rest} not simulated because their lower bound is no better, {simulated} "
         "simulated"
     )
+    exact = sum(c.exact and not c.note for c in p.considered)
+    yield f"of these {exact} exactly, every rank and every message (=); the others by one rank for all, collectives in closed form"
+    noted: dict[str, list[str]] = {}
+    for c in p.considered:
+        if c.note:
+            noted.setdefault(c.note, []).append(str(c.candidate))
+    yield from (f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: {note}" for note, names in noted.items())
 
 
 def _rows(shown: Sequence[Considered], limit: MemoryLimit) -> Iterator[str]:
@@ -156,8 +168,9 @@ def _rows(shown: Sequence[Considered], limit: MemoryLimit) -> Iterator[str]:
         found = one.predicted
         assert found is not None
         memory = show_size(found.memory) + (f" + {show_size(found.host_memory)} host" if found.host_memory else "")
+        number = f"{k + 1}{'=' if one.exact else ' '}"
         table.append(
-            (str(k + 1), show_seconds(found.seconds), memory, show_seconds(found.exposed), one.binds(limit), str(one.candidate))
+            (number, show_seconds(found.seconds), memory, show_seconds(found.exposed), one.binds(limit), str(one.candidate))
         )  # fmt: skip
     widths = [max(len(row[k]) for row in table) for k in range(5)]
     for row in table:
@@ -172,7 +185,7 @@ def why(chosen: Considered, baseline: Considered | None, limit: MemoryLimit) -> 
     if baseline is None:
         return f"{chosen.candidate}: data_parallel was not among the candidates"
     if baseline.candidate == chosen.candidate:
-        return f"{chosen.candidate}: no other candidate is predicted to be faster by more than the prediction can tell apart"
+        return f"{chosen.candidate}: no other candidate is predicted to be faster"
     other = baseline.predicted
     if other is None or baseline.refused:
         more = "" if baseline.form is None else f", which needs {show_size(baseline.form.memory - found.memory)} more,"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -12,17 +13,21 @@ from ..ir.dtypes import HALVES
 from ..ir.errors import FluidxError, TranspileError, VerifyError, nearest
 from ..ir.pass_base import Pass
 from ..ir.program import Program
+from ..rewrite import Recompute
 from ..transpiler.cluster import Cluster, Mesh
 from ..transpiler.transpiler import DistributeTranspiler
 from ..verify import Report
 from .candidates import Candidate, candidates
 from .closed_forms import Collective, closed_form
-from .memory_limit import MemoryLimit, show_size
+from .memory_limit import MemoryLimit
 from .one_device import OneDevice, one_device
 from .planned import Considered, Planned, Prediction
+from .refusals import SAME, nothing_fits, too_much
 
-TIE = 0.01  # of a step: less is no difference, whatever the spread of the figures
-SAME = "it is the same program as"  # so begins the reason of a candidate that is refused as another one is there
+BEST = 3  # so many are simulated exactly at least, the best by the predictions of one rank for all
+_MOST_EXACT = 8  # and so many at most, if an exact time is above what others were predicted to take
+_MOST_MESSAGES = 200_000  # of an exact simulation: more take minutes
+_MOST_OPERATORS, _MOST_OWN_MESSAGES = 50_000, 4_000  # of all ranks, where each is planned by itself
 
 
 class MachineFigures(Protocol):
@@ -33,7 +38,7 @@ class MachineFigures(Protocol):
 
     def step(self, plan: Any, step: Any) -> float: ...
     def collective(self, trainers: Cluster | Mesh) -> Collective: ...
-    def simulate(self, t: DistributeTranspiler) -> Prediction: ...
+    def simulate(self, t: DistributeTranspiler, exact: bool = False) -> Prediction: ...
     @property
     def to_host(self) -> float: ...
     @property
@@ -53,6 +58,7 @@ def plan(
     strategies: Sequence[str] | None = None,
     wire: Sequence[str] | str = (),
     rewrites: Sequence[Pass] = (),
+    recompute: bool = True,
 ) -> Planned:
     """Choose the strategy with which a step of `program` takes least time on a cluster and fits into the memory of its devices.
 
@@ -61,11 +67,12 @@ def plan(
     step, of all ranks together. `memory`: of a device, such as "40GB"; by default what its file says, of which 5 % and the context of a
     process stay free. `ranks`: how many devices to use, by default all of the cluster. `strategies`: names of the strategies to try.
     `wire`: dtypes in which gradients may travel beside their own, "bfloat16"; they are rounded, so that nothing is tried by default.
-    `rewrites`: passes that save memory, each of which is tried.
+    `rewrites`: passes that save memory, each of which is tried. `recompute`: what does not fit is tried again with `rewrite.Recompute()`.
 
-    Candidates that cannot fit are refused by closed forms, without transpiling them. The others are transpiled and simulated in the order
-    of a lower bound of their time, until no bound is better than the best time found. The chosen one is verified. The answer depends on
-    the arguments alone, so that all ranks of a job find the same.
+    Candidates that cannot fit are refused by closed forms, without transpiling them. The others are transpiled and simulated, one rank for
+    all, in the order of a lower bound of their time, until no bound is among the best three times found. The best three and data_parallel
+    are then simulated rank by rank and message by message, and the fastest of them is chosen and verified. The answer depends on the
+    arguments alone, so that all ranks of a job find the same.
 
     Raises TranspileError if nothing fits: it names the nearest candidate, by how much it misses, and what would help.
 
@@ -84,64 +91,71 @@ def plan(
     given, hardware = chosen_ranks(cluster, ranks)
     found = candidates(program, given, _names(strategies), _wires(wire), rewrites)
     assert batch is not None
-    return search(program, startup, found, Machine(given, hardware, batch, memory), hardware.name)
+    return search(program, startup, found, Machine(given, hardware, batch, memory), hardware.name, recompute)
 
 
-def search(program: Program, startup: Program, found: Sequence[Candidate], prices: MachineFigures, machine: str) -> Planned:
+def search(
+    program: Program, startup: Program, found: Sequence[Candidate], prices: MachineFigures, machine: str, recompute: bool = False
+) -> Planned:  # fmt: skip
     """Simulate the candidates that can win, and choose. See `plan`."""
-    return _PlanSearch(program, startup, prices).run(found, machine)
+    return _PlanSearch(program, startup, prices, recompute).run(found, machine)
 
 
 class _PlanSearch:
-    def __init__(self, program: Program, startup: Program, prices: MachineFigures):
-        self.program, self.startup, self.prices = program, startup, prices
+    def __init__(self, program: Program, startup: Program, prices: MachineFigures, recompute: bool):
+        self.program, self.startup, self.prices, self.recompute = program, startup, prices, recompute
         self.programs: dict[tuple[Pass, ...], Program] = {}
         self.alone: dict[tuple, OneDevice] = {}
         self.known: dict[int, Candidate] = {}  # by the program that was simulated
 
     def run(self, found: Sequence[Candidate], machine: str) -> Planned:
-        considered = [self._sized(c) for c in found]
-        done = self._searched([c for c in considered if not c.refused])
-        refused = [c for c in considered if c.refused]
+        done = self._searched([self._sized(c) for c in found])
         while True:
-            ranked = self._ranked(done)
-            if not ranked:
-                raise self._nothing([*refused, *(c for c in done if c.refused)])
-            chosen, report = ranked[0], self._verified(ranked[0])
+            done = self._exactly(done)
+            fits = _fitting(done)
+            if not fits:
+                raise nothing_fits([c for c in done if c.refused], self.prices.limit)
+            chosen = fits[0]
+            report = self._verified(chosen)
             if isinstance(report, Report):
                 break
             done[done.index(chosen)] = chosen.without_time(f"it does not verify: {report}")
         rest = sorted((c for c in done if c.predicted is None and not c.refused), key=lambda c: (c.bound, c.candidate.order))
-        everything = [*ranked, *rest, *(c for c in done if c.refused), *refused]
+        everything = [*fits, *rest, *(c for c in done if c.refused)]
         baseline = next((c for c in sorted(everything, key=lambda c: c.candidate.order) if c.strategy.name == "data_parallel"), None)
         return Planned(
             self.program, self.startup, self.prices.batch, machine, self.prices.limit, tuple(everything), report, baseline
         )  # fmt: skip
 
-    def _searched(self, left: list[Considered]) -> list[Considered]:
-        """The candidates, those that can be chosen simulated: first those that can be faster than the best by more than a tie, by their
-        bounds, then simpler ones that can be as fast, until one is."""
-        left.sort(key=lambda c: (c.bound, c.candidate.order))
-        simplest = min(left, key=lambda c: c.candidate.order, default=None)
+    def _searched(self, found: Sequence[Considered]) -> list[Considered]:
+        """All candidates, simulated those that can be among the best by their bounds. Those that do not fit are tried with recompute."""
+        left = sorted([*found, *(again for c in found for again in self._recomputed(c))], key=_by_bound)
+        simplest = min((c for c in left if not c.refused), key=lambda c: c.candidate.order, default=None)
         if simplest is not None and simplest.strategy.name == "data_parallel":  # the baseline is always simulated
             left.remove(simplest)
             left.insert(0, simplest)
         done: list[Considered] = []
-        later: list[Considered] = []
-        for one in left:
-            best = self._best(done)
-            if best is not None and one.bound >= (1 - TIE) * _seconds(best):
-                later.append(one)
-            else:
-                done.append(self._simulated(one))
-        later.sort(key=lambda c: c.candidate.order)
-        for k, one in enumerate(later):
-            chosen, best = self._ranked(done)[0], self._best(done)
-            assert best is not None
-            if one.candidate.order < chosen.candidate.order and one.bound < (1 + TIE) * _seconds(best):
-                later[k] = self._simulated(one)
-                done.append(later[k])
-        return [*done, *(c for c in later if c.predicted is None and not c.refused)]
+        best: list[float] = []
+        while left:
+            one = left.pop(0)
+            if not one.refused and (len(best) < BEST or one.bound < best[BEST - 1]):
+                one = self._simulated(one)
+                for again in self._recomputed(one):
+                    insort(left, again, key=_by_bound)
+                if one.predicted is not None and not one.refused:
+                    insort(best, one.predicted.seconds)
+            done.append(one)
+        return done
+
+    def _recomputed(self, one: Considered) -> list[Considered]:
+        """A candidate that does not fit, with recompute; none if recompute changes nothing."""
+        c = one.candidate
+        if not (self.recompute and one.over) or c.recomputes:
+            return []
+        again = Candidate(c.strategy.with_rewrites(Recompute()), c.trainers, (c.order[0] + 100, *c.order[1:]))
+        if len(self._rewritten(again.strategy.rewrites).ops) == len(self._rewritten(c.strategy.rewrites).ops):
+            return []
+        return [self._sized(again)]
 
     # -- closed forms -------------------------------------------------------------------------------------------------------------
 
@@ -157,24 +171,26 @@ class _PlanSearch:
             form = closed_form(c.strategy, one, c.trainers, ways, self.prices.to_host, self.prices.slowdown)
         except TranspileError as e:
             return Considered(c, refused=_first_line(e))
-        limit = self.prices.limit.usable
-        over = form.memory - limit
-        return Considered(c, form, refused=self._too_much(form.memory, over) if over > 0 else "")
+        return self._within_limit(Considered(c, form), form.memory)
 
-    def _too_much(self, memory: int, over: int) -> str:
-        return f"it needs {show_size(memory)} a device, {show_size(over)} more than there are for a plan"
+    def _within_limit(self, one: Considered, memory: int) -> Considered:
+        over = memory - self.prices.limit.usable
+        return replace(one, refused=too_much(memory, over), over=over) if over > 0 else one
 
     def _one(self, c: Candidate, rows: int) -> OneDevice:
         """The program on one device, for the rows of a rank; shared by all candidates with as many."""
         key = c.strategy.rewrites, rows
         if key not in self.alone:
-            if c.strategy.rewrites not in self.programs:
-                program = self.program
-                for one in c.strategy.rewrites:
-                    program = one.run(program)
-                self.programs[c.strategy.rewrites] = program
-            self.alone[key] = one_device(self.programs[c.strategy.rewrites], rows, self.prices.step, self.prices.device)
+            self.alone[key] = one_device(self._rewritten(c.strategy.rewrites), rows, self.prices.step, self.prices.device)
         return self.alone[key]
+
+    def _rewritten(self, rewrites: tuple[Pass, ...]) -> Program:
+        """The program after the rewrites of a strategy."""
+        if not rewrites:
+            return self.program
+        if rewrites not in self.programs:
+            self.programs[rewrites] = rewrites[-1].run(self._rewritten(rewrites[:-1]))
+        return self.programs[rewrites]
 
     # -- simulations --------------------------------------------------------------------------------------------------------------
 
@@ -190,27 +206,38 @@ class _PlanSearch:
             same = self.known.setdefault(_key(t), one.candidate)
             if same is not one.candidate:
                 return one.without_time(f"{SAME} {same}")
+            if why := _too_many(t):
+                return replace(one, note=f"not simulated: {why}")
             predicted = self.prices.simulate(t)
         except FluidxError as e:
             return one.without_time(_first_line(e))
-        over = predicted.memory - self.prices.limit.usable
-        found = replace(one, predicted=predicted)
-        return found.without_time(self._too_much(predicted.memory, over)) if over > 0 else found
+        return self._within_limit(replace(one, predicted=predicted), predicted.memory)
 
-    @staticmethod
-    def _best(done: Sequence[Considered]) -> Considered | None:
-        fits = [c for c in done if c.predicted is not None and not c.refused]
-        return min(fits, key=lambda c: (c.predicted.seconds, c.candidate.order), default=None)  # type: ignore[union-attr]
+    def _exactly(self, done: list[Considered]) -> list[Considered]:
+        """The candidates, the best of them and data_parallel simulated exactly, until no other one was predicted to be as fast."""
+        found = list(done)
+        simplest = min(found, key=lambda c: c.candidate.order, default=None)
+        if simplest is not None and simplest.strategy.name == "data_parallel":
+            self._make_exact(found, simplest)
+        while True:
+            fits = sorted((c for c in found if c.predicted is not None and not c.refused), key=_by_time)
+            one = next((c for c in fits[:BEST] if not c.exact), None)
+            if one is None or sum(c.exact for c in found) >= _MOST_EXACT:
+                return found
+            self._make_exact(found, one)
 
-    def _ranked(self, done: Sequence[Considered]) -> list[Considered]:
-        """The candidates that fit: the chosen one, then the others by their time."""
-        fits = [c for c in done if c.predicted is not None and not c.refused]
-        fits.sort(key=lambda c: (c.predicted.seconds, c.candidate.order))  # type: ignore[union-attr]
-        if not fits:
-            return []
-        alike = [c for c in fits if tie(fits[0].predicted, c.predicted)]  # type: ignore[arg-type]
-        chosen = min(alike, key=lambda c: c.candidate.order)
-        return [chosen, *(c for c in fits if c is not chosen)]
+    def _make_exact(self, found: list[Considered], one: Considered) -> None:
+        if one.predicted is None or one.refused or one.exact:
+            return
+        t = self._transpiled(one.candidate)
+        many = t.messages
+        if many > _MOST_MESSAGES:
+            made = replace(one, exact=True, note=f"collectives in closed form: {many:,} messages, more than {_MOST_MESSAGES:,}")
+        else:
+            predicted = self.prices.simulate(t, exact=True)
+            made = self._within_limit(replace(one, predicted=predicted, exact=True), predicted.memory)
+        found[found.index(one)] = made
+        found += [self._simulated(again) for again in self._recomputed(made) if not again.refused]
 
     def _verified(self, one: Considered) -> Report | str:
         try:
@@ -218,64 +245,32 @@ class _PlanSearch:
         except VerifyError as e:
             return _first_line(e)
 
-    # -- nothing fits -------------------------------------------------------------------------------------------------------------
 
-    def _nothing(self, refused: Sequence[Considered]) -> TranspileError:
-        limit = self.prices.limit
-        large = [c for c in refused if c.form is not None and not c.refused.startswith(SAME)]
-        if not refused:
-            return TranspileError(
-                "plan: these strategies give no candidate: rails needs several hosts, and pipeline a program with stages, "
-                'with fx.device_guard("stage:1"): ...; name others, or leave strategies out'
-            )
-        if not large:
-            listed = "".join(f"\n  {c.candidate}: {c.refused}" for c in refused[:10])
-            return TranspileError(f"plan: none of {len(refused)} candidates can be taken:{listed}")
-        near = min(large, key=lambda c: (_memory(c), c.candidate.order))
-        form, needs = near.form, _memory(near)
-        assert form is not None
-        if needs <= limit.usable:
-            return TranspileError(f"plan: nothing can be taken; the nearest, {near.candidate}: {near.refused}")
-        values = needs - form.state
-        return TranspileError(
-            f"plan: none of {len(refused)} candidates fits into {limit}\n"
-            f"  nearest: {near.candidate} needs {show_size(needs)}, {show_size(needs - limit.usable)} too much: "
-            f"{show_size(form.state)} of parameters and optimizer state, {show_size(values)} of gradients, gathered parameters and "
-            f"activations\n  {self._advice(near, values)}"
-        )
-
-    def _advice(self, near: Considered, values: int) -> str:
-        assert near.form is not None
-        if near.form.state > values:
-            found = ["more ranks, which divide parameters and optimizer state"]
-            if not near.form.host_memory:
-                found.insert(1, "cpu_offload=True, which has optimizer state in host memory")
-        else:
-            found = ["a smaller batch", "recomputation in backward (fx.optimizer.RecomputeOptimizer)", "more ranks with the same batch"]
-        return f"what would help: {'; '.join(found)}"
+def _fitting(done: Sequence[Considered]) -> list[Considered]:
+    """The candidates that fit: the exact ones by their time, then the others."""
+    fits = [c for c in done if c.predicted is not None and not c.refused]
+    return sorted(fits, key=lambda c: (not c.exact, *_by_time(c)))
 
 
-def tie(best: Prediction, other: Prediction) -> bool:
-    """Can the prediction not tell two candidates apart? What they have in common is as wrong for both; what differs, compute and exposed
-    communication, has the spread of the figures.
-
-    >>> one = Prediction(1.0, 0.9, 1.1, 0.8, 0.2, 0, 0, True)
-    >>> tie(one, one._replace(seconds=1.005)), tie(one, one._replace(seconds=1.05, exposed=0.25))
-    (True, False)
-    """
-    spread = (best.high - best.low) / (2 * best.seconds) if best.seconds else 0.0
-    differs = abs(best.compute - other.compute) + abs(best.exposed - other.exposed)
-    return other.seconds - best.seconds <= max(TIE * best.seconds, spread * differs)
-
-
-def _seconds(one: Considered) -> float:
+def _by_time(one: Considered) -> tuple[float, tuple[int, ...]]:
     assert one.predicted is not None
-    return one.predicted.seconds
+    return one.predicted.seconds, one.candidate.order
 
 
-def _memory(c: Considered) -> int:
-    assert c.form is not None
-    return c.predicted.memory if c.predicted is not None else c.form.memory
+def _by_bound(one: Considered) -> tuple[float, tuple[int, ...]]:
+    return one.bound, one.candidate.order
+
+
+def _too_many(t: DistributeTranspiler) -> str:
+    """Why ranks that are planned one by one are not simulated; "" if they are."""
+    if t.ranks_differ_in_rounds_only:
+        return ""
+    operators = len(t.main.ops) * t.world_size
+    if operators > _MOST_OPERATORS:
+        return f"each rank has a program of its own, {operators:,} operators together, more than {_MOST_OPERATORS:,}"
+    if t.messages > _MOST_OWN_MESSAGES:
+        return f"ranks with programs of their own send {t.messages:,} messages, more than {_MOST_OWN_MESSAGES:,}"
+    return ""
 
 
 def _key(t: DistributeTranspiler) -> int:

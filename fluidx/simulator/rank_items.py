@@ -12,6 +12,7 @@ from ..ir.errors import ExecutionError
 from ..ir.opdef import Effect, opdef
 from ..ir.operator import Operator, Role
 from ..ir.program import Program
+from ..transpiler.cluster import NODE
 from ..transpiler.placement.pipeline_stages import STAGES
 from .costs import CostEstimate
 from .folding import Messages
@@ -27,6 +28,11 @@ class Prices(Protocol):
     def collective(self, method: str, members: Sequence[int], nbytes: int, groups: Sequence[Sequence[int]]) -> CostEstimate:
         """The seconds of a collective among `members`, while all sets of `groups` make the same call. `method` is the method of its
         algorithm, or "to_root" and "from_root". `nbytes` are those of the whole value."""
+
+    def carried(
+        self, algorithm: str, method: str, groups: Sequence[Sequence[int]], nbytes: int, hosts: int, rooted: bool
+    ) -> CostEstimate:  # fmt: skip
+        """The seconds of a collective that the sets of `groups` carry out by the messages of an algorithm."""
 
     @property
     def dispatch(self) -> float:
@@ -209,7 +215,12 @@ class ItemMaker:
             members = tuple(self.program.group_ranks(op.attrs["group"], self.rank))
             groups = self.program.groups[op.attrs["group"]]
             method, nbytes = volume(op, self.plan, len(members))
-            seconds = self._noted(self.prices.collective(_ROOTED.get(op.type, method), members, nbytes, groups))
+            if (by := op.attrs.get("algorithm", "")) and nbytes and len(members) > 1 and method != "adaptive":
+                hosts = len(self.program.groups.get(NODE, ())) or 1
+                found = self.prices.carried(by, method, groups, nbytes, hosts, "root" in op.attrs)
+            else:
+                found = self.prices.collective(_ROOTED.get(op.type, method), members, nbytes, groups)
+            seconds = self._noted(found)
             yield Meeting((k,), op.attrs["group"], members, seconds, nbytes, beside=step.overlapped, dispatch=self.prices.dispatch)
 
     def _noted(self, found: CostEstimate) -> float:

@@ -260,17 +260,25 @@ class DistributeTranspiler:
         _ = self.pair
         return self._special[0].writes_nothing
 
-    def without_rounds(self) -> Program | None:
-        """The main program of rank 0 in which no collective is carried out by messages, to plan one rank for all; None if ranks differ in
-        more than these messages."""
+    @property
+    def ranks_differ_in_rounds_only(self) -> bool:
+        """Has every rank the operators of the main program for all ranks, but for the messages of collectives?"""
         _ = self.pair
-        if not self._special[0].differs_in_rounds_only:
+        return self._special[0].differs_in_rounds_only
+
+    @property
+    def messages(self) -> int:
+        """How many messages all ranks send in a step, beside those inside collectives of the communicator."""
+        _ = self.pair
+        return self._special[0].exchanges[1]
+
+    def without_rounds(self) -> Program | None:
+        """The main program of rank 0 in which collectives with an algorithm stay as they are, to plan one rank for all; None if ranks
+        differ in more than their messages."""
+        if not self.ranks_differ_in_rounds_only:
             return None
         made = self.main.copy()
-        made.rank = 0
-        for block in made.blocks:
-            block.oplist = [op.replace(attrs={**op.attrs, "algorithm": ""}) if op.attrs.get("algorithm") else op for op in block.oplist]
-        made.frozen = True
+        made.rank, made.frozen = 0, True
         return made
 
     @property

@@ -105,10 +105,10 @@ def _is_built_in(of: Algorithm) -> bool:
     return BUILT_IN.get(of.name) is of
 
 
-def able(name: str, carries: str, n: int) -> bool:
+def able(name: str, carries: str, n: int, hosts: int = 1) -> bool:
     """Can an algorithm carry out this method among n ranks?"""
     try:
-        schedule(name, carries, n)
+        schedule(name, carries, n, hosts)
     except Refused:
         return False
     return True

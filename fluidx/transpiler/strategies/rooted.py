@@ -14,7 +14,7 @@ from .base import Common, Steps, Strategy, buckets, changed, strategy
 from .search_space import searched
 
 
-@searched(order=6, most_ranks=16, bucket_mb=(25, 5, 100))
+@searched(order=6, bucket_mb=(25, 5, 100))
 def reduce_broadcast(
     roots: str = "greedy", bucket_mb: float = 25, first_bucket_mb: float = 1, **common: Unpack[Common]
 ) -> Strategy:  # fmt: skip
@@ -30,7 +30,7 @@ def reduce_broadcast(
     return strategy("reduce_broadcast", AtRoots(roots), options, bucket=bucket, **common)
 
 
-@searched(order=5, carried=False, most_ranks=16, chunk_mb=(4, 1, 16))
+@searched(order=5, carried=False, chunk_mb=(4, 1, 16))
 def ring_optimizer(chunk_mb: float = 4, roots: str = "greedy", **common: Unpack[Common]) -> Strategy:
     """Send gradients around the ring to their roots piece by piece, update there, and send the new values on around the ring.
 

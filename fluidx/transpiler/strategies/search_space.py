@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from math import inf
 from typing import Any, TypeVar
 
 from ...ir.errors import TranspileError, nearest
@@ -19,8 +18,7 @@ class SearchSpace:
     """The options that a planner varies, each with its values, the usual one first. Of two strategies that take equally long, the planner
     takes the one with the lower `order`. `needs` is "" or what the ranks must have: "hosts", several of them, or "stages" of a pipeline.
     `within`: the strategy cuts the batch of another one, its option `of`. `saves`: it needs less memory on more ranks, so that it is
-    combined with what saves memory elsewhere. `carried`: its collectives take the options `algorithm` and `hierarchical`. `most_ranks`: its
-    messages are too many on more ranks."""
+    combined with what saves memory elsewhere. `carried`: its collectives take the options `algorithm` and `hierarchical`."""
 
     order: int
     options: Mapping[str, tuple[Any, ...]]
@@ -28,7 +26,6 @@ class SearchSpace:
     within: bool = False
     saves: bool = False
     carried: bool = True
-    most_ranks: float = inf
 
     def choices(self) -> Iterator[dict[str, Any]]:
         """The combinations of values; the usual values are left out.
@@ -44,8 +41,7 @@ SPACES: dict[str, SearchSpace] = {}
 
 
 def searched(
-    order: int, needs: str = "", within: bool = False, saves: bool = False, carried: bool = True,
-    most_ranks: float = inf, **options: tuple[Any, ...]
+    order: int, needs: str = "", within: bool = False, saves: bool = False, carried: bool = True, **options: tuple[Any, ...]
 ) -> Callable[[_F], _F]:  # fmt: skip
     """A decorator of a strategy: declares what a planner varies of it (see SearchSpace). Raises TranspileError for an option that the
     strategy does not have, and for a first value that is not the default.
@@ -65,7 +61,7 @@ def searched(
                 raise TranspileError(
                     f"{function.__name__}: the first value of {name} is {values[0]!r}; begin with the default, {has[name].default!r}"
                 )
-        SPACES[function.__name__] = SearchSpace(order, options, needs, within, saves, carried, most_ranks)
+        SPACES[function.__name__] = SearchSpace(order, options, needs, within, saves, carried)
         return function
 
     return declare
