@@ -84,6 +84,13 @@ class Communicator(Protocol):
     def all_to_all(self, sends: Sequence[Any], recvs: Sequence[Any], ranks: Ranks) -> None:
         """Copy the `sends[my index]` of the rank with index k to `recvs[k]`. No send shares memory with a receive."""
 
+    def scatter(self, parts: Sequence[Any], out: Any, root: int, ranks: Ranks) -> None:
+        """Copy the `parts[k]` of the rank with index `root` to the `out` of the rank with index k. Only the root's `parts` are read."""
+
+    def gather(self, x: Any, parts: Sequence[Any], root: int, ranks: Ranks) -> None:
+        """Copy the `x` of the rank with index k to the root's `parts[k]`. Only the root's `parts` are written; `x` may be its own part
+        itself."""
+
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
         """Send arrays to peers (global ranks) and receive into arrays, all at once, as one NCCL group would."""
 

@@ -59,8 +59,22 @@ class CollectiveMethods(ABC):
     def all_to_all(self, sends: Sequence[np.ndarray], recvs: Sequence[np.ndarray], ranks: Ranks) -> Any:
         return self._collective(ranks, Contribution("all_to_all", sends, gives=sends, takes=recvs))
 
+    def scatter(self, parts: Sequence[np.ndarray], out: np.ndarray, root: int, ranks: Ranks) -> Any:
+        gives = parts if ranks[root] == self.rank else _for(ranks, out)
+        return self._collective(ranks, Contribution("scatter", gives, root=root, gives=gives, takes=_for(ranks, out, root)))
+
+    def gather(self, x: np.ndarray, parts: Sequence[np.ndarray], root: int, ranks: Ranks) -> Any:
+        takes = parts if ranks[root] == self.rank else _for(ranks, x)
+        return self._collective(ranks, Contribution("gather", x, root=root, gives=_for(ranks, x, root), takes=takes))
+
     def _block(self, dtype: np.dtype) -> np.ndarray:
         """Scratch of BLOCK elements for reductions."""
         if self._scratch is None or self._scratch.dtype != dtype:
             self._scratch = np.empty(BLOCK, dtype)
         return self._scratch
+
+
+def _for(ranks: Ranks, a: np.ndarray, root: int = -1) -> list[np.ndarray]:
+    """An array for each rank of a group: `a` for the root, an array without elements for every other one."""
+    nothing = a.reshape(-1)[:0]
+    return [a if k == root else nothing for k in range(len(ranks))]

@@ -74,14 +74,14 @@ def _move(slots: Sequence[Contribution], first: int, end: int, block: Block) -> 
             np.copyto(place, source.gives[k])
 
 
-def _scatter(slots: Sequence[Contribution], first: int, end: int, block: Block) -> None:
+def _reduce_parts(slots: Sequence[Contribution], first: int, end: int, block: Block) -> None:
     for k in range(first, end):
         reduce_into([s.gives[k] for s in slots], [slots[k].out], slots[0].op, block)
 
 
 _WORK = {
     "broadcast": _broadcast, "all_reduce": _reduce_share, "reduce": _reduce_share, "all_gather": _move, "all_to_all": _move,
-    "reduce_scatter": _scatter,
+    "scatter": _move, "gather": _move, "reduce_scatter": _reduce_parts,
 }  # fmt: skip
 
 

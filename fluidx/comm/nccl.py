@@ -336,18 +336,28 @@ class NcclCommunicator:
         self._launch("reduce_scatter", ranks, call)
 
     def all_to_all(self, sends: Sequence[Any], recvs: Sequence[Any], ranks: Ranks) -> None:
-        t = nccl_dtype(self.nccl, sends[0].dtype)
+        self._hand("all_to_all", ranks, list(enumerate(sends)), list(enumerate(recvs)))
+
+    def scatter(self, parts: Sequence[Any], out: Any, root: int, ranks: Ranks) -> None:
+        self._hand("scatter", ranks, list(enumerate(parts)) if ranks[root] == self.rank else [], [(root, out)])
+
+    def gather(self, x: Any, parts: Sequence[Any], root: int, ranks: Ranks) -> None:
+        self._hand("gather", ranks, [(root, x)], list(enumerate(parts)) if ranks[root] == self.rank else [])
+
+    def _hand(self, what: str, ranks: Ranks, sends: Sequence[tuple[int, Any]], recvs: Sequence[tuple[int, Any]]) -> None:
+        """Send arrays to members of a group, by their index in it, and receive arrays from members."""
 
         def call(c: Any, s: int) -> None:
-            tight = [self._tight(x) for x in sends]
-            with self._landing(recvs) as places, self._group():
-                for k, (x, place) in enumerate(zip(tight, places, strict=True)):
+            tight = [(k, self._tight(x)) for k, x in sends]
+            with self._landing([place for _, place in recvs]) as places, self._group():
+                for k, x in tight:
                     if x.size:
-                        c.send(x.data.ptr, x.size, t, k, s)
+                        c.send(x.data.ptr, x.size, nccl_dtype(self.nccl, x.dtype), k, s)
+                for (k, _), place in zip(recvs, places, strict=True):
                     if place.size:
-                        c.recv(place.data.ptr, place.size, t, k, s)
+                        c.recv(place.data.ptr, place.size, nccl_dtype(self.nccl, place.dtype), k, s)
 
-        self._launch("all_to_all", ranks, call)
+        self._launch(what, ranks, call)
 
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
         everyone = tuple(range(self.world_size))  # each rank knows only its own messages, so the group is all ranks

@@ -23,7 +23,9 @@ Sending = tuple[np.ndarray, int]  # an array and the peer
 Block = Callable[[], None]
 Launch = Callable[[tuple[np.ndarray, ...]], tuple[Exception | None, ...] | None]
 
-_WORK = {"broadcast": 1, "all_reduce": 2, "reduce": 2, "all_gather": 3, "all_to_all": 3, "reduce_scatter": 4}  # the numbers in combine.h
+_WORK = {
+    "broadcast": 1, "all_reduce": 2, "reduce": 2, "all_gather": 3, "all_to_all": 3, "scatter": 3, "gather": 3, "reduce_scatter": 4,
+}  # the numbers in combine.h  # fmt: skip
 _HOW = {"": 0, "sum": 0, "avg": 1, "max": 2, "min": 3, "prod": 4}
 
 

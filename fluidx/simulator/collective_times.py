@@ -21,8 +21,8 @@ from .measured_collectives import MEASURED_OP, MeasuredCollectives
 
 SLICE = 4 << 20  # bytes that are inside a host before the first of them are between hosts: the buffers of NCCL, 4 MiB
 PIECE = 1 << 19  # bytes of a rank's part that are added at a time, where ranks send messages
-METHODS = ("all_reduce", "reduce", "spread", "exchange", "adaptive", "to_root", "from_root")
-ROOTED = {"to_root": "reduce", "from_root": "spread"}  # the bytes that the two with a root send are those of these
+METHODS = ("all_reduce", "reduce", "spread", "exchange", "adaptive", "to_root", "from_root", "root_parts")
+ROOTED = {"to_root": "reduce", "from_root": "spread", "root_parts": "exchange"}  # the bytes that those with a root send are those of these
 
 
 class GroupShape(NamedTuple):
@@ -172,6 +172,8 @@ class CollectiveTimes:
             return min(forms.all_reduce())
         if method in ("reduce", "spread"):
             return forms.ring() / 2
+        if method == "root_parts":
+            return forms.root_parts()
         if method in ROOTED:
             return forms.chain()
         return forms.exchange() if method == "exchange" else forms.adaptive()
@@ -187,10 +189,10 @@ class _Forms:
         self.base = (inside.collective_latency or inside.latency).value
         self.hop, self.rate = inside.latency.value, inside.ring_bandwidth(self.g)
         self.switch = inside.in_switch
-        self.far, self.out = 0.0, float("inf")
+        self.far, self.out, self.card = 0.0, float("inf"), float("inf")  # a rank's card, and all that a host's ranks use
         if (between := hardware.between) is not None:
             card, cards = between.bandwidth.value, between.count
-            self.far = between.latency.value
+            self.far, self.card = between.latency.value, card * max(1.0, cards / devices_per_host)
             self.out = card * min(shape.fewest * max(1.0, cards / devices_per_host), cards / sharing)
             if between.by_group:
                 self.out *= min(1.0, between.ring_bandwidth(self.k) / (card * cards))
@@ -222,6 +224,12 @@ class _Forms:
         """Every rank sends a part to every other."""
         p, g, n = self.shape.ranks, self.g, self.nbytes
         within, over = (g - 1) * n / p**2 / self.rate, g * (p - g) * n / p**2 / self.out
+        return self.base + (g - 1) * self.hop + (self.k - 1) * self.far + max(within, over)
+
+    def root_parts(self) -> float:
+        """A root sends each rank its part, or gets it from there: all parts but its own are on the root's link, and on its card."""
+        p, g, n = self.shape.ranks, self.g, self.nbytes
+        within, over = (g - 1) * n / p / self.rate, (p - g) * n / p / min(self.card, self.out)
         return self.base + (g - 1) * self.hop + (self.k - 1) * self.far + max(within, over)
 
     def adaptive(self) -> float:

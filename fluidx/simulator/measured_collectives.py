@@ -12,7 +12,7 @@ from .estimate import CostEstimate
 # the collective that was measured for each method
 MEASURED_OP = {
     "all_reduce": "all_reduce", "reduce": "reduce_scatter", "spread": "all_gather", "exchange": "all_to_all", "to_root": "reduce",
-    "from_root": "broadcast",
+    "from_root": "broadcast", "root_parts": "all_to_all",  # of both, each rank copies its n-th of the value in shared memory
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ class Prices(Protocol):
 
     def collective(self, method: str, members: Sequence[int], nbytes: int, groups: Sequence[Sequence[int]]) -> CostEstimate:
         """The seconds of a collective among `members`, while all sets of `groups` make the same call. `method` is the method of its
-        algorithm, or "to_root" and "from_root". `nbytes` are those of the whole value."""
+        algorithm, or "to_root", "from_root" and "root_parts". `nbytes` are those of the whole value."""
 
     def carried(
         self, algorithm: str, method: str, groups: Sequence[Sequence[int]], nbytes: int, hosts: int, rooted: bool
@@ -61,7 +61,8 @@ def volume(op: Operator, plan: Plan, n: int) -> Volume:
     if method == "spread":
         return Volume(method, sum(t.nbytes for t in outs))
     if method == "exchange":
-        return Volume(method, n * sum(t.nbytes for t in ins))
+        whole = max(sum(t.nbytes for t in side) for side in (ins, outs)) if "root" in op.attrs else n * sum(t.nbytes for t in ins)
+        return Volume(method, whole)
     if method:
         return Volume(method, sum(t.nbytes for t in ins))
     if definition.comm.sent is None or not ins or n == 1:
@@ -69,7 +70,8 @@ def volume(op: Operator, plan: Plan, n: int) -> Volume:
     return Volume("spread", round(definition.comm.sent(n, ins[0], op.attrs) * ins[0].nbytes * n / (n - 1)))
 
 
-_ROOTED = {"reduce": "to_root", "broadcast": "from_root"}  # they send as much as methods of all ranks, in another way
+# they send as much as methods of all ranks, in another way
+_ROOTED = {"reduce": "to_root", "broadcast": "from_root", "scatter_parts": "root_parts", "gather_parts": "root_parts"}
 
 
 class KnownStep(NamedTuple):

@@ -14,7 +14,8 @@ class Traffic(dict[str, float]):
     """{group: bytes} that a rank sends; `operators` is the number of operators that send.
 
     A collective without an algorithm counts as the best algorithm in which all ranks send equally much (Thakur et al. 2005): an all_reduce
-    among n ranks sends 2(n-1)/n of its value; all_gather, reduce_scatter, broadcast and reduce send (n-1)/n. A send counts its own bytes.
+    among n ranks sends 2(n-1)/n of its value; all_gather, reduce_scatter, broadcast and reduce send (n-1)/n, all_to_all
+    (n-1)/n^2. So do scatter_parts and gather_parts, on average over the ranks. A send counts its own bytes.
     """
 
     operators: int = 0

@@ -20,6 +20,7 @@ from ..ir.parts import Coords, coords_of, entry_of, holds, local_type
 from ..ir.program import Block, Program
 from ..ir.types import Local, Placement, TensorType
 from ..ir.var import Var
+from .recipe import ranges_of
 from .refusal import Refusal
 from .transfer_messages import TRANSFER, TransferMessages
 
@@ -222,18 +223,17 @@ class _Collective:
     def __init__(self, number: int, op: Operator, recipe: RankRecipe, me: int, block: Block, coords: Coords):
         self.number, self.op, self.recipe, self.me = number, op, recipe, me
         self.x, self.out = op.input_arg_names[0], op.output_arg_names[0]
-        whole, own = (0, recipe.marks[-1]), (recipe.marks[me], recipe.marks[me + 1])
         method = opdef(op.type).comm.algorithm_method
-        self.has = own if method == "spread" else whole
-        self.wanted = own if method == "reduce" else whole
+        self.has, self.wanted = ranges_of(method, recipe.marks, recipe.marks[-1], me, coords[op.attrs["group"]][1])
         self.in_type, self.out_type = (_local(block, n, coords) for n in (self.x, self.out))
         self.keeps = holds(block.desc(self.out).placement, coords)
         if self.has[0] < self.has[1] and self.in_type.numel != self.has[1] - self.has[0]:
             raise Refusal(f"%{self.x} is {self.in_type} on this rank, and its blocks are elements {self.has[0]} to {self.has[1]}")
         if self.keeps and self.out_type.numel != self.wanted[1] - self.wanted[0]:
             raise Refusal(f"%{self.out} is {self.out_type} on this rank, and its blocks are elements {self.wanted[0]} to {self.wanted[1]}")
-        if method in ("reduce", "spread") and own[0] < own[1]:
-            self._check_own(block.desc(self.out if method == "reduce" else self.x), own, coords)
+        for name, own, checked in ((self.x, self.has, ("spread", "exchange")), (self.out, self.wanted, ("reduce", "exchange"))):
+            if method in checked and own[0] < own[1]:
+                self._check_own(block.desc(name), own, coords)
         self.elements = _Elements(recipe, *self.has)
         self.rounds: dict[int, list[RoundTransfer]] = {}
         for k, t in recipe.transfers:

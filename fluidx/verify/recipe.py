@@ -44,6 +44,19 @@ def prove_rounds(collective: str, world_size: int, rounds: Rounds, filled: Colle
     return None
 
 
+def ranges_of(method: str, marks: Sequence[int], size: int, me: int, n: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The elements of a value of `size` that rank `me` of n has before a collective, and those that it gets, by the bounds of the blocks.
+
+    >>> ranges_of("reduce", (0, 3, 5), 5, 1, 2), ranges_of("exchange", (0, 3, 5, 5, 5), 5, 1, 2)
+    (((0, 5), (3, 5)), ((5, 5), (3, 5)))
+    """
+    if method == "exchange":
+        got = [k for k in range(me, n * n, n) if marks[k] < marks[k + 1]]
+        return (marks[me * n], marks[me * n + n]), (marks[got[0]], marks[got[-1] + 1]) if got else (0, 0)
+    whole, own = (0, size), (marks[me], marks[me + 1])
+    return own if method == "spread" else whole, own if method == "reduce" else whole
+
+
 def shifted_rounds_hold(collective: str, n: int, rounds: Iterable[Iterable[Sequence]]) -> bool:
     """True if rounds of transfers give the result of a collective, for rounds that are equal on all ranks up to a shift.
 

@@ -23,7 +23,10 @@ from ..ir.valuetypes import known_bytes
 CONTEXT = 1  # unchanged operators shown on either side of a change
 WINDOW = 64  # longest stretch that is searched pair by pair
 _COMMUNICATE = frozenset(
-    {"nccl_init", "broadcast", "all_reduce", "reduce", "reduce_scatter", "all_gather", "all_to_all", "send", "recv", "barrier", "transfer"}
+    {
+        "nccl_init", "broadcast", "all_reduce", "reduce", "reduce_scatter", "all_gather", "all_to_all", "scatter_parts", "gather_parts",
+        "send", "recv", "barrier", "transfer",
+    }  # fmt: skip
 )
 
 

@@ -36,15 +36,30 @@ class _Counting:
         return call
 
 
-def sent(comm, size):
-    """What this rank sends in an all_reduce."""
-    world, x = comm.world.between, np.full(size, comm.rank, "float32")
+def counted(world, call):
+    """What this rank sends in a call."""
     counting, plain = _Counting(world.comm), world.comm
     world.comm = counting
-    comm.all_reduce(x, x, "sum", ALL)
+    call()
     world.comm = plain
-    assert (x == 6).all()
     return counting.sent
+
+
+def sent(comm, size):
+    """What this rank sends in an all_reduce."""
+    x = np.full(size, comm.rank, "float32")
+    found = counted(comm.world.between, lambda: comm.all_reduce(x, x, "sum", ALL))
+    assert (x == 6).all()
+    return found
+
+
+def sent_with_root(comm, rows, root, hosts):
+    """The bytes of data that this rank sends in a scatter, and in a gather."""
+    world, whole, part = comm.world.between if hosts else comm.world, np.arange(4.0 * rows), np.empty(rows)
+    scatter = counted(world, lambda: comm.scatter([*whole.reshape(4, rows)], part, root, ALL))
+    assert (part == whole.reshape(4, rows)[comm.rank]).all()
+    gather = counted(world, lambda: comm.gather(part, [*whole.reshape(4, rows)], root, ALL))
+    return [sum(nbytes for _, nbytes in sent if nbytes > 4096) for sent in (scatter, gather)]  # the rest are texts
 
 
 def as_threads(name, *args):
@@ -103,6 +118,14 @@ def test_between_hosts_goes_what_other_hosts_have_to_know_and_nothing_else(host)
     data = [large[0][1:], large[1], large[2][1:], large[3]]
     assert [sum(nbytes for _, nbytes in by_rank) for by_rank in data] == [1 << 19] * 4
     assert [{to for to, _ in by_rank} for by_rank in data] == [{2}, {3}, {0}, {1}]
+
+
+@pytest.mark.parametrize("hosts", [False, True])
+def test_a_root_sends_each_other_rank_its_part_and_gets_a_part_from_each(host, hosts):
+    """Of a value of 8 MiB the root sends three quarters and gets three quarters; the others send or get a quarter."""
+    ranks, quarter = host.ranks(4, 20.0, **({"share": True, "hosts": 2} if hosts else {})), 2 << 20
+    found = ranks.each(f"{__name__}:sent_with_root", [quarter // 8, 1, hosts])
+    assert found == [[0, quarter], [3 * quarter, 0], [0, quarter], [0, quarter]]
 
 
 def test_between_hosts_too_a_passed_deadline_names_who_is_missing_and_an_abort_wakes_all(hosts):

@@ -168,11 +168,22 @@ def test_messages_travel_as_one_group(world):
     ]  # fmt: skip
 
 
+def test_a_root_hands_out_parts_and_gets_parts_by_sends_and_receives(world):
+    whole, part = Array(1000, (4, 2)), Array(2000, (2, 2))
+    world.communicator(1).scatter(whole.halves(), part, 1, BOTH)
+    assert calls(world, "start", "send", "recv", "end") == [
+        ("start",), ("send", 1000, 4, 7, 0, "comm"), ("send", 1016, 4, 7, 1, "comm"), ("recv", 2000, 4, 7, 1, "comm"), ("end",),
+    ]  # fmt: skip
+    world.log.clear()
+    world.communicator(1).gather(part, whole.halves(), 0, BOTH)  # it is not the root
+    assert calls(world, "start", "send", "recv", "end") == [("start",), ("send", 2000, 4, 7, 0, "comm"), ("end",)]
+
+
 def test_all_to_all_is_sends_and_receives(world):
     world.communicator(1).all_to_all(Array(1000, (4, 2)).halves(), Array(2000, (4, 2)).halves(), BOTH)
     assert calls(world, "start", "send", "recv", "end") == [
-        ("start",), ("send", 1000, 4, 7, 0, "comm"), ("recv", 2000, 4, 7, 0, "comm"),
-        ("send", 1016, 4, 7, 1, "comm"), ("recv", 2016, 4, 7, 1, "comm"), ("end",),
+        ("start",), ("send", 1000, 4, 7, 0, "comm"), ("send", 1016, 4, 7, 1, "comm"),
+        ("recv", 2000, 4, 7, 0, "comm"), ("recv", 2016, 4, 7, 1, "comm"), ("end",),
     ]  # fmt: skip
 
 

@@ -37,10 +37,14 @@ def cases(n):
         yield "reduce_scatter", {"axis": axis, "unit": unit}, Partial("sum")
         for name in ("all_gather", "pad_part"):
             yield name, {"axis": axis, "unit": unit}, Shard(axis, "dp", unit)
+        yield "gather_parts", {"axis": axis, "unit": unit, "root": last}, Shard(axis, "dp", unit)
+        yield "scatter_parts", {"axis": axis, "unit": unit, "root": last}, At(last)
         yield "part", {"axis": axis, "unit": unit}, None
     for name in ("all_gather", "pad_part"):
         yield name, {"bounds": ranges(n)}, Pieces(ranges(n))
     yield "part", {"bounds": ranges(n)}, None
+    yield "gather_parts", {"bounds": ranges(n), "root": 0}, Pieces(ranges(n))
+    yield "scatter_parts", {"bounds": ranges(n), "root": 0}, At(0)
     for a, u, b, v in ((0, 1, 1, 1), (1, 3, 0, 2), (2, 1, 1, 1)):
         yield "all_to_all", {"axis": a, "unit": u, "to_axis": b, "to_unit": v}, Shard(a, "dp", u)
 

@@ -86,6 +86,13 @@ def test_all_to_all_sends_a_part_to_each():
     assert seconds("exchange", range(8), n) == pytest.approx(10e-6 + 3e-6 + 5e-6 + 4e8 / 20e9)
 
 
+def test_a_root_sends_or_gets_all_parts_but_its_own():
+    n = 16e8
+    assert seconds("root_parts", range(4), n) == pytest.approx(10e-6 + 3e-6 + 12e8 / 80e9)
+    # four of eight parts leave the root's host, over its one card of 10 GB/s
+    assert seconds("root_parts", range(8), n) == pytest.approx(10e-6 + 3e-6 + 5e-6 + 8e8 / 10e9)
+
+
 def test_adaptive_sums_exchange_whole_values_in_rounds():
     assert seconds("adaptive", range(4), 80e6) == pytest.approx(10e-6 + 2 * (1e-6 + 1e-3))
     # two rounds inside, and one in which four ranks send 80 MB each over 20 GB/s

@@ -52,13 +52,13 @@ class MessageCommunicator(CollectiveMethods):
             case "all_reduce" | "reduce":
                 self._reduce(ranks, slot)
             case "reduce_scatter":
-                self._scatter(ranks, slot)
+                self._reduce_parts(ranks, slot)
             case "broadcast":
                 self._broadcast(ranks, slot)
             case _:
                 self._meet(ranks, slot)
 
-    def _scatter(self, ranks: Ranks, slot: Contribution) -> None:
+    def _reduce_parts(self, ranks: Ranks, slot: Contribution) -> None:
         parts, out, n = slot.gives, slot.out, len(ranks)
         if all(part.nbytes <= LITTLE for part in parts):
             terms = self.room(n, out.size, out.dtype).reshape(n, *out.shape)

@@ -24,6 +24,7 @@ from .polled_world import STOPPED, PolledWorld
 
 _LITTLE = 24 * 1024  # bytes of a host's arrays up to which they are sent with the types
 _MOST_LEADS = 128
+_APART = "all_to_all", "scatter", "gather"  # collectives in which each part has one receiver: the ranks send them to each other
 _GRACE = 1.0  # seconds for the ranks of another host to name their missing rank
 
 
@@ -80,7 +81,8 @@ class HostsWorld:
 class HostsCommunicator(ProcessCommunicator):
     """One rank's communicator in a HostsWorld; implements comm.base.Communicator.
 
-    Groups on one host use shared memory. Messages are used for groups that are not ordered by host, for send and recv, and for all_to_all.
+    Groups on one host use shared memory. Messages are used for groups that are not ordered by host, for send and recv, and for
+    all_to_all, scatter and gather.
     """
 
     def __init__(self, world: HostsWorld, rank: int):
@@ -97,7 +99,7 @@ class HostsCommunicator(ProcessCommunicator):
     def _collective(self, ranks: Ranks, slot: Contribution) -> None:
         group = self.world.group(ranks)
         try:
-            if group is None or (group.hosts[1:] and slot.what == "all_to_all"):
+            if group is None or (group.hosts[1:] and slot.what in _APART):
                 with self._shared.noted(self.rank, among(slot.call, ranks), kept=slot.kept):
                     self._far._collective(ranks, slot)
             elif group.hosts[1:]:

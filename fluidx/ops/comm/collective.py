@@ -83,7 +83,7 @@ def _resized(shape: Sequence[int], sizes: Mapping[int, int]) -> tuple[int, ...]:
     return tuple([sizes.get(k, size) for k, size in enumerate(shape)])
 
 
-def _flat_marks(whole: TensorType, n: int, axis: int, unit: int, bounds: Offsets) -> Sequence[int] | None:
+def flat_marks(whole: TensorType, n: int, axis: int, unit: int, bounds: Offsets) -> Sequence[int] | None:
     """The bounds of the parts of a value in its flat form; None if they are not flat ranges."""
     if bounds:
         return bounds if len(bounds) == n + 1 else None
@@ -393,7 +393,7 @@ class AllGather(Parted):
         move=_move,
         sent=lambda n, *_: share("spread", n),
         algorithm_method="spread",
-        blocks=lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]),
+        blocks=lambda t, n, attrs: flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]),
         boxes=_boxes,
         fluid_names=("c_allgather", "c_allgather"),
         activity="ALLGATHER",
@@ -401,7 +401,7 @@ class AllGather(Parted):
 
     @staticmethod
     def _meaning(a: Any, xs: Any, out: TensorType, index: int, *, axis: int, unit: int, bounds: Offsets, **_: Any) -> Any:
-        marks = _flat_marks(out, len(xs), axis, unit, bounds)
+        marks = flat_marks(out, len(xs), axis, unit, bounds)
         return None if marks is None else a.gathered(xs, marks, out.shape)
 
     rewrite = Rewrite(meaning=_meaning)
@@ -447,7 +447,7 @@ class ReduceScatter(Parted):
         move=_move,
         sent=lambda n, *_: share("reduce", n),
         algorithm_method="reduce",
-        blocks=lambda t, n, attrs: _flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]),
+        blocks=lambda t, n, attrs: flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]),
         boxes=_boxes,
         fluid_names=("c_reducescatter", "c_reducescatter"),
         activity="REDUCESCATTER",
@@ -456,7 +456,7 @@ class ReduceScatter(Parted):
     @staticmethod
     def _meaning(a: Any, xs: Any, out: TensorType, index: int, *, op: str, axis: int, unit: int, bounds: Offsets, **_: Any) -> Any:
         total = a.mean(xs) if op == "avg" else a.sum(xs) if op == "sum" else None
-        marks = None if total is None else _flat_marks(a.type(total), len(xs), axis, unit, bounds)
+        marks = None if total is None else flat_marks(a.type(total), len(xs), axis, unit, bounds)
         return None if marks is None else a.shaped(a.cut(total, marks[index], marks[index + 1]), out.shape)
 
     rewrite = Rewrite(meaning=_meaning)

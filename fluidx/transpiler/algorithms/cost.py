@@ -45,7 +45,8 @@ class Estimate(NamedTuple):
 
 
 def seconds(name: str, method: str, n: int, nbytes: float, rooted: bool = False, link: Link = _LINKS.between) -> float:
-    """The time in seconds of a collective among n ranks with an algorithm. `rooted`: one rank owns the full value.
+    """The time in seconds of a collective among n ranks with an algorithm. `rooted`: one rank owns the full value, or all parts of an
+    exchange.
 
     >>> [f"{seconds(a, 'all_reduce', 8, 2**20) * 1e6:.0f} us" for a in ("ring", "recursive_doubling")]
     ['394 us', '360 us']
@@ -65,7 +66,8 @@ def estimates(
     """
     found = [Estimate(name, seconds(name, method, n, nbytes, rooted, link)) for name in CANDIDATES if able(name, method, n)]
     if own is not None:
-        found.insert(0, Estimate("", own.message + share(method, n) * nbytes * own.byte))
+        sent = share("spread" if rooted and method == "exchange" else method, n)  # by a root, if there is one
+        found.insert(0, Estimate("", own.message + sent * nbytes * own.byte))
     return sorted(found, key=lambda e: e.seconds)
 
 
@@ -86,7 +88,10 @@ def rounds_work(of: Algorithm, method: str, n: int, rooted: bool = False) -> Wor
     Work(messages=6, busiest=6.0, total=6.0)
     """
     cut = of.cut if method == "all_reduce" else (lambda n, size: owned_by(0, n, size)) if rooted else _even
-    marks = [*cut(n * n if method == "exchange" else n, _UNITS), _UNITS]  # blocks after the value are almost empty
+    if rooted and method == "exchange":  # rank 0 has a block for each rank
+        marks = [*_even(n, _UNITS), *[_UNITS] * (n * n - n)]
+    else:
+        marks = [*cut(n * n if method == "exchange" else n, _UNITS), _UNITS]  # blocks after the value are almost empty
     messages, busiest, total = 0, 0, 0
     for r in getattr(of, method)(n):
         count: Counter[tuple[str, int]] = Counter()

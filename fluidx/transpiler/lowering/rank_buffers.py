@@ -17,6 +17,7 @@ from ...ir.program import Block
 from ...ir.types import Local, TensorType
 from ...ir.unique_name import UnusedNames
 from ...ir.var import Var
+from ...verify.recipe import ranges_of
 from ..algorithms import RankRound, Transfer
 from .messages import recv
 
@@ -77,10 +78,8 @@ class CollectiveOnRank:
         self.x, self.out = op.input_arg_names[0], op.output_arg_names[0]
         self.out_type = self._local(self.out, coords)
         marks, method = plan.marks, opdef(op.type).comm.algorithm_method
-        whole, own = (0, plan.size), (marks[me], marks[me + 1])
-        start, stop = own if method == "spread" else whole
+        (start, stop), self.wanted = ranges_of(method, marks, plan.size, me, plan.ranks)
         self.held = [Piece(start, stop, self.x, start, self._local(self.x, coords))] if start < stop else []
-        self.wanted = own if method == "reduce" else whole
         self.keeps_result = holds(block.desc(self.out).placement, coords)
         self.parts = plan.parts(me)
         self.last = next((part for part in reversed(self.parts) if part.takes), None)

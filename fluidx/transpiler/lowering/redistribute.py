@@ -35,10 +35,14 @@ _OPERATORS = {
     (NoneType, Own): "assign",
     (At, NoneType): "broadcast",
     (At, At): "transfer",
+    (At, Shard): "scatter_parts",
+    (At, Pieces): "scatter_parts",
     (At, Partial): "own_term",
     (Shard, NoneType): "all_gather",
+    (Shard, At): "gather_parts",
     (Shard, Shard): "all_to_all",
     (Pieces, NoneType): "all_gather",
+    (Pieces, At): "gather_parts",
 }
 
 

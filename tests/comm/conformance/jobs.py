@@ -97,6 +97,8 @@ def moves(comm, ranks, shape, name):
     cut(got, n)[k][...] = cut(whole, n)[k]
     comm.all_gather(cut(got, n)[k], cut(got, n), ranks)  # mine lies in its place already
     assert np.array_equal(got, whole)
+    for root in range(n):
+        rooted(comm, ranks, root, xs)
     recvs = [unlike(cut(x, n)[k]) for x in xs]
     comm.all_to_all(cut(xs[k], n), recvs, ranks)
     assert all(np.array_equal(r, cut(x, n)[k]) for r, x in zip(recvs, xs, strict=True))
@@ -104,6 +106,29 @@ def moves(comm, ranks, shape, name):
         columns = np.empty_like(whole.T)
         comm.all_gather(cut(np.ascontiguousarray(whole.T), n)[k].copy().T, [c.T for c in cut(columns, n)], ranks)
         assert np.array_equal(columns, whole.T)
+
+
+def rooted(comm, ranks, root, xs):
+    """A root gives each rank its part, and gets a part from each; what others name as the whole is neither read nor written."""
+    n, k = len(ranks), ranks.index(comm.rank)
+    whole = xs[root] if k == root else unlike(xs[root])
+    want = cut(xs[root], n)[k]
+    for same in (False, True):  # my part may lie in its place already
+        given, got = whole.copy(), unlike(whole)
+        part = cut(given, n)[k] if same and k == root else unlike(want)
+        comm.scatter(cut(given, n), part, root, ranks)
+        assert np.array_equal(part, want) and np.array_equal(given, whole), (root, same)
+        mine = cut(got, n)[k] if same and k == root else want.copy()
+        mine[...] = want
+        comm.gather(mine, cut(got, n), root, ranks)
+        assert np.array_equal(got, xs[root] if k == root else unlike(whole)), (root, same)
+    if whole.ndim == 2:  # columns do not lie in one piece
+        columns, part = np.ascontiguousarray(whole.T), unlike(want)
+        comm.scatter(cut(columns.T, n), part, root, ranks)
+        assert np.array_equal(part, want), root
+        columns[...] = unlike(columns)
+        comm.gather(part, cut(columns.T, n), root, ranks)
+        assert np.array_equal(columns.T, xs[root] if k == root else unlike(whole)), root
 
 
 def messages(comm, ranks, shape, name):

@@ -58,6 +58,8 @@ dist:
   %p.full: f32[4,3] = redistribute(%p) {reason="rest"}
   %s.moved: f32[4,3] shard(1) over dp = redistribute(%s) {reason="use"}
   %s.at: f32[4,3] at(1) over dp = redistribute(%s) {reason="use"}
+  %w.rows: f32[4,3] shard(0) over dp = redistribute(%w) {reason="use"}
+  %p.at: f32[4,3] at(0) over dp = redistribute(%p) {reason="use"}
   %copy: f32[4,3] shard(0) over dp = redistribute(%s) {reason="none"}
 """
 
@@ -70,8 +72,9 @@ dist:
   %w.full: f32[4,3] = broadcast(%w) {group="dp", root=1}
   %p.full: f32[4,3] = all_gather(%p) {bounds=[0, 5, 12], group="dp"}
   %s.moved: f32[4,3] shard(1) over dp = all_to_all(%s) {axis=0, group="dp", to_axis=1}
-  %s.at.by1: f32[4,3] = all_gather(%s) {group="dp"}
-  %s.at: f32[4,3] at(1) over dp = assign(%s.at.by1)
+  %s.at: f32[4,3] at(1) over dp = gather_parts(%s) {group="dp", root=1}
+  %w.rows: f32[4,3] shard(0) over dp = scatter_parts(%w) {group="dp", root=1}
+  %p.at: f32[4,3] at(0) over dp = gather_parts(%p) {bounds=[0, 5, 12], group="dp", root=0}
   %copy: f32[4,3] shard(0) over dp = assign(%s)
 """)  # fmt: skip
 
