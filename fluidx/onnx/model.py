@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from ..ir import Parameter, ProgramError, Variable, unique_name
 from ..ir.errors import nearest
@@ -17,7 +17,7 @@ from .read import parse_model, read
 from .roles import Roles, with_own_copies
 from .sessions import Session
 from .values import Weight
-from .whole_model import import_model
+from .whole_model import WholeModel, import_model
 
 
 class OnnxModel:
@@ -35,6 +35,8 @@ class OnnxModel:
         given = initialized(proto.graph)
         self.feeds = [self[i.name] for i in proto.graph.input if i.name not in given]
         self.fetches = [self._output(o) for o in proto.graph.output]
+        whole = WholeModel.of(importer, [i.name for i in proto.graph.input if i.name not in given], [o.name for o in proto.graph.output])
+        self._whole: WholeModel | Literal[False] = whole if whole.is_plain() else False
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -66,7 +68,7 @@ class OnnxModel:
     def run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         """The outputs for inputs by name or in order, of any shape that the model supports. Parameters have the values of the file."""
         if self._session is None:
-            self._session = Session(self.proto)
+            self._session = Session(self.proto, self._whole)
         return self._session.run(feed)
 
     def __repr__(self) -> str:

@@ -6,44 +6,44 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..executor import Executor
 from ..executor.places import CPUPlace
 from ..executor.scope import Scope
-from ..ir import Program, flow, unique_name
-from ..ir.data_dependent_ops import cutting
+from ..ir import Program, unique_name
 from ..ir.dtypes import kept
 from ..ir.errors import FluidxError
-from ..ir.types import ANY
 from ..rewrite.batch_norm import fold_batch_norms, what_trains
 from ..rewrite.scales import fold_scales
 from .errors import OnnxError
 from .importer import Importer, run_once
 from .normalize import initialized, opsets_of
 from .read import read
-from .staged_runs import StagedPlan, read_by_host
+from .staged_runs import HostSteps, StagedPlan, read_by_host
 from .values import ABSENT, fits_program, numpy_dtype
-from .whole_model import import_model, program_name
+from .whole_model import WholeModel, import_model, program_name
 
 _MAX_PLANS = 16
 _MAX_ALIKE = 4  # plans for feeds of the same names, types and shapes
 
 
 class Session:
-    """Runs a ModelProto of the newest opset."""
+    """Runs a ModelProto of the newest opset. `whole` is its program for all sizes, if there is one already; False if there is none."""
 
-    def __init__(self, model: Any):
+    _open: StagedPlan | None
+
+    def __init__(self, model: Any, whole: WholeModel | Literal[False] | None = None):
         self.model, self.graph = model, model.graph
         self.opsets = opsets_of(model)
         self.optional = initialized(self.graph)
         self.inputs = [i.name for i in self.graph.input if i.name not in self.optional]
         self._types = {i.name: i.type for i in self.graph.input}
         self.outputs = [o.name for o in self.graph.output]
-        self._plans: OrderedDict[tuple, list[tuple[StagedPlan, dict[str, Any]]]] = OrderedDict()
-        self._open: tuple[StagedPlan, dict[str, Any]] | tuple[()] | None = None  # the plan for all sizes, if it was asked for
+        self._plans: OrderedDict[tuple, list[tuple[StagedPlan, Mapping[str, Any]]]] = OrderedDict()
+        self._whole, self._open = whole, None  # for all sizes; None before it was asked for
         self._node_cache: dict[int, tuple[Any, Any]] = {}
         self._executor = Executor(CPUPlace())
 
@@ -87,36 +87,27 @@ class Session:
         self._keep(key, plan, given)
         return found
 
-    def _for_all_sizes(self, fed: Mapping[str, Any]) -> list[tuple[StagedPlan, dict[str, Any]]]:
+    def _for_all_sizes(self, fed: Mapping[str, Any]) -> list[tuple[StagedPlan, Mapping[str, Any]]]:
         """The plan of the program with open axes, if these feeds fit it. It is written when feeds of a second kind come."""
-        if not self._plans:
+        if self._whole is None and self._plans:
+            self._whole = self._import_whole()
+        if not self._whole or not self._whole.fits(fed):
             return []
         if self._open is None:
-            self._open = self._write_open() or ()
-        if not self._open or not all(isinstance(v, np.ndarray) and v.size and n not in self.optional for n, v in fed.items()):
-            return []
-        plan, given = self._open
-        shapes = {n: plan.main.global_block().desc(v).type.shape for n, v in given.items()}
-        fits = all(d in (ANY, size) for n, shape in shapes.items() for d, size in zip(shape, fed[n].shape, strict=True))
-        return [self._open] if fits else []
+            self._open = self._plan(self._whole.main, self._whole.startup, (), self._whole.outputs, self._whole.feeds.values())
+        return [(self._open, self._whole.feeds)]
 
-    def _write_open(self) -> tuple[StagedPlan, dict[str, Any]] | None:
-        """A plan for all sizes of the open axes; None if the model has no open axes, or if its program takes decisions or draws numbers."""
-        dims = [d for i in self.graph.input if i.name not in self.optional for d in i.type.tensor_type.shape.dim]
-        if all(d.HasField("dim_value") for d in dims):
-            return None
-        try:
-            with unique_name.guard():
-                importer = import_model(self.model, {}, own=False)
-        except FluidxError:
-            return None
-        main = importer.main
-        if main.num_blocks > 1 or any(cutting(main)) or any(flow.draws(main, op) for op in main.ops):
-            return None
-        given = {n: importer.lookup(n).name for n in self.inputs}
-        return self._plan(importer, given.values()), given
+    def _import_whole(self) -> WholeModel | Literal[False]:
+        """The program for all sizes of the open axes; False if the model has none, or if the program differs from run to run."""
+        sizes = [d for i in self.graph.input if i.name not in self.optional for d in i.type.tensor_type.shape.dim]
+        if all(d.HasField("dim_value") for d in sizes):
+            return False
+        with suppress(FluidxError), unique_name.guard():
+            whole = WholeModel.of(import_model(self.model, {}, own=False), self.inputs, self.outputs)
+            return whole if whole.is_plain() else False
+        return False
 
-    def _keep(self, key: tuple, plan: StagedPlan, given: dict[str, Any]) -> None:
+    def _keep(self, key: tuple, plan: StagedPlan, given: Mapping[str, Any]) -> None:
         plans = self._plans.setdefault(key, [])
         plans.insert(0, (plan, given))
         del plans[_MAX_ALIKE:]
@@ -186,22 +177,21 @@ class Session:
         given = {n: importer.add_runtime_value(n, v, fits_program(v) and n not in self.optional) for n, v in fed.items()}
         importer.evaluate = run_once(importer)
         importer.run_nodes(self.graph.node)
-        return self._plan(importer, importer.fed), given
+        outputs = [importer.unwrapped(importer.lookup(n)) for n in self.outputs]
+        return self._plan(main, startup, importer.host_steps, outputs, importer.fed), given
 
-    def _plan(self, importer: Importer, fed: Collection[str]) -> StagedPlan:
-        """The plan of the program that an importer wrote, with the values of its weights."""
-        outputs, scope = [importer.unwrapped(importer.lookup(n)) for n in self.outputs], Scope()
-        if importer.startup.global_block().oplist:
-            self._executor.run(importer.startup, scope=scope)
-        main = _folded(importer.main, scope, importer, outputs)
-        return StagedPlan(self._executor, main, scope, importer.host_steps, outputs, fed)
+    def _plan(self, main: Program, startup: Program, host_steps: HostSteps, outputs: Sequence[Any], fed: Collection[str]) -> StagedPlan:
+        """The plan of a program, with the values of its weights."""
+        scope = Scope()
+        if startup.global_block().oplist:
+            self._executor.run(startup, scope=scope)
+        return StagedPlan(self._executor, _folded(main, scope, read_by_host(host_steps, outputs)), scope, host_steps, outputs, fed)
 
 
-def _folded(main: Program, scope: Scope, importer: Importer, outputs: list[Any]) -> Program:
+def _folded(main: Program, scope: Scope, wanted: set[str]) -> Program:
     """The program with batch normalizations and scales folded into the filters in the scope, which no other program uses."""
     if what_trains(main) is not None:
         return main
-    wanted = read_by_host(importer.host_steps, outputs)
     for fold in (fold_batch_norms, fold_scales):
         folded = fold(main, scope.get, wanted)
         for name, array in folded.values.items():

@@ -31,7 +31,7 @@ class StagedPlan:
     """A program with its host calls, for feeds of one kind. `given` names the variables that are fed."""
 
     def __init__(
-        self, executor: Executor, main: Program, scope: Scope, host_steps: HostSteps, outputs: list[Any], given: Collection[str]
+        self, executor: Executor, main: Program, scope: Scope, host_steps: HostSteps, outputs: Sequence[Any], given: Collection[str]
     ):
         self.main, self.scope, self.outputs = main, scope, outputs
         self._executor = executor
@@ -89,10 +89,10 @@ def _same(a: Any, b: Any) -> bool:
 # -- stages -------------------------------------------------------------------------------------------------------------------------
 
 
-def _stages(main: Program, host_steps: HostSteps, outputs: list[Any], given: Collection[str]) -> Iterator[_RunStage]:
+def _stages(main: Program, host_steps: HostSteps, outputs: Sequence[Any], given: Collection[str]) -> Iterator[_RunStage]:
     """A value that one stage computes and a later one reads is computed once: the stage fetches it, and the later one is fed with it."""
     groups: list[tuple[list[Check], HostCall | None]] = [*_groups(host_steps), ([], None)]
-    wanted = [_names([c.of for c in checks] if call is None else call.operands) for checks, call in groups[:-1]] + [_names(outputs)]
+    wanted = [_names([c.of for c in checks] if call is None else call.operands) for checks, call in groups[:-1]] + [_names([*outputs])]
     known = set(given)
     for k, (checks, call) in enumerate(groups):
         fetch = [n for n in wanted[k] if n not in known]
@@ -106,9 +106,9 @@ def _stages(main: Program, host_steps: HostSteps, outputs: list[Any], given: Col
         known.update(fetch, () if call is None else _names(call.results))
 
 
-def read_by_host(host_steps: HostSteps, outputs: list[Any]) -> set[str]:
+def read_by_host(host_steps: HostSteps, outputs: Sequence[Any]) -> set[str]:
     """Names of the variables whose values the host needs."""
-    return set(_names([outputs, *(one.of if isinstance(one, Check) else one.operands for one in host_steps)]))
+    return set(_names([*outputs, *(one.of if isinstance(one, Check) else one.operands for one in host_steps)]))
 
 
 def _groups(host_steps: HostSteps) -> Iterator[tuple[list[Check], HostCall | None]]:

@@ -4,15 +4,50 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..ir import Program, ProgramError, unique_name
+import numpy as np
+
+from ..ir import Program, ProgramError, TensorType, Variable, flow, unique_name
+from ..ir.data_dependent_ops import cutting
 from ..ir.errors import nearest
 from ..ir.types import ANY, WORD, Dim
 from .errors import OnnxError
 from .importer import Importer
 from .normalize import opsets_of
 from .types import dtype_of, value_type
+
+
+class WholeModel(NamedTuple):
+    """The programs of a model for all sizes of its open axes. `feeds`: input -> its variable; `outputs` are variables or known values."""
+
+    main: Program
+    startup: Program
+    feeds: Mapping[str, str]
+    outputs: Sequence[Any]
+
+    @classmethod
+    def of(cls, importer: Importer, inputs: Sequence[str], outputs: Sequence[str]) -> WholeModel:
+        """The programs that an importer wrote, copied: their user may change them."""
+        made = [importer.unwrapped(importer.lookup(n)) for n in outputs]
+        return cls(importer.main.copy(), importer.startup.copy(), {n: importer.lookup(n).name for n in inputs}, made)
+
+    def is_plain(self) -> bool:
+        """Does it give the same for each run of the same tensors, without control flow and sizes that depend on values?"""
+        main = self.main
+        types = [main.global_block().desc(n).type for n in self.feeds.values()]
+        types += [v.desc.type if isinstance(v, Variable) else None for v in self.outputs]
+        if not all(isinstance(t, TensorType) for t in types) or main.num_blocks > 1:
+            return False
+        return not any(cutting(main)) and not any(flow.draws(main, op) for op in main.ops)
+
+    def fits(self, fed: Mapping[str, Any]) -> bool:
+        """Do the fed values have the declared shapes?"""
+        block = self.main.global_block()
+        if any(not isinstance(v, np.ndarray) or not v.size or n not in self.feeds for n, v in fed.items()):
+            return False
+        shapes = [(block.desc(v).type.shape, fed[n].shape) for n, v in self.feeds.items()]
+        return all(d in (ANY, size) for shape, found in shapes for d, size in zip(shape, found, strict=True))
 
 
 def import_model(proto: Any, shapes: Mapping[str, Sequence[int | str]], own: bool, **options: Any) -> Importer:

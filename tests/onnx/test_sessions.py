@@ -76,6 +76,18 @@ def test_a_second_size_of_an_open_axis_gets_a_program_for_all_sizes(monkeypatch)
     assert len(plans) == 1 and len(programs) == 2
 
 
+def test_a_loaded_model_runs_the_program_that_was_loaded_with_the_values_of_the_file(monkeypatch):
+    plans = written(monkeypatch)
+    proto = model("g (float[n, 2] x) => (float[n, 2] y) { y = MatMul (x, w) }")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([[1, 2], [3, 4]]), "w"))
+    loaded = fx.onnx.load(proto)
+    with fx.program_guard(loaded.program, loaded.startup):  # what is written behind it has no part in it
+        fx.optimizer.SGD(0.1).minimize(fx.layers.mean(loaded.fetches[0]))
+    for rows in (1, 2, 5):
+        assert loaded.run([np.ones((rows, 2), np.float32)])[0].tolist() == [[4, 6]] * rows
+    assert plans == []
+
+
 def test_sizes_that_the_file_declares_wrong_and_random_draws_get_a_program_of_their_own(monkeypatch):
     plans = written(monkeypatch)
     s = session(model("g (float[n, 3] x) => (float[n, m] y) { y = Relu (x) }"))
