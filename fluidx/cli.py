@@ -72,7 +72,7 @@ def demo(ranks: int, epochs: int, strategy: str, backend: str, save: Path | None
 @main.command(context_settings={"allow_interspersed_args": False})
 @click.option("-n", "--ranks", type=click.IntRange(1), help="How many ranks [PET_NPROC_PER_NODE, which Kubernetes sets].")
 @click.option("--backend", type=click.Choice(BACKENDS), default="threads", show_default=True, help="How ranks run.")
-@click.option("--hosts", type=readable, help="With --backend mpi or nccl: a file of mpirun that lists the hosts, one on each line.")
+@click.option("--hosts", type=readable, help="With --backend processes, mpi or nccl: a file that lists the hosts, as mpirun reads it.")
 @click.option("--restarts", type=click.IntRange(0), default=0, show_default=True, help="Restart all ranks after a failure, this often.")
 @click.option("--elastic", is_flag=True, help="Restart without the ranks that failed; the global batch stays the same.")
 @click.option("--min-ranks", type=click.IntRange(1), help="Like --elastic, while at least this many ranks are left.")

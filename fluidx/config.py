@@ -68,6 +68,9 @@ _ADDRESS = Setting("FLUIDX_ADDRESS", "host:port", "", "Where rank 0 listens; ran
 _INTERFACE = Setting(
     "FLUIDX_INTERFACE", "a name such as eth0, or an address", "", "The network interface by which ranks on several hosts connect by TCP."
 )
+_SSH = Setting(
+    "FLUIDX_SSH", "a command", "ssh -o BatchMode=yes", "With which `fluidx run --hosts` runs a command on a host, whose name follows it."
+)
 _SEED = Setting("FLUIDX_SEED", "a whole number, 0 or more", "", "The seed of programs without a random_seed; unset draws one for each job.")
 _JOB_SEED = Setting("FLUIDX_JOB_SEED", "a whole number, 0 or more", "", "The seed that was drawn for a job; `fluidx run` sets it.")
 _JOB = Setting("FLUIDX_JOB", "a name", "", "By which ranks started by hand find each other: one name for each job.")
@@ -87,7 +90,7 @@ def describe() -> tuple[Setting, ...]:
     >>> [row.name for row in describe()]  # doctest: +ELLIPSIS
     ['FLUIDX_DEBUG', 'FLUIDX_DUMP', ..., 'FLUIDX_RESTART', 'CPU_NUM']
     """
-    hosts = (_LOCAL_WORLD_SIZE, _ADDRESS, _INTERFACE)
+    hosts = (_LOCAL_WORLD_SIZE, _ADDRESS, _INTERFACE, _SSH)
     launching = (_RANK, _WORLD_SIZE, *hosts, _JOB, _JOB_SEED, _JOB_KEY, _DEVICE, _RESTART)
     natively = (_KERNELS, _THREADS, _NATIVE_LEVEL, _WINOGRAD, _NATIVE)
     runs = (_TIMEOUT, _STALL, _OVERLAP, _CHECK_NAN, _PROGRESS, _REWRITE, _SEED)
@@ -325,6 +328,15 @@ def interface(environ: Mapping[str, str] = os.environ) -> str:
     'eth0'
     """
     return _read(_INTERFACE, environ, str)
+
+
+def ssh(environ: Mapping[str, str] = os.environ) -> str:
+    """Return FLUIDX_SSH, the command that runs a command on another host.
+
+    >>> ssh({})
+    'ssh -o BatchMode=yes'
+    """
+    return _read(_SSH, environ, str)
 
 
 def restart(environ: Mapping[str, str] = os.environ) -> int:

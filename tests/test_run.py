@@ -381,7 +381,7 @@ def test_without_tensorboard_the_extra_is_named_before_anything_runs(tmp_path, m
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--hosts", SCRIPT], "--hosts needs --backend mpi or nccl: ranks that are threads run on this host"),
+        (["--hosts", SCRIPT], "--hosts needs --backend processes, mpi or nccl: threads run on this host"),
         (["--restarts", "1"], "--restarts and --output all need --backend processes, mpi or nccl"),
         (["--elastic"], "--elastic and --min-ranks need --backend processes, mpi or nccl: threads are one process"),
         (["--backend", "processes", "--elastic"], "give --restarts too"),

@@ -16,7 +16,7 @@ from ..executor.ranks import gpu_devices
 from ..ir.errors import ExecutionError
 from . import process_job
 from .metrics import Log, heard
-from .mpi_job import MpiJob
+from .mpi_job import HostsJob, MpiJob
 from .rank_main import run_script
 
 
@@ -57,6 +57,8 @@ def run(
             if reason := mpirun.why_not():
                 raise OptionError(f"--backend mpi: {reason}; on one host, --backend processes needs no MPI")
             how |= {"job": MpiJob, "hosts": hosts, "logs": [metrics, tensorboard]}
+        elif hosts is not None:
+            how |= {"job": HostsJob, "hosts": hosts, "logs": [metrics, tensorboard]}
         if backend != "threads":
             try:
                 return process_job.run(script, args, ranks, restarts, say, least, **how)
@@ -71,14 +73,15 @@ def run(
 
 
 def _checked_backend(backend: str, hosts: Path | None, ranks: int) -> str:
-    """The backend that starts the ranks: nccl starts them as processes or by mpirun, and sets FLUIDX_DEVICE."""
-    if hosts is not None and backend not in ("mpi", "nccl"):
-        raise OptionError(f"--hosts needs --backend mpi or nccl: ranks that are {backend} run on this host")
+    """The backend that starts the ranks: nccl starts them as processes, or on several hosts by mpirun if there is one, and sets
+    FLUIDX_DEVICE."""
+    if hosts is not None and backend == "threads":
+        raise OptionError("--hosts needs --backend processes, mpi or nccl: threads run on this host")
     if backend == "nccl":
         if hosts is None and (reason := gpu_devices.why_not(ranks)):  # ranks on other hosts check it themselves
             raise OptionError(f"--backend nccl: {reason}; --backend processes needs no GPU")
         os.environ["FLUIDX_DEVICE"] = "cuda"
-        backend = "processes" if hosts is None else "mpi"
+        backend = "processes" if hosts is None or mpirun.why_not() else "mpi"
     if hosts is not None and not mpirun.hosts_of(hosts):
         raise OptionError(f"--hosts: {hosts} names no host; write one on each line, and slots=2 after it for two ranks")
     return backend

@@ -19,7 +19,9 @@ from .. import native
 from ..comm.mpi import mpirun
 from ..comm.mpi.mpirun import Hosts
 from ..comm.process_spawner import Channel, is_stopped, start
+from ..ir.errors import ExecutionError
 from ..native import shared
+from . import ssh_hosts
 from .process_job import Ended, ProcessJob
 from .remote_hosts import Far, Words, unreachable
 from .report import Failure, cause, report
@@ -40,8 +42,9 @@ class _RankProcess(NamedTuple):
 
 
 class MpiJob(ProcessJob):
-    """A script on ranks that mpirun starts."""
+    """A script on ranks that mpirun starts, or on several hosts another `starter`."""
 
+    starter: Any = mpirun
     interrupt = signal.SIGINT  # SIGTERM is mpirun's
     door: socket.socket | None = None  # to which ranks of this host connect
 
@@ -65,7 +68,7 @@ class MpiJob(ProcessJob):
         name = f"fluidx-run-{os.getuid()}-{secrets.token_hex(8)}" if self.here else ""
         said = {"door": name, "restart": self.given["restart"], "module": self.given["module"], "job": self.given["job"], "logs": self.logs}
         own = [sys.executable, "-m", "fluidx.launch.mpi_rank_main", json.dumps(said), self.given["script"], *self.given["args"]]
-        words, environ = mpirun.command(self.ranks, own, self.hosts)
+        words, environ = self.starter.command(self.ranks, own, self.hosts)
         if self.here:
             self._open_door(name)
         self.said = [Words(stream, self.given["job"], self._take) for stream in (sys.stdout, sys.stderr)]
@@ -144,7 +147,7 @@ class MpiJob(ProcessJob):
                 self._hear(rank)
         if self.status and self.processes and not self.failures:
             missing = next((rank for rank in range(self.ranks) if rank not in self.processes), 0)
-            self._close(missing, mpirun.ended(self.status))
+            self._close(missing, self.starter.ended(self.status))
 
     def _learn(self, longest: float) -> None:
         """Read mpirun's exit status, if it ends within `longest` seconds."""
@@ -166,11 +169,11 @@ class MpiJob(ProcessJob):
             return 1
         self.world.abort(f"rank {rank}: its process has ended")
         self._learn(_SOON)
-        return None if self.status is None else mpirun.ended(self.status)
+        return None if self.status is None else self.starter.ended(self.status)
 
     def _close(self, rank: int, status: int | None) -> None:
         if self.failures and rank not in self.ended:  # mpirun ends the other ranks after a failure; MPICH's before they can report
-            self.failures.setdefault(rank, Failure(rank, "stopped", "mpirun ended its process"))
+            self.failures.setdefault(rank, Failure(rank, "stopped", f"{self.starter.NAME} ended its process"))
         super()._close(rank, status)
 
     def _end(self) -> None:
@@ -200,12 +203,12 @@ class MpiJob(ProcessJob):
     def _ended(self) -> Ended:
         late = self._late()
         if self.signal is None and not self.failures and (self.status or late or self.far.open()):
-            self.gone = unreachable(self.far.hosts)
+            self.gone = unreachable(self.far.hosts, self.starter.trial)
             seen, lost = self.far.seen(), sorted(self.far.lost(self.gone))
             gone = f"nothing can be started on {', '.join(sorted(self.gone))}" if self.gone else ""
             if seen is not None and not late:
                 return Ended(cause(seen.failures).status, report(seen) + (f"\n  {gone}" if gone else ""), True, len(lost))
-            how = f"mpirun ended with status {self.status}"
+            how = f"{self.starter.NAME} ended with status {self.status}"
             if late:
                 how = f"{_listed(late)} had not started after {self.timeout:g} s"
             elif len(lost) < self.ranks:
@@ -214,6 +217,19 @@ class MpiJob(ProcessJob):
                 how += " before the ranks reached the end of the script"
             return Ended(self.status or 1, "; ".join(filter(None, (how, gone))), True, len(lost))
         return super()._ended()
+
+
+class HostsJob(MpiJob):
+    """A script on ranks on several hosts that are started by ssh and connect by TCP."""
+
+    starter = ssh_hosts
+
+    def __init__(self, *args: Any, hosts: Path | Hosts, **how: Any):
+        super().__init__(*args, hosts=hosts, **how)
+        try:
+            ssh_hosts.counts(self.ranks, self.far.hosts)
+        except ValueError as e:
+            raise ExecutionError(f"--hosts: {e}; give the hosts more slots, or -n fewer ranks") from None
 
 
 def _listed(ranks: Sequence[int]) -> str:

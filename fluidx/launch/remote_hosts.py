@@ -33,7 +33,6 @@ _GOES_ON = 2.0  # seconds in which a stopped process ends after it was continued
 _PIECE = 900  # characters
 _SOON = 0.5  # seconds for a message to arrive
 _GRACE = 6.0  # seconds for mpirun to end, and for the watchdog to notice it
-_SOMETHING = ("sleep", "1")  # a command to try on a host; Open MPI 5.0 sometimes waits for ever for a command that ends at once
 
 
 def run(job: str, rank: int, script: Callable[[], None]) -> None:
@@ -245,11 +244,11 @@ def _first(name: str) -> str:
     return name if name.replace(".", "").isdigit() else name.partition(".")[0]
 
 
-def unreachable(hosts: Hosts) -> set[str]:
-    """The names of the hosts on which mpirun cannot start a command within some seconds."""
+def unreachable(hosts: Hosts, trial: Callable[[str], tuple[list[str], dict[str, str]]] = mpirun.trial) -> set[str]:
+    """The names of the hosts on which nothing can be started within some seconds. `trial` makes the command for a host."""
     nothing, started = os.open(os.devnull, os.O_WRONLY), dict[str, Process]()
     for name, _ in hosts:
-        words, environ = mpirun.command(1, _SOMETHING, [(name, 1)])
+        words, environ = trial(name)
         given = {"words": words, "environ": environ, "alone": False}
         started[name] = start("fluidx.launch.watchdog:serve", given, [nothing, nothing])
     os.close(nothing)

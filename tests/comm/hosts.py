@@ -14,8 +14,8 @@ TOOLS = ("unshare", "nsenter", "ip", "hostname")
 
 @contextlib.contextmanager
 def two_hosts(folder, slots):
-    """The command that runs something on the first, the file of hosts for mpirun with so many ranks on each, and the environment in which
-    it reaches the second. Skips the test where this process may not make namespaces. They end with what runs in them."""
+    """The command that runs something on the first, the file of hosts with so many ranks on each, and the environment in which mpirun and
+    `fluidx run` reach the second. Skips the test where this process may not make namespaces. They end with what runs in them."""
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         pytest.skip(f"two hosts on one take {missing[0]}, which is not here")
     with contextlib.ExitStack() as stack:
@@ -31,7 +31,7 @@ def two_hosts(folder, slots):
         hosts.write_text("".join(f"{address} slots={slots}\n" for address in ADDRESSES))
         agent.write_text(f'#!/bin/sh\nshift\nexec {" ".join(enter[1])} sh -c "$*"\n')  # is given a host and a command, as ssh is
         agent.chmod(0o755)
-        yield enter[0], str(hosts), {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent)}
+        yield enter[0], str(hosts), {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent), "FLUIDX_SSH": str(agent)}
 
 
 class Host(NamedTuple):

@@ -30,7 +30,8 @@ MARK = "FLUIDX_TEST_MARK"
 DEADLINE, MORE = 3.0, 5.0  # seconds that ranks wait for one another, and what everything may take beyond
 STARTS = 90.0  # seconds that a run has to come to its fault in, on a machine that is busy
 
-BODIES = ("threads", "processes", "run", "mpi", "hosts")
+BODIES = ("threads", "processes", "run", "mpi", "hosts", "tcp hosts")
+ON_HOSTS = BODIES[4:]
 STRATEGIES = ("data_parallel", "reduce_broadcast", "ring_optimizer", "zero1", "zero3")
 
 # failures, the bodies in which a rank alone can fail so, and the status that a launcher ends with
@@ -70,7 +71,7 @@ class Outcome(NamedTuple):
 def drawn(how: str, body: str, seed: int) -> Fault:
     """A fault of a kind, at random."""
     rng = np.random.default_rng([seed, *map(ord, how + body)])
-    ranks = int(rng.integers(2, 4 if body in ("mpi", "hosts") else 5))
+    ranks = int(rng.integers(2, 4 if body in ("mpi", *ON_HOSTS) else 5))
     return Fault(how, body, ranks, *(int(rng.integers(n)) for n in (ranks, 4, 4)), STRATEGIES[rng.integers(len(STRATEGIES))])
 
 
@@ -79,7 +80,7 @@ def words(fault: Fault, hosts: str | None) -> list[str]:
     python, given = [sys.executable], [str(SCRIPT), json.dumps({**fault._asdict(), "deadline": DEADLINE})]
     if fault.body in ("threads", "processes"):
         return [*python, *given]
-    backend = "processes" if fault.body == "run" else "mpi"
+    backend = "processes" if fault.body in ("run", "tcp hosts") else "mpi"
     where = ["--hosts", hosts] if hosts else []
     return [*python, "-m", "fluidx.cli", "run", "-n", str(fault.ranks), "--backend", backend, *where, *given]
 
@@ -87,8 +88,10 @@ def words(fault: Fault, hosts: str | None) -> list[str]:
 @cache
 def why_not(body: str) -> str:
     """Why a body cannot be tried here, or an empty text."""
-    if body not in ("mpi", "hosts") or mpirun.why_not():
-        return mpirun.why_not() if body in ("mpi", "hosts") else ""
+    if body in ("mpi", "hosts") and mpirun.why_not():
+        return mpirun.why_not()
+    if body not in ON_HOSTS:
+        return ""
     try:
         with tempfile.TemporaryDirectory() as folder, _where(body, 1, Path(folder)):
             return ""
@@ -98,7 +101,7 @@ def why_not(body: str) -> str:
 
 def _where(body: str, ranks: int, folder: Path) -> AbstractContextManager[tuple[list[str], str | None, dict[str, str]]]:
     """The command that runs something where the body is, its hosts, and the environment."""
-    return two_hosts(folder, (ranks + 1) // 2) if body == "hosts" else nullcontext(([], None, dict(os.environ)))
+    return two_hosts(folder, (ranks + 1) // 2) if body in ON_HOSTS else nullcontext(([], None, dict(os.environ)))
 
 
 def run(fault: Fault) -> Outcome:
@@ -111,7 +114,7 @@ def run(fault: Fault) -> Outcome:
         own.mkdir()
         environ |= {
             MARK: mark, "TMPDIR": str(own), "FLUIDX_TEST_NOTE": str(note), "PYTHONPATH": str(ROOT),
-            "FLUIDX_TIMEOUT": f"{STARTS if fault.body == 'hosts' else DEADLINE:g}",  # there it is for how long ranks may take to begin too
+            "FLUIDX_TIMEOUT": f"{STARTS if fault.body in ON_HOSTS else DEADLINE:g}",  # there it is for how long ranks may take to begin too
             "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         with log.open("wb") as out:
@@ -249,7 +252,7 @@ def _said(fault: Fault) -> dict[str, str]:
     if fault.how == "ctrl-c":
         return {"one line that names the rank": "^KeyboardInterrupt" if alone else "^fluidx run: interrupted by SIGINT"}
     recorder = {"recorder": r"the last collective that each rank completed:" + "".join(rf"\n    rank {r}: .*" for r in range(fault.ranks))}
-    name = "host-[01]" if fault.body == "hosts" else re.escape(socket.gethostname())
+    name = "host-[01]" if fault.body in ON_HOSTS else re.escape(socket.gethostname())
     host = {"host": rf"on host {name}, process \d+"}
     if fault.how == "other program":
         if alone:  # before any rank begins

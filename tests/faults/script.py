@@ -13,7 +13,7 @@ from tests.executor import faulty
 given = json.loads(sys.argv[1])
 how, victim, step, ranks = (given[k] for k in ("how", "rank", "step", "ranks"))
 os.environ["FLUIDX_TIMEOUT"] = f"{given['deadline']:g}"
-launched = given["body"] in ("run", "mpi", "hosts")
+launched = given["body"] in ("run", "mpi", "hosts", "tcp hosts")
 
 
 def written(width):

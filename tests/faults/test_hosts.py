@@ -1,16 +1,21 @@
 """Ranks on two and three hosts that TCP connects give what one device gives, and each fault ends all of them with the right report."""
 
 import json
+import os
 import re
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from fluidx import native
+from fluidx import cli, native
 from fluidx.native import shared
 from tests.comm.hosts import hosts as made_hosts
+from tests.comm.hosts import two_hosts
 from tests.faults.hosts_job import HostsJob
 from tests.sweep import ALL
 
@@ -294,3 +299,47 @@ def test_who_listens_can_be_seen_on_the_chosen_interface_only(job, three):
         assert time.monotonic() < deadline
     assert not opened("127.0.0.1")
     made.end()
+
+
+# -- fluidx run --hosts, without MPI ------------------------------------------------------------------------------------------------
+
+
+def run_on_hosts(script, folder, prefix, hosts, environ, ranks=4):
+    words = [sys.executable, "-m", "fluidx.cli", "run", "-n", str(ranks), "--backend", "processes", "--hosts", hosts, *script]
+    environ = {**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run([*prefix, *words], env=environ, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_fluidx_run_starts_ranks_on_hosts_without_mpi(tmp_path):
+    script = Path(__file__).with_name("hosts_script.py")
+    with two_hosts(tmp_path, 2) as where:
+        done = run_on_hosts([str(script), json.dumps({"out": str(tmp_path)})], tmp_path, *where)
+    assert done.returncode == 0 and [json.loads(line) for line in done.stdout.splitlines()] == [one_device()] * 4, done.stderr
+    assert done.stderr.count("fluidx: 4 ranks, launched by FLUIDX_RANK, over TCP\n") == 1
+
+
+def test_every_rank_has_the_key_and_no_command_line(tmp_path):
+    (script := tmp_path / "key.py").write_text(
+        "import glob, os\nimport fluidx as fx\nkey, found = os.environ['FLUIDX_JOB_KEY'].encode(), []\n"
+        "for path in glob.glob('/proc/[0-9]*/cmdline'):\n    try:\n        found += [path] * (key in open(path, 'rb').read())\n"
+        "    except OSError:\n        pass\nprint(fx.rank(), os.environ['FLUIDX_LOCAL_WORLD_SIZE'], len(key), len(found))\n"
+    )
+    with two_hosts(tmp_path, 2) as where:
+        done = run_on_hosts([str(script)], tmp_path, *where, ranks=3)
+    assert sorted(done.stdout.splitlines()) == ["0 2 32 0", "1 2 32 0", "2 1 32 0"], done.stderr
+
+
+@pytest.mark.skipif(not ALL, reason="of the whole suite")
+def test_a_host_on_which_nothing_can_be_started_is_named(tmp_path):
+    (hosts := tmp_path / "hosts").write_text("localhost slots=1\nnowhere.invalid slots=1\n")
+    script = Path(__file__).with_name("hosts_script.py")
+    where = [], str(hosts), {**os.environ, "FLUIDX_SSH": "false"}
+    done = run_on_hosts([str(script), json.dumps({"out": str(tmp_path)})], tmp_path, *where, ranks=2)
+    assert done.returncode == 1 and done.stderr.endswith("rank 1 failed; nothing can be started on nowhere.invalid\n"), done.stderr
+
+
+def test_hosts_with_too_little_room_are_refused_before_anything_starts(tmp_path):
+    (hosts := tmp_path / "hosts").write_text("a slots=1\nb slots=2\n")
+    done = CliRunner().invoke(cli.main, ["run", "-n", "4", "--backend", "processes", "--hosts", str(hosts), __file__])
+    said = "--hosts: 4 ranks do not fit on the hosts, which have 3 slots: a 1, b 2; give the hosts more slots, or -n fewer ranks"
+    assert done.exit_code == 2 and said in done.output

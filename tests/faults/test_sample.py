@@ -28,5 +28,12 @@ def test_so_it_is_with_ranks_that_mpirun_started(how, body):
     assert not outcome.wrong, outcome.printed
 
 
+def test_so_it_is_with_ranks_on_two_hosts_that_tcp_connects():
+    if reason := engine.why_not("tcp hosts"):
+        pytest.skip(reason)
+    outcome = engine.run(engine.drawn("kill", "tcp hosts", seed=1))
+    assert not outcome.wrong, outcome.printed
+
+
 def test_the_sample_has_every_failure():
     assert {how for how, _ in SAMPLE} == set(engine.FAILURES)

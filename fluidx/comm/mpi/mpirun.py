@@ -15,6 +15,8 @@ from ...ir.errors import install
 
 Hosts = Sequence[tuple[str, int | None]]  # names, and the number of ranks on each, if it is given
 
+NAME = "mpirun"
+_SOMETHING = ("sleep", "1")  # Open MPI 5.0 sometimes waits for ever for a command that ends at once
 _DEADLY = (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM)
 _AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
 
@@ -53,6 +55,11 @@ def command(
     if where:  # mpirun does not pass variables to other hosts by itself
         own += [word for name in sorted(environ) if name.startswith("FLUIDX_") for word in ("-x", name)]
     return [found, "-n", str(ranks), *own, *args], {**environ, **(_AS_ROOT if os.geteuid() == 0 else {})}
+
+
+def trial(name: str) -> tuple[list[str], dict[str, str]]:
+    """The command that tries to run something on a host, and its environment."""
+    return command(1, _SOMETHING, [(name, 1)])
 
 
 def hosts_of(file: Path | Hosts) -> Hosts:

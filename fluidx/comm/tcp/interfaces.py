@@ -44,7 +44,7 @@ def chosen() -> str | None:
     there = addresses()
     if wanted in there:
         return there[wanted]
-    if _is_address(wanted) and _can_bind(wanted):
+    if _is_address(wanted) and can_bind(wanted):
         return wanted
     known = ", ".join(f"{name} ({address})" for name, address in there.items()) or "none with an address"
     raise ConfigError(
@@ -78,7 +78,8 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _can_bind(address: str) -> bool:
+def can_bind(address: str) -> bool:
+    """Does an address, or that of a name, belong to this host? Raises OSError if the name is not known."""
     family, where = resolve(address, 0)
     with socket.socket(family) as tried:
         try:
