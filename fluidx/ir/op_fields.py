@@ -77,7 +77,8 @@ class OpFields:
     expr                                              for an elementwise op, its scalar expression (ops/elementwise): a call
                                                       (attrs, shapes of the operands, axes of the result) -> expression with the numbers
                                                       of the attributes, {symbol: shape that broadcasts}; `expr.body` has symbols for them
-    decompose(op, fresh) -> [operator, ...]           simpler operators that compute the same; `fresh` makes names. None keeps the operator
+    decompose(d) -> None                              writes the operator out in simpler ones that compute the same (ir/decomposition.py);
+                                                      one that writes nothing keeps the operator
     native, storage, rewrite, precision, arithmetic, comm, control    what few authors meet, with defaults: ir/op_facets.py
     """
 

@@ -12,12 +12,14 @@ import numpy as np
 from ..executor import Scope, global_scope
 from ..executor.ranks.state import StateHolder
 from ..ir import Block, NotInitializedError, Operator, Program, TensorType
+from ..ir.decomposition import decomposed, result_types
 from ..ir.dtypes import np_dtype
 from ..ir.errors import nearest
 from ..ir.opdef import opdef
 from ..ir.sizes import StandInShapes
 from ..ir.types import ANY, Dim, size_names
 from ..ir.unique_name import UnusedNames, unused
+from ..ir.var import Var
 from .errors import OnnxError
 from .expression_nodes import by_expression, has_expression
 from .rank_models import opaque_node
@@ -112,14 +114,47 @@ class ExportGraph:
     def _write(self, op: Operator, made: set[str]) -> None:
         start = len(self.nodes)
         handle = Op(self, op)
-        if op.type not in EXPORTERS and not has_expression(op.type):
+        if op.type in EXPORTERS:
+            found = EXPORTERS[op.type](handle)
+        elif has_expression(op.type):
+            found = by_expression(handle)
+        elif (parts := self.by_parts(op)) is not None:
+            found = parts
+        else:
             raise handle.wrong(nearest(op.type, EXPORTERS, "there are"))
-        found = EXPORTERS[op.type](handle) if op.type in EXPORTERS else by_expression(handle)
         operands = {self.current[n] for n in op.input_arg_names}
         slots = found if isinstance(found, dict) else {opdef(op.type).out_slots[0].name: found}
         for slot, values in slots.items():
             for variable, value in zip(op.outputs.get(slot, ()), [values] if isinstance(values, str) else values):
                 self._name_result(variable, value, value in operands, start, made)
+
+    def by_parts(self, op: Operator, only: Sequence[str] = ()) -> dict[str, str] | None:
+        """The values of the used outputs, or of those in the slots `only`, by the parts of an operator; None if it is not decomposed."""
+        block, before = self.block, set(self.block.descs)
+        used = [(slot, n) for slot, (n, *_) in op.outputs.items() if self.uses[n] or len(op.outputs) == 1]
+        wanted = [(slot, n) for slot, n in used if not only or slot in only]
+        stand_ins = {n: self.fresh(f"{n}.value") for n in op.output_arg_names}
+        to_write = op.replace(outputs={slot: tuple([stand_ins[n] for n in names]) for slot, names in op.outputs.items()})
+        parts = decomposed(to_write, self.fresh, lambda n: block.desc(n).type)
+        if parts is None:
+            return None
+        needed, kept = {stand_ins[n] for _, n in wanted}, []
+        for part in reversed(parts):
+            if not needed.isdisjoint(part.output_arg_names):
+                needed.update(part.input_arg_names)
+                kept.append(part)
+        self.uses += Counter(n for part in kept for n in part.input_arg_names) + Counter(stand_ins[n] for _, n in wanted)
+        try:
+            made: set[str] = set()
+            for part in reversed(kept):
+                types = result_types(part, lambda n: block.desc(n).type)
+                block.descs.update((n, Var(n, t)) for n, t in types.items())
+                self.current.update((n, n) for n in types)
+                self._write(part, made)
+        finally:
+            for n in set(block.descs) - before:
+                del block.descs[n]
+        return {slot: self.current[stand_ins[n]] for slot, n in wanted}
 
     def _write_opaque(self, op: Operator, made: set[str]) -> None:
         """Write an operator without an ONNX form as an opaque node. One without outputs gets an invented output name."""
@@ -288,6 +323,13 @@ class Op:
         last.input.append(value)
         last.output[0] = self.graph.fresh(name)
         return last.output[0]
+
+    def by_parts(self, *only: str) -> dict[str, str]:
+        """The values of the used outputs, or of those in the slots `only`, by the operators that this one is decomposed into."""
+        found = self.graph.by_parts(self.op, only)
+        if found is None:
+            raise self.wrong("more than one of the sizes that it needs is open")
+        return found
 
     def shaped(self, value: str, slot: str) -> str:
         """A value in the shape of an output, of which one size may be open."""

@@ -14,7 +14,7 @@ Expressions are kept in a normal form, so that different ways to compute one val
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from itertools import accumulate
 from math import isfinite, prod
@@ -37,9 +37,10 @@ Complete = Callable[[int, tuple, int], "int | None"]
 
 
 class ExpressionTable:
-    """All expressions of one verification."""
+    """All expressions of one verification. `op_types`: the types of all operators of the programs; None if they are not known."""
 
-    def __init__(self) -> None:
+    def __init__(self, op_types: Set[str] | None = None) -> None:
+        self.op_types = op_types
         self.ids: dict[Any, int] = {}
         self.keys: list[tuple] = []
         self.types: list[TensorType] = []

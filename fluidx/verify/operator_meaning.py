@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Protocol
 
+from ..ir.decomposition import decomposed
 from ..ir.entries import is_local
 from ..ir.errors import ProgramError
 from ..ir.make_op import make_op
 from ..ir.opdef import Effect, OpDef, opdef
-from ..ir.operator import Frozen, Operator, Role
+from ..ir.operator import Frozen, Operator, Role, op_types
 from ..ir.parts import entry_of
 from ..ir.types import Placement, TensorType
 from .global_atoms import GlobalAtoms
@@ -22,6 +23,8 @@ from .refusal import Refusal
 from .values import EMPTY, ProgramValues
 
 _LOCAL_OPS_ONLY = "works on local values of a rank; only sums, multiples, reshapes, slices and concatenations of these are proved"
+_MOST = 4096  # decompositions whose types are cached
+_PART_TYPES: dict[tuple, set[str]] = {}  # class of a composite operator -> the types of its parts
 _DEEPEST = 8  # the most nested decompositions
 
 
@@ -89,9 +92,9 @@ class Operators:
         """The expressions of an operator's outputs of these types, from the expressions of its operands."""
         table = self.table
         if definition.decompose is not None and opaque and depth < _DEEPEST:
-            parts = definition.decompose(op, _fresh(op))
-            if parts is not None:
-                return self._expanded(definition, op, parts, ins, depth)
+            by_parts = self._by_parts(definition, op, ins, depth)
+            if by_parts is not None:
+                return by_parts
         try:
             if definition.rewrite.meaning is not None and definition.effect not in COMMUNICATES:
                 return list(definition.rewrite.meaning(table, _arranged(definition, op, ins), list(types), **op.attrs))
@@ -124,11 +127,23 @@ class Operators:
         """The round, if the results depend on it besides the operands and attributes: for random operators."""
         return self.round if definition.effect is Effect.RANDOM else ()
 
-    def _expanded(
-        self, definition: type[OpDef], op: Operator, parts: Sequence[Operator], ins: Sequence[int | None], depth: int
-    ) -> list[int | None]:
+    def _by_parts(self, definition: type[OpDef], op: Operator, ins: Sequence[int | None], depth: int) -> list[int | None] | None:
+        """The expressions of a decomposed operator's outputs; None if it is not decomposed, or no program has all of its parts."""
+        known = self.table.types
+        shapes = tuple([None if e is None else known[e] for e in ins])
+        key = op.type, tuple(op.attrs.values()), shapes, tuple(op.inputs), tuple(op.outputs)
+        types_of_parts, present = _PART_TYPES.get(key), self.table.op_types
+        if types_of_parts is not None and not _all_present(types_of_parts, present):
+            return None
         names = definition.flat_slots(op.inputs, definition.in_slots)
         env = {n: e for n, e in zip(names, ins, strict=True) if n is not None and e is not None}
+        parts = decomposed(op, _fresh(op), lambda n: known[env[n]]) or []
+        if types_of_parts is None:
+            if len(_PART_TYPES) >= _MOST:
+                _PART_TYPES.clear()
+            types_of_parts = _PART_TYPES[key] = op_types(parts)
+            if not _all_present(types_of_parts, present):
+                return None
         for p in parts:
             inner = opdef(p.type)
             given = [None if n is None else env[n] for n in inner.flat_slots(p.inputs, inner.in_slots)]
@@ -365,6 +380,11 @@ def _arranged(definition: type[OpDef], op: Operator, ins: Sequence[int | None]) 
         else:
             out.append(next(given))
     return out
+
+
+def _all_present(parts: set[str], present: Set[str] | None) -> bool:
+    """Are these parts of an operator among the types of the programs?"""
+    return bool(parts) and (present is None or parts <= present)
 
 
 def _fresh(op: Operator) -> Callable[..., str]:

@@ -9,7 +9,7 @@ from ..ir.change_stamps import Stamp
 from ..ir.entries import is_local
 from ..ir.errors import FluidxError, VerifyError
 from ..ir.opdef import opdef
-from ..ir.operator import Operator
+from ..ir.operator import Operator, op_types
 from ..ir.program import Block, Program, ProgramPair
 from ..ir.time_axes import MAX_TURNS, in_turn, over_turns, taken_in_turn
 from ..ir.types import Placement, show_placement
@@ -75,7 +75,8 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
     for programs, single, is_main in ((startups, source.startup, False), (mains, source.main, True)):
         counts = {id(p): sum(len(b.oplist) for b in p.blocks) for p in programs}
         report.operators += sum(counts[id(p)] for p in programs)
-        table = ExpressionTable()
+        different = {id(p): p for p in (single, *programs)}.values()
+        table = ExpressionTable({t for p in different for b in p.blocks for t in op_types(b.oplist)})
         loose: set[tuple] = set()
         one = SimultaneousRun(
             ProgramValues(table, RankGroups({}, 1)), RankGroups({}, 1), [single], [(single, [0])], started[0], single=True, loose=loose

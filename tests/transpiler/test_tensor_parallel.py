@@ -99,6 +99,24 @@ def test_losses_of_cut_classes_are_one_devices_with_ignored_labels_and_empty_par
     same_answers(model, "data_parallel", mesh, rows=(6, 5), fetch=(each, model.gradients[0][1]))
 
 
+NORMS = {
+    "layer_norm": lambda x, label, soft: L.layer_norm(x) * soft,
+    "rms_norm": lambda x, label, soft: L.rms_norm(x) * soft,
+    "norm": lambda x, label, soft: L.l2_normalize(x, axis=1) * soft,
+}
+
+
+@pytest.mark.parametrize("mesh", [fx.Mesh(dp=2, tp=2), fx.Mesh(dp=1, tp=3)], ids=repr)
+@pytest.mark.parametrize("kind", NORMS)
+def test_rows_whose_columns_are_cut_are_normalized_by_sums_and_not_gathered(kind, mesh):
+    model, each = classes(NORMS[kind])
+    moved = [m for m in transpiled(model, mesh).explain() if "over tp" in m and "nothing is sent" not in m]
+    # sums of rows, of which an open batch counts as 1024, and gradients of whole weights
+    assert moved and all(": partial(sum) over tp" in m or "for update" in m for m in moved)
+    assert max(int(m.split(" bytes")[0].split()[-1]) for m in moved) <= 1024 * 8
+    same_answers(model, "data_parallel", mesh, rows=(6, 5), fetch=(each, model.gradients[0][1]))
+
+
 def test_a_label_that_is_no_class_is_named_whoever_would_have_it():
     model, _ = classes(LOSSES["hard labels"][0])
     feed = model.feed(4)

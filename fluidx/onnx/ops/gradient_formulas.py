@@ -105,18 +105,6 @@ def mul_grad_y(op: Op) -> str:
 # -- softmax, losses ----------------------------------------------------------------------------------------------------------
 
 
-@exports("softmax_grad")
-def softmax_grad(op: Op) -> str:
-    total = op.reduced("ReduceSum", op.emit("Mul", op["Out"], op["Out@GRAD"]), [op.attrs["axis"]], True)
-    return op.emit("Mul", op["Out"], op.emit("Sub", op["Out@GRAD"], total))
-
-
-@exports("log_softmax_grad")
-def log_softmax_grad(op: Op) -> str:
-    total = op.reduced("ReduceSum", op["Out@GRAD"], [op.attrs["axis"]], True)
-    return op.emit("Sub", op["Out@GRAD"], op.emit("Mul", op.emit("Exp", op["Out"]), total))
-
-
 def _one_hot(op: Op, slot: str, axis: int) -> str:
     """1 at the class of each label, else 0, in the shape and dtype of `slot`."""
     t, label = op.type_of(slot), np_dtype(op.dtype("Label"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ..export_graph import Op
 from ..table import exports
 from .conv import channels_first
 from .gradient_formulas import number
-from .norm_gradient_formulas import in_training, neighbours, row_statistics
+from .norm_gradient_formulas import in_training, neighbours
 
 
 @exports("batch_norm")
@@ -43,52 +43,30 @@ def _by_running_statistics(op: Op, **attrs: float) -> str:
 
 @exports("layer_norm")
 def layer_norm(op: Op) -> dict[str, str]:
-    return {"Y": _rows_normalized(op), **(row_statistics(op) if op.is_used("Mean") else {})}
-
-
-def _rows_normalized(op: Op) -> str:
-    x, axis = op.type_of("X"), op.attrs["begin_norm_axis"]
-    sizes = x.shape[axis:]
-    if ANY in sizes:
-        raise op.wrong("an axis that it normalizes is open")
-    scale = _by_element(op, "Scale", sizes) if op.has("Scale") else _ones(op, sizes)
-    bias = [_by_element(op, "Bias", sizes)] if op.has("Bias") else []
     if op.lacks("LayerNormalization"):
-        return _as_weights(op, op["X"], lambda a: _rows_written_out(op, a, range(axis, x.ndim), scale, *bias))
-    return _as_weights(op, op["X"], lambda a: op.emit("LayerNormalization", a, scale, *bias, axis=axis, epsilon=op.attrs["epsilon"]))
-
-
-def _rows_written_out(op: Op, x: str, axes: Sequence[int], scale: str, bias: str = "") -> str:
-    centered = op.emit("Sub", x, op.reduced("ReduceMean", x, axes, True))
-    variance = op.reduced("ReduceMean", op.emit("Mul", centered, centered), axes, True)
-    epsilon = op.const(np.array(op.attrs["epsilon"], np_dtype(_weight_dtype(op))))
-    out = op.emit("Mul", op.emit("Div", centered, op.emit("Sqrt", op.emit("Add", variance, epsilon))), scale)
-    return op.emit("Add", out, bias) if bias else out
+        return op.by_parts()
+    bias = [_by_element(op, "Bias")] if op.has("Bias") else []
+    found = {"Y": _rows_normalized(op, "LayerNormalization", *bias)}
+    return {**found, **op.by_parts("Mean", "Variance")} if op.is_used("Mean") else found
 
 
 @exports("rms_norm")
 def rms_norm(op: Op) -> dict[str, str]:
-    x, axis = op.type_of("X"), op.attrs["begin_norm_axis"]
-    sizes, axes = x.shape[axis:], range(axis, x.ndim)
-    if ANY in sizes:
+    if op.lacks("RMSNormalization"):
+        return op.by_parts()
+    return {"Y": _rows_normalized(op, "RMSNormalization"), **(op.by_parts("MeanSquare") if op.is_used("MeanSquare") else {})}
+
+
+def _rows_normalized(op: Op, node: str, *bias: str) -> str:
+    axis = op.attrs["begin_norm_axis"]
+    if ANY in op.type_of("X").shape[axis:]:
         raise op.wrong("an axis that it normalizes is open")
-    scale = _by_element(op, "Scale", sizes) if op.has("Scale") else _ones(op, sizes)
-
-    def squares(a: str) -> str:
-        return op.reduced("ReduceMean", op.emit("Mul", a, a), axes, True)
-
-    def written_out(a: str) -> str:
-        epsilon = op.const(np.array(op.attrs["epsilon"], np_dtype(_weight_dtype(op))))
-        return op.emit("Mul", op.emit("Div", a, op.emit("Sqrt", op.emit("Add", squares(a), epsilon))), scale)
-
-    def node(a: str) -> str:
-        return op.emit("RMSNormalization", a, scale, axis=axis, epsilon=op.attrs["epsilon"])
-
-    found = {"Y": _as_weights(op, op["X"], written_out if op.lacks("RMSNormalization") else node)}
-    return {**found, **({"MeanSquare": op.emit("Squeeze", squares(op["X"]), op.ints(axes))} if op.is_used("MeanSquare") else {})}
+    scale = _by_element(op, "Scale") if op.has("Scale") else _ones(op, op.type_of("X").shape[axis:])
+    return _as_weights(op, op["X"], lambda a: op.emit(node, a, scale, *bias, axis=axis, epsilon=op.attrs["epsilon"]))
 
 
-def _by_element(op: Op, slot: str, sizes: tuple[int, ...]) -> str:
+def _by_element(op: Op, slot: str) -> str:
+    sizes = op.type_of("X").shape[op.attrs["begin_norm_axis"] :]
     return op[slot] if len(sizes) == 1 else op.emit("Reshape", op[slot], op.ints(sizes))
 
 
@@ -149,10 +127,3 @@ def lrn(op: Op) -> dict[str, str]:
         squares = neighbours(op, op.emit("Mul", x, x))
         found["MidOut"] = op.emit("Add", op.emit("Mul", squares, number(op, a["alpha"], "X")), number(op, a["k"], "X"))
     return found
-
-
-@exports("norm")
-def norm(op: Op) -> dict[str, str]:
-    squares = op.reduced("ReduceSumSquare", op["X"], [op.attrs["axis"]], True)
-    length = op.emit("Sqrt", op.emit("Add", squares, op.const(np.array(op.attrs["epsilon"], np_dtype(op.dtype("X"))))))
-    return {"Out": op.emit("Div", op["X"], length), "Norm": length}

@@ -58,54 +58,6 @@ def batch_norm_grad(op: Op) -> dict[str, str]:
     return {"X@GRAD": dx, "Scale@GRAD": scale, "Bias@GRAD": bias}
 
 
-def row_statistics(op: Op) -> dict[str, str]:
-    """Mean and variance of layer_norm, for its gradient."""
-    axes = range(op.attrs["begin_norm_axis"], op.type_of("X").ndim)
-    mean = op.reduced("ReduceMean", op["X"], axes, True)
-    centered = op.emit("Sub", op["X"], mean)
-    variance = op.reduced("ReduceMean", op.emit("Mul", centered, centered), axes, False)
-    return {"Mean": op.emit("Squeeze", mean, op.ints(axes)), "Variance": variance}
-
-
-@exports("layer_norm_grad")
-def layer_norm_grad(op: Op) -> dict[str, str]:
-    return _rows_grad(op, "Variance", "Mean")
-
-
-@exports("rms_norm_grad")
-def rms_norm_grad(op: Op) -> dict[str, str]:
-    return _rows_grad(op, "MeanSquare")
-
-
-def _rows_grad(op: Op, spread: str, mean: str = "") -> dict[str, str]:
-    """The gradients of rows divided by the root of operand `spread`, after subtracting operand `mean` if there is one."""
-    x, first = op.type_of("X"), op.attrs["begin_norm_axis"]
-    rows, sizes = range(first, x.ndim), x.shape[first:]
-    if ANY in sizes or x.dtype != op.dtype(spread):
-        raise op.wrong("an axis that it normalizes is open, or its weights have a wider dtype than its input")
-    g = op["Y@GRAD"]
-    root = op.emit("Sqrt", op.emit("Add", op[spread], number(op, op.attrs["epsilon"], spread)))
-    inverse = _expanded(op, op.emit("Reciprocal", root), rows)
-    normal = op.emit("Mul", op.emit("Sub", op["X"], _expanded(op, op[mean], rows)) if mean else op["X"], inverse)
-    flat = op.ints([int(np.prod(sizes))])
-    found = {
-        "Scale@GRAD": lambda: op.emit("Reshape", op.reduced("ReduceSum", op.emit("Mul", g, normal), range(first), False), flat),
-        "Bias@GRAD": lambda: op.emit("Reshape", op.reduced("ReduceSum", g, range(first), False), flat),
-        "X@GRAD": lambda: _row_grad(op, normal, inverse, rows, sizes, bool(mean)),
-    }
-    return {slot: make() for slot, make in found.items() if op.op.outputs.get(slot)}
-
-
-def _row_grad(op: Op, normal: str, inverse: str, rows: Sequence[int], sizes: Sequence[int], centered: bool) -> str:
-    g = op["Y@GRAD"]
-    if op.has("Scale"):
-        g = op.emit("Mul", g, op.emit("Reshape", op["Scale"], op.ints(sizes)))
-    along = op.emit("Mul", normal, op.reduced("ReduceMean", op.emit("Mul", g, normal), rows, True))
-    if centered:
-        g = op.emit("Sub", g, op.reduced("ReduceMean", g, rows, True))
-    return op.emit("Mul", op.emit("Sub", g, along), inverse)
-
-
 # -- groups of channels, and rows of any axis -----------------------------------------------------------------------------------
 
 
@@ -151,12 +103,6 @@ def _groups_grad(op: Op, groups: int, mean: str, inverse: str, layout: str) -> d
 
     found["X@GRAD"] = channels_first(op, "X", layout, grad)
     return found
-
-
-@exports("norm_grad")
-def norm_grad(op: Op) -> str:
-    along = op.reduced("ReduceSum", op.emit("Mul", op["Out@GRAD"], op["Out"]), [op.attrs["axis"]], True)
-    return op.emit("Div", op.emit("Sub", op["Out@GRAD"], op.emit("Mul", op["Out"], along)), op["Norm"])
 
 
 def neighbours(op: Op, value: str, back: bool = False) -> str:

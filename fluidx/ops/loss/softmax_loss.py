@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import Arithmetic, Native, OpDef, Operator, Sample
+from ...ir import Arithmetic, Native, OpDef, Sample
 from ...ir.axis_letters import along
 from ...ir.parts import Part
-from ..nn.softmax import expand_softmax
+from ..nn.softmax import softmax_parts
 from ..shared.blocked import in_order, row_blocks, row_max, row_sum
-from ..shared.expand import Parts
 from ..shared.native import row_calls
 from ..shared.samples import f32, ints, positive, probabilities
 from ..shared.types import need_float, norm_axis
@@ -40,28 +39,6 @@ def _native_xent(op: str, kernel: str, x: Any, made: Any, label: Any, single: An
     ignore = attrs["ignore_index"]
     text = "" if dry else wrong_label_text(op, "#", class_range(x.shape[attrs["axis"]], part)[1], ignore)
     return row_calls(kernel, [x, made], attrs["axis"], single, label, ignore, text, part, dry)
-
-
-# -- expanded into parts ------------------------------------------------------------------------------------------------------------
-
-
-def _expand(op: Operator, fresh: Callable[[str], str]) -> list[Operator]:
-    """The largest logit and the sum of exponentials of each row, which ranks can reduce, and the results for each class from them."""
-    p, (x,), (label,), a = Parts(op, fresh), op.inputs["Logits"], op.inputs["Label"], op.attrs
-    shifted, total = expand_softmax(p, x, a["axis"], op.outputs["Softmax"][0])
-    kept = {k: a[k] for k in _SWCE_ATTRS}
-    p("label_loss", shifted, total, label, out=op.outputs["Loss"][0], **kept)
-    return p.made
-
-
-def _expand_grad(op: Operator, fresh: Callable[[str], str]) -> list[Operator] | None:
-    """The gradient for soft labels: (softmax * the sum of each row's labels - labels) * g."""
-    if not op.attrs["soft_label"]:
-        return None
-    p, (soft,), (label,), (g,) = Parts(op, fresh), *op.inputs.values()
-    total = p("reduce_sum", label, word="labels", dim=(op.attrs["axis"],), keep_dim=True)
-    p("elementwise_mul", p("elementwise_sub", p("elementwise_mul", soft, total), label), g, out=op.outputs["Logits@GRAD"][0])
-    return p.made
 
 
 class LabelLoss(OpDef):
@@ -131,7 +108,12 @@ class SoftmaxWithCrossEntropy(OpDef):
     arithmetic = Arithmetic(flops=5)
     inputs, outputs = ("Logits", "Label"), ("Softmax", "Loss")
     attrs = {**_SWCE_ATTRS, "numeric_stable_mode": True}
-    decompose = staticmethod(_expand)
+
+    @staticmethod
+    def decompose(d):
+        """The largest logit and the sum of exponentials of each row, which ranks can reduce, and the results for each class from them."""
+        shifted, total = softmax_parts(d, d["Logits"], d.attrs["axis"], d.out("Softmax"))
+        d("label_loss", shifted, total, d["Label"], out=d.out("Loss"), **{k: d.attrs[k] for k in _SWCE_ATTRS})
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -245,7 +227,15 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
     arithmetic = Arithmetic(flops=2)
     inputs, outputs = ("Softmax", "Label", "Loss@GRAD"), ("Logits@GRAD",)
     attrs = _SWCE_ATTRS
-    decompose = staticmethod(_expand_grad)
+
+    @staticmethod
+    def decompose(d):
+        """For soft labels: (softmax * the sum of each row's labels - labels) * g."""
+        if d.attrs["soft_label"]:
+            soft, label, g = d["Softmax"], d["Label"], d["Loss@GRAD"]
+            total = d("reduce_sum", label, word="labels", dim=(d.attrs["axis"],), keep_dim=True)
+            each = d("elementwise_sub", d("elementwise_mul", soft, total), label)
+            d("elementwise_mul", each, g, out=d.out("Logits@GRAD"))
 
     @staticmethod
     def pattern(ins, outs, attrs):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import Arithmetic, Native, OpDef, Operator, ProgramError, Rewrite, Sample, Storage, TensorType
+from ...ir import Arithmetic, Native, OpDef, ProgramError, Rewrite, Sample, Storage, TensorType
 from ..shared.blocked import column_sum, row_blocks
 from ..shared.samples import f32, positive
 from . import batch_norm_native
@@ -38,33 +38,6 @@ def channel_words(x: TensorType | None, attrs: Mapping[str, Any]) -> str:
     return "n * c" if attrs["data_layout"] == "NHWC" and x is not None and x.ndim > 2 else "n c *"
 
 
-def _expand(op: Operator, fresh: Callable[[str], str]) -> list[Operator] | None:
-    """In training: operators that compute mean and variance as sums over the batch, and then the outputs, under their names."""
-    a, (y,) = op.attrs, op.outputs["Y"]
-    if a["is_test"] or a["use_global_stats"]:
-        return None
-    x, layout = {"X": op.inputs["X"]}, {"data_layout": a["data_layout"]}
-    mean, variance = (fresh(f"{y}.mean"),), (fresh(f"{y}.variance"),)
-    ins = {**op.inputs, "BatchMean": mean, "BatchVariance": variance}
-    return [
-        op.replace(type="bn_mean", inputs=x, outputs={"Mean": mean}, attrs=layout, role_var=()),
-        op.replace(type="bn_variance", inputs={**x, "Mean": mean}, outputs={"Variance": variance}, attrs=layout, role_var=()),
-        op.replace(type="bn_apply", inputs=ins, attrs={**layout, "momentum": a["momentum"], "epsilon": a["epsilon"]}),
-    ]
-
-
-def _expand_grad(op: Operator, fresh: Callable[[str], str]) -> list[Operator] | None:
-    """In training: operators for the sums over the batch (the gradients of Bias and Scale) and for the gradient of X from them."""
-    if op.attrs["use_global_stats"]:
-        return None
-    layout = {"data_layout": op.attrs["data_layout"]}
-    sums = {slot: op.outputs[slot] for slot in ("Bias@GRAD", "Scale@GRAD")}
-    return [
-        op.replace(type="bn_grad_sums", outputs=sums, attrs=layout),
-        op.replace(type="bn_grad_apply", inputs={**op.inputs, **sums}, outputs={"X@GRAD": op.outputs["X@GRAD"]}, attrs=layout, role_var=()),
-    ]
-
-
 class BatchNorm(OpDef):
     """(x - mean) / sqrt(variance + epsilon) * scale + bias with the mean and variance of each channel over the batch.
 
@@ -81,7 +54,16 @@ class BatchNorm(OpDef):
     outputs = ("Y", "MeanOut?", "VarianceOut?", "SavedMean?", "SavedVariance?")
     attrs = _BATCH_ATTRS
     storage = Storage(inplace=(("Mean", "MeanOut"), ("Variance", "VarianceOut")))
-    decompose = staticmethod(_expand)
+
+    @staticmethod
+    def decompose(d):
+        """In training: operators that compute mean and variance as sums over the batch, and then the outputs."""
+        a, layout = d.attrs, d.attrs["data_layout"]
+        if not (a["is_test"] or a["use_global_stats"]):
+            mean = d("bn_mean", d["X"], word="mean", data_layout=layout)
+            variance = d("bn_variance", d["X"], mean, word="variance", data_layout=layout)
+            ins = {**d.op.inputs, "BatchMean": (mean,), "BatchVariance": (variance,)}
+            d.append("bn_apply", ins, d.op.outputs, data_layout=layout, momentum=a["momentum"], epsilon=a["epsilon"])
 
     @staticmethod
     def pattern(ins, outs, attrs):
@@ -230,7 +212,15 @@ class BatchNormGrad(OpDef):
     arithmetic = Arithmetic(flops=11)
     inputs, outputs = ("X", "Scale", "SavedMean", "SavedVariance", "Y@GRAD"), ("X@GRAD", "Scale@GRAD", "Bias@GRAD")
     attrs = {"data_layout": "NCHW", "use_global_stats": False}
-    decompose = staticmethod(_expand_grad)
+
+    @staticmethod
+    def decompose(d):
+        """In training: operators for the sums over the batch (the gradients of Bias and Scale) and for the gradient of X from them."""
+        if not d.attrs["use_global_stats"]:
+            layout, outs = d.attrs["data_layout"], d.op.outputs
+            sums = {slot: outs[slot] for slot in ("Bias@GRAD", "Scale@GRAD")}
+            d.append("bn_grad_sums", d.op.inputs, sums, data_layout=layout)
+            d.append("bn_grad_apply", {**d.op.inputs, **sums}, {"X@GRAD": outs["X@GRAD"]}, data_layout=layout)
 
     @staticmethod
     def pattern(ins, outs, attrs):

@@ -18,6 +18,7 @@ from ..shared.native import FLOATS
 from ..shared.samples import f32, positive
 from ..shared.types import mul_sizes, need_float
 from .norm_shared import (
+    RowParts,
     by_copy,
     check_weight,
     linear_in_weights,
@@ -168,6 +169,14 @@ class LayerNorm(OpDef):
         return x, stat, stat
 
     @staticmethod
+    def decompose(d):
+        rows = RowParts(d)
+        if rows.possible:
+            x = rows.wide("X")
+            even = rows.by_row("elementwise_sub", x, rows.mean(x, "Mean"))
+            rows.scaled(even, rows.inverse(rows.mean(d("square", even), "Variance")))
+
+    @staticmethod
     def grad(b, op, g):
         scale, bias = op["Scale"], op["Bias"]
         only_first_has_gradient("layer_norm", op, g, ("Mean", "Variance"))
@@ -228,6 +237,12 @@ class LayerNormGrad(OpDef):
     @staticmethod
     def infer(x, scale, bias, mean, var, g, **attrs):
         return x, scale, bias
+
+    @staticmethod
+    def decompose(d):
+        rows = RowParts(d)
+        if rows.possible:
+            rows.gradients("Variance", "Mean")
 
     @staticmethod
     def kernel(xp, *arrays, out, **attrs):

@@ -34,6 +34,12 @@ class Norm(OpDef):
         return x, TensorType(x.dtype, tuple(1 if k == at else d for k, d in enumerate(x.shape)))
 
     @staticmethod
+    def decompose(d):
+        squares = d("reduce_sum", d("square", d["X"]), dim=(d.attrs["axis"],), keep_dim=True)
+        length = d.chain(squares, ("scale", {"bias": d.attrs["epsilon"]}), ("sqrt", {}), out=d.out("Norm"))
+        d("elementwise_div", d["X"], length, out=d.out("Out"))
+
+    @staticmethod
     def grad(b, op, g):
         if g[1] is not None:
             raise ProgramError("op norm has a gradient through Out only; use sqrt(reduce_sum(square(x))) to differentiate the length")
@@ -67,6 +73,12 @@ class NormGrad(OpDef):
     @staticmethod
     def infer(y, length, g, *, axis):
         return y
+
+    @staticmethod
+    def decompose(d):
+        y, g = d["Out"], d["Out@GRAD"]
+        dots = d("reduce_sum", d("elementwise_mul", g, y), dim=(d.attrs["axis"],), keep_dim=True)
+        d.chain(g, ("elementwise_sub", d("elementwise_mul", y, dots), {}), ("elementwise_div", d["Norm"], {}), out=d.out("X@GRAD"))
 
     @staticmethod
     def kernel(xp, y, length, g, *, out, axis):

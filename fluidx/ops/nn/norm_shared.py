@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...ir import OPS, ProgramError, TensorType
+from ...ir import ANY, OPS, ProgramError, TensorType
+from ...ir.decomposition import Decomposition
 from ...ir.dtypes import HALVES
 from ..shared.types import meet, need_float
 
@@ -71,3 +72,61 @@ def emit_norm_grad(b: Any, name: str, op: Any, g: Any, stats: tuple[str, str]) -
 def linear_in_weights(ins: Sequence[TensorType | None]) -> str:
     """The linear group of Scale and Bias, operands 1 and 2: without Scale, Y is not linear in Bias alone."""
     return "" if ins[1] is None else "L(1>0)" if ins[2] is None else "L(1,2>0)"
+
+
+# -- normalized rows, in simpler operators -----------------------------------------------------------------------------------------------
+
+
+class RowParts:
+    """Parts of layer_norm, rms_norm and their gradients: values of rows are in the dtype of statistics."""
+
+    def __init__(self, d: Decomposition):
+        self.d, self.axis = d, d.attrs["begin_norm_axis"]
+        x = d.type(d["X"])
+        self.dtype, self.sizes, self.dims = stat_dtype(x), x.shape[self.axis :], tuple(range(self.axis, x.ndim))
+        self.narrow = None if x.dtype == self.dtype else ("cast", {"dtype": x.dtype})
+        self.possible = self.sizes.count(ANY) < 2
+
+    def wide(self, slot: str) -> str:
+        return self.d.cast(self.d[slot], self.dtype)
+
+    def mean(self, value: str, slot: str = "") -> str:
+        return self.d("reduce_mean", value, dim=self.dims, out=self.d.out(slot), word="mean")
+
+    def by_row(self, op_type: str, value: str, row: str) -> str:
+        return self.d(op_type, value, row, axis=0)
+
+    def inverse(self, spread: str) -> str:
+        return self.d("rsqrt", self.d("scale", spread, bias=self.d.attrs["epsilon"]))
+
+    def weight(self, slot: str) -> str:
+        """An operand of one element for each column, in the sizes of a row."""
+        w = self.wide(slot)
+        return w if len(self.sizes) == 1 else self.d("reshape", w, shape=self.sizes)
+
+    def scaled(self, even: str, inverse: str) -> None:
+        """Y: deviations times the inverse of the root, and the weights."""
+        weights = [(op, self.weight(slot), {"axis": self.axis}) for op, slot in _WEIGHTS if self.d[slot]]
+        self.d.chain(even, ("elementwise_mul", inverse, {"axis": 0}), *weights, self.narrow, out=self.d.out("Y"))
+
+    def gradients(self, spread: str, mean: str = "") -> None:
+        """Of rows divided by the root of operand `spread`, after subtracting operand `mean` if there is one."""
+        d, g, inverse = self.d, self.wide("Y@GRAD"), self.inverse(self.d[spread])
+        even = self.by_row("elementwise_sub", self.wide("X"), d[mean]) if mean else self.wide("X")
+        normal = self.by_row("elementwise_mul", even, inverse)
+        for slot in ("Scale@GRAD", "Bias@GRAD"):
+            if d.out(slot):
+                each = d("elementwise_mul", g, normal) if slot == "Scale@GRAD" else g
+                flat = ("reshape", {"shape": (-1,)}) if len(self.sizes) > 1 else None
+                of_weight = d.type(d[slot.removesuffix("@GRAD")]).dtype
+                narrow = ("cast", {"dtype": of_weight}) if of_weight != self.dtype else None
+                d.chain(each, ("reduce_sum", {"dim": tuple(range(self.axis))}), flat, narrow, out=d.out(slot))
+        if d.out("X@GRAD"):
+            t = d("elementwise_mul", g, self.weight("Scale"), axis=self.axis) if d["Scale"] else g
+            along = self.by_row("elementwise_mul", normal, self.mean(d("elementwise_mul", t, normal)))
+            t = self.by_row("elementwise_sub", t, self.mean(t)) if mean else t
+            times = ("elementwise_mul", inverse, {"axis": 0})
+            d.chain(t, ("elementwise_sub", along, {}), times, self.narrow, out=d.out("X@GRAD"))
+
+
+_WEIGHTS = (("elementwise_mul", "Scale"), ("elementwise_add", "Bias"))

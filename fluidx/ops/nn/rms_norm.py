@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
-from typing import Any
 
 from ...ir import Arithmetic, Native, OpDef, ProgramError, Sample, TensorType
 from ..shared.samples import f32, positive
 from ..shared.types import mul_sizes, need_float
-from .layer_norm import dense, layer_rows, norm_calls, words_of
-from .norm_shared import by_copy, check_weight, only_first_has_gradient, put, stat_dtype, weight_dtype
-
-
-def _scaled_rows(xp: Any, attrs: Any, ins: Any, outs: Any) -> None:
-    (x, scale), (y, square), axis = ins, outs, attrs["begin_norm_axis"]
-    if not dense(x, y):
-        return by_copy(xp, lambda ins, outs: partial(_scaled_rows, xp, attrs, ins, outs), ins, outs, (0,), (0,))
-    if not x.size:
-        return None
-    x2, y2 = layer_rows(x, axis), layer_rows(y, axis)
-    found = (x2 * x2).mean(axis=1)
-    if square is not None:
-        square[...] = found.reshape(square.shape)
-    xp.multiply(x2, (1 / xp.sqrt(found + attrs["epsilon"]))[:, None], y2)
-    if scale is not None:
-        xp.multiply(y2, scale, y2)
-    return None
-
-
-def _scaled_rows_grad(xp: Any, attrs: Any, ins: Any, outs: Any) -> None:
-    (x, scale, square, g), (dx, dscale), axis = ins, outs, attrs["begin_norm_axis"]
-    if not dense(x, g, dx):
-        return by_copy(xp, lambda ins, outs: partial(_scaled_rows_grad, xp, attrs, ins, outs), ins, outs, (0, 3), (0,))
-    inv = (1 / xp.sqrt(square.reshape(-1) + attrs["epsilon"]))[:, None]
-    g2, hat = layer_rows(g, axis), layer_rows(x, axis) * inv
-    put(dscale, (g2 * hat).sum(axis=0))
-    if dx is not None and x.size:
-        t = g2 if scale is None else g2 * scale
-        layer_rows(dx, axis)[...] = (t - hat * (t * hat).mean(axis=1, keepdims=True)) * inv
-    return None
+from .layer_norm import layer_rows, norm_calls, words_of
+from .norm_shared import RowParts, check_weight, only_first_has_gradient, put, stat_dtype, weight_dtype
 
 
 class RMSNorm(OpDef):
@@ -75,8 +44,20 @@ class RMSNorm(OpDef):
         return b.emit("rms_norm_grad", op["X"], op["Scale"], op["MeanSquare"], g[0], out=skip, **op.attrs)
 
     @staticmethod
-    def kernel(xp, *arrays, out, **attrs):
-        _scaled_rows(xp, attrs, arrays, out)
+    def decompose(d):
+        rows = RowParts(d)
+        if rows.possible:
+            x = rows.wide("X")
+            rows.scaled(x, rows.inverse(rows.mean(d("square", x), "MeanSquare")))
+
+    @staticmethod
+    def kernel(xp, x, scale, *, out, begin_norm_axis, epsilon):
+        if x.size:
+            (y, square), x2 = out, layer_rows(x, begin_norm_axis)
+            found = (x2 * x2).mean(axis=1)
+            put(square, found if square is None else found.reshape(square.shape))
+            even = x2 * (1 / xp.sqrt(found + epsilon))[:, None]
+            y[...] = (even if scale is None else even * scale).reshape(y.shape)
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False):
@@ -116,8 +97,19 @@ class RMSNormGrad(OpDef):
         return x, scale
 
     @staticmethod
-    def kernel(xp, *arrays, out, **attrs):
-        _scaled_rows_grad(xp, attrs, arrays, out)
+    def decompose(d):
+        rows = RowParts(d)
+        if rows.possible:
+            rows.gradients("MeanSquare")
+
+    @staticmethod
+    def kernel(xp, x, scale, square, g, *, out, begin_norm_axis, epsilon):
+        (dx, dscale), inv = out, (1 / xp.sqrt(square.reshape(-1) + epsilon))[:, None]
+        g2, hat = layer_rows(g, begin_norm_axis), layer_rows(x, begin_norm_axis) * inv
+        put(dscale, (g2 * hat).sum(axis=0))
+        if dx is not None and x.size:
+            t = g2 if scale is None else g2 * scale
+            dx[...] = ((t - hat * (t * hat).mean(axis=1, keepdims=True)) * inv).reshape(dx.shape)
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False):

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...ir import Arithmetic, Native, OpDef, Operator, Sample, Storage
+from ...ir import Arithmetic, Native, OpDef, Sample, Storage
 from ...ir.axis_letters import along
+from ...ir.decomposition import Decomposition
 from ..shared.blocked import in_order, row_blocks, row_max, row_sum
-from ..shared.expand import Parts
 from ..shared.native import row_calls
 from ..shared.samples import f32
 from ..shared.types import need_float, norm_axis
@@ -30,47 +30,17 @@ def _along(words: str, roles: str) -> Any:
     return staticmethod(pattern)
 
 
-# -- expanded into parts ------------------------------------------------------------------------------------------------------------
-
-
-def expand_softmax(p: Parts, x: str, axis: int, out: str = "") -> tuple[str, str]:
+def softmax_parts(d: Decomposition, x: str, axis: int, out: str = "") -> tuple[str, str]:
     """The names of the logits minus their maximum, and of the sum of their exponentials; with `out` also an operator that writes the
     quotients there.
     """
     along: dict[str, Any] = {"dim": (axis,), "keep_dim": True}
-    shifted = p("elementwise_sub", x, p("reduce_max", x, word="largest", **along), word="shifted")
-    e = p("exp", shifted, word="exp")
-    total = p("reduce_sum", e, word="total", **along)
+    shifted = d("elementwise_sub", x, d("reduce_max", x, word="largest", **along), word="shifted")
+    e = d("exp", shifted, word="exp")
+    total = d("reduce_sum", e, word="total", **along)
     if out:
-        p("elementwise_div", e, total, out=out)
+        d("elementwise_div", e, total, out=out)
     return shifted, total
-
-
-def _expand_softmax(op: Operator, fresh: Callable[[str], str]) -> list[Operator]:
-    p = Parts(op, fresh)
-    expand_softmax(p, op.inputs["X"][0], op.attrs["axis"], op.outputs["Out"][0])
-    return p.made
-
-
-def _expand_softmax_grad(op: Operator, fresh: Callable[[str], str]) -> list[Operator]:
-    p, (y,), (g,), axis = Parts(op, fresh), op.inputs["Out"], op.inputs["Out@GRAD"], op.attrs["axis"]
-    dots = p("reduce_sum", p("elementwise_mul", g, y), word="dots", dim=(axis,), keep_dim=True)
-    p("elementwise_mul", p("elementwise_sub", g, dots), y, out=op.outputs["X@GRAD"][0])
-    return p.made
-
-
-def _expand_log_softmax(op: Operator, fresh: Callable[[str], str]) -> list[Operator]:
-    p = Parts(op, fresh)
-    shifted, total = expand_softmax(p, op.inputs["X"][0], op.attrs["axis"])
-    p("elementwise_sub", shifted, p("log", total, word="log"), out=op.outputs["Out"][0])
-    return p.made
-
-
-def _expand_log_softmax_grad(op: Operator, fresh: Callable[[str], str]) -> list[Operator]:
-    p, (y,), (g,), axis = Parts(op, fresh), op.inputs["Out"], op.inputs["Out@GRAD"], op.attrs["axis"]
-    total = p("reduce_sum", g, word="total", dim=(axis,), keep_dim=True)
-    p("elementwise_sub", g, p("elementwise_mul", p("exp", y, word="exp"), total), out=op.outputs["X@GRAD"][0])
-    return p.made
 
 
 # -- the ops ------------------------------------------------------------------------------------------------------------------------
@@ -139,8 +109,11 @@ class Softmax(_Forward):
     """exp(x - max) divided by its sum along `axis`: positive numbers that add up to 1. Source: fluid 1.8 `softmax`."""
 
     name = "softmax"
-    decompose = staticmethod(_expand_softmax)
     arithmetic = Arithmetic(flops=5)
+
+    @staticmethod
+    def decompose(d):
+        softmax_parts(d, d["X"], d.attrs["axis"], d.out("Out"))
 
     @staticmethod
     def whole(xp, x, out, *, axis):
@@ -172,9 +145,14 @@ class SoftmaxGrad(_Gradient):
     """Gradient of softmax from its output: out * (g - sum(g * out)) along `axis`."""
 
     name = "softmax_grad"
-    decompose = staticmethod(_expand_softmax_grad)
     arithmetic = Arithmetic(flops=4)
     storage = Storage(inplace=(("Out@GRAD", "X@GRAD"),))
+
+    @staticmethod
+    def decompose(d):
+        y, g = d["Out"], d["Out@GRAD"]
+        dots = d("reduce_sum", d("elementwise_mul", g, y), word="dots", dim=(d.attrs["axis"],), keep_dim=True)
+        d("elementwise_mul", d("elementwise_sub", g, dots), y, out=d.out("X@GRAD"))
 
     @staticmethod
     def whole(xp, y, g, out, *, axis):
@@ -194,8 +172,12 @@ class LogSoftmax(_Forward):
     """The logarithm of softmax along `axis`, x - max - log(sum(exp(x - max))), without the precision loss of two separate steps."""
 
     name = "log_softmax"
-    decompose = staticmethod(_expand_log_softmax)
     arithmetic = Arithmetic(flops=5)
+
+    @staticmethod
+    def decompose(d):
+        shifted, total = softmax_parts(d, d["X"], d.attrs["axis"])
+        d("elementwise_sub", shifted, d("log", total, word="log"), out=d.out("Out"))
 
     @staticmethod
     def whole(xp, x, out, *, axis):
@@ -226,8 +208,13 @@ class LogSoftmaxGrad(_Gradient):
     """Gradient of log_softmax from its output: g - exp(out) * sum(g) along `axis`."""
 
     name = "log_softmax_grad"
-    decompose = staticmethod(_expand_log_softmax_grad)
     arithmetic = Arithmetic(flops=4)
+
+    @staticmethod
+    def decompose(d):
+        y, g = d["Out"], d["Out@GRAD"]
+        total = d("reduce_sum", g, word="total", dim=(d.attrs["axis"],), keep_dim=True)
+        d("elementwise_sub", g, d("elementwise_mul", d("exp", y, word="exp"), total), out=d.out("X@GRAD"))
 
     @staticmethod
     def whole(xp, y, g, out, *, axis):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from ...ir.opdef import opdef
+from ...ir.decomposition import decomposed, result_types
 from ...ir.operator import Operator
 from ...ir.program import Block
 from ...ir.unique_name import unused
@@ -14,23 +14,17 @@ from .choose_row import nominal_bytes
 
 def written_out(block: Block, op: Operator) -> list[Operator] | None:
     """The operators that replace one operator, with their new values declared; None if it is not decomposed."""
-    definition = opdef(op.type)
-    assert definition.decompose is not None
 
     def fresh(name: str) -> str:
         found = unused(name, block.find)
         block.descs[found] = block.desc(op.output_arg_names[0]).changed(name=found)  # the type follows below
         return found
 
-    parts = definition.decompose(op, fresh)
+    parts = decomposed(op, fresh, lambda n: block.desc(n).type)
     old = set(op.output_arg_names)
     for part in parts or ():
-        made = opdef(part.type)
-        types = made.infer_outputs({s: [block.desc(n).type for n in names] for s, names in part.inputs.items()}, part.attrs)
-        for slot, t in zip(made.out_slots, types, strict=True):
-            for n in part.outputs.get(slot.name, ()):
-                if n not in old:
-                    block.descs[n] = Var(n, t, stop_gradient=True)
+        types = result_types(part, lambda n: block.desc(n).type)
+        block.descs.update((n, Var(n, t, stop_gradient=True)) for n, t in types.items() if n not in old)
     return parts
 
 

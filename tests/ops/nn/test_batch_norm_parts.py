@@ -5,6 +5,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.ir import ProgramError, opdef
+from fluidx.ir.decomposition import decomposed
 from fluidx.ir.parts import Part
 from fluidx.testing.reference import interpret
 
@@ -15,8 +16,7 @@ def expanded(program):
     block, names = program.global_block(), iter(range(1000))
     kept = []
     for op in block.oplist:
-        d = opdef(op.type)
-        kept += d.decompose(op, lambda name: f"{name}.{next(names)}") or [op] if d.decompose is not None else [op]
+        kept += decomposed(op, lambda name: f"{name}.{next(names)}", lambda name: block.desc(name).type) or [op]
     block.oplist[:] = kept
     return program
 

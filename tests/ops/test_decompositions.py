@@ -1,4 +1,4 @@
-"""Operators that are expanded where an axis is sharded: the expansion gives the same values, and can be sharded along every axis."""
+"""Operators that are decomposed where an axis is sharded: the parts give the same values, and can be sharded along every axis."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def alone(name: str, k: int) -> tuple[Program, Block, Operator, dict[str, np.nda
 
 
 @pytest.mark.parametrize("name, k", CASES)
-def test_the_expansion_gives_the_same_values(name, k):
+def test_the_parts_give_the_same_values(name, k):
     program, block, op, feed = alone(name, k)
     want = interpret(program, feed)
     parts = written_out(block, op)
@@ -46,7 +46,7 @@ def test_the_expansion_gives_the_same_values(name, k):
 
 
 @pytest.mark.parametrize("name, k", CASES)
-def test_no_operator_of_an_expansion_needs_a_whole_axis(name, k):
+def test_no_part_needs_a_whole_axis(name, k):
     _, block, op, _ = alone(name, k)
     for part in written_out(block, op) or ():
         d = opdef(part.type)
