@@ -21,7 +21,7 @@ def too_much(memory: int, over: int) -> str:
 
 
 def nothing_fits(refused: Sequence[Considered], limit: MemoryLimit) -> TranspileError:
-    """The error if all candidates are refused."""
+    """The error if all candidates are refused, or were not simulated as they are too much work."""
     large = [c for c in refused if c.form is not None and not c.refused.startswith(SAME)]
     if not refused:
         return TranspileError(
@@ -29,13 +29,13 @@ def nothing_fits(refused: Sequence[Considered], limit: MemoryLimit) -> Transpile
             'with fx.device_guard("stage:1"): ...; name others, or leave strategies out'
         )
     if not large:
-        listed = "".join(f"\n  {c.candidate}: {c.refused}" for c in refused[:10])
+        listed = "".join(f"\n  {c.candidate}: {c.refused or c.note}" for c in refused[:10])
         return TranspileError(f"plan: none of {len(refused)} candidates can be taken:{listed}")
     near = min(large, key=lambda c: (_memory(c), c.candidate.order))
     form, needs = near.form, _memory(near)
     assert form is not None
     if needs <= limit.usable:
-        return TranspileError(f"plan: nothing can be taken; the nearest, {near.candidate}: {near.refused}")
+        return TranspileError(f"plan: nothing can be taken; the nearest, {near.candidate}: {near.refused or near.note}")
     values = needs - form.state
     return TranspileError(
         f"plan: none of {len(refused)} candidates fits into {limit}\n"

@@ -160,6 +160,26 @@ def test_a_candidate_that_cannot_be_transpiled_is_refused_with_the_reason():
     assert "rails needs several hosts" in found.refused[0].refused
 
 
+def test_ranks_with_too_many_programs_are_not_simulated_and_the_plan_says_why(monkeypatch):
+    """The two ranks of a ring_optimizer have programs of their own, and count as two; those of data_parallel share one."""
+    monkeypatch.setattr("fluidx.simulator.planner._MOST_OPERATORS", 10)
+    fake = Fake({"data_parallel()": (1.0, 0.0, 1)})
+    found = chosen(fake, s.data_parallel(), s.ring_optimizer())
+    assert fake.asked == ["data_parallel()"] and found.considered[1].note.startswith("not simulated: each rank has a program of its own, ")
+    assert f"ring_optimizer(chunk_mb=4, roots='greedy'): {found.considered[1].note}" in str(found) and "more than 10" in str(found)
+    assert "0 not simulated because their lower bound" in str(found)
+    with pytest.raises(fx.TranspileError, match="nothing can be taken; the nearest, ring_optimizer.*operators together, more than 10"):
+        chosen(fake, s.ring_optimizer())
+
+
+def test_too_many_messages_keep_the_closed_form_and_the_plan_says_so(monkeypatch):
+    monkeypatch.setattr("fluidx.simulator.planner._MOST_MESSAGES", 3)
+    fake = Fake({c.call: (float(k), 0.0, 1) for k, c in enumerate((s.data_parallel(), s.zero1(algorithm="ring")), 1)})
+    found = chosen(fake, s.data_parallel(), s.zero1(algorithm="ring"))
+    assert fake.exactly == ["data_parallel()"] and "of these 1 exactly" in str(found)
+    assert found.considered[1].note == "collectives in closed form: 4 messages, more than 3"
+
+
 # -- recompute ------------------------------------------------------------------------------------------------------------------------
 
 
