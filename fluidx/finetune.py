@@ -16,6 +16,7 @@ from .executor import Executor, ParallelExecutor
 from .executor.places import CPUPlace, cpu_places, process_places
 from .executor.scope import Scope
 from .ir import ANY, Variable, program_guard, unique_name
+from .ir.data_dependent_ops import cutting
 from .ir.dtypes import kept, np_dtype
 from .ir.errors import nearest
 from .onnx.arrays import read_arrays
@@ -107,27 +108,63 @@ def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str
         raise OnnxError(f"none of the {many} parameters of {path} is trained; leave some out of --freeze, or give it a --head")
     rows = _rows(feeds)
     _append_training(built, how, -(-rows // how.batch))
-    t = DistributeTranspiler(strategies.get(how.strategy))
-    t.transpile(program=model.program, startup_program=model.startup, trainers=how.ranks)
+    exe, proof, where = _executor(model, how)
     elements = sum(int(np.prod(p.shape)) for p in trained)
     say(f"{path}: {len(model.parameters)} parameters, {len(trained)} of them with {elements} elements are trained")
     names = [n for n, own in model.trained_names.items() if own in {p.name for p in trained}]
     if shared := sharing(model.proto.graph, names):
         say(shared)
-    say(str(t.verify()))
-    ranks = f"{t.world_size} rank{'s' * (t.world_size > 1)}"
+    say(proof)
     rest = f", {_rows(held)} for validation" if held else ""
     steps = f"{rows} examples{rest}, {-(-rows // how.batch)} batches an epoch"
-    say(f"{steps}, {how.optimizer} at {how.rate:g}, {how.schedule}; {how.strategy} on {ranks}")
-    places = process_places if how.backend == "processes" else cpu_places
-    with ParallelExecutor(t, places=places(t.world_size)) as exe:
+    say(f"{steps}, {how.optimizer} at {how.rate:g}, {how.schedule}; {where}")
+    with exe:
         exe.run_startup()
         epochs = _run(exe, built, feeds, held, how, say)
         if gone := next((p.name for p in model.parameters if not np.isfinite(exe.state(p.name)).all()), None):
             raise OnnxError(f"{gone!r} is not finite after the last step, so nothing was written; a smaller --lr may help")
-        save(model.program, output, fetches=model.fetches, executor=exe)
+        of = {"scope": exe.scope} if isinstance(exe, _OneDevice) else {"executor": exe}
+        save(model.program, output, fetches=model.fetches, **of)
     say(f"wrote {output}; {_summary(epochs)}")
     return [e.loss for e in epochs]
+
+
+def _executor(model: OnnxModel, how: Training) -> tuple[Any, str, str]:
+    """What runs the steps, the proof of its programs, and where they run."""
+    cut = next(cutting(model.program), None)
+    if cut is not None:
+        op, why = cut
+        if how.ranks != 1:
+            raise OnnxError(f"op {op.type} {why.does}, so the model trains on one device alone: leave --ranks away")
+        return _OneDevice(model), f"op {op.type} {why.does}: no ranks, and nothing to prove", "one device"
+    t = DistributeTranspiler(strategies.get(how.strategy))
+    t.transpile(program=model.program, startup_program=model.startup, trainers=how.ranks)
+    places = process_places if how.backend == "processes" else cpu_places
+    ranks = f"{t.world_size} rank{'s' * (t.world_size > 1)}"
+    return ParallelExecutor(t, places=places(t.world_size)), str(t.verify()), f"{how.strategy} on {ranks}"
+
+
+class _OneDevice:
+    """What `train` uses of a ParallelExecutor, on one device: for models with sizes that depend on values, which ranks do not run."""
+
+    def __init__(self, model: OnnxModel):
+        self.model, self.scope, self._executor = model, Scope(), Executor(CPUPlace())
+
+    def __enter__(self) -> _OneDevice:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def run_startup(self) -> None:
+        self._executor.run(self.model.startup, scope=self.scope)
+
+    def run(self, feed: Mapping[str, np.ndarray], fetch_list: list[Variable]) -> list[np.ndarray]:
+        found: list[np.ndarray] = self._executor.run(self.model.program, feed=feed, fetch_list=fetch_list, scope=self.scope)
+        return found
+
+    def state(self, name: str) -> np.ndarray:
+        return np.asarray(self.scope.get(name))
 
 
 def _summary(epochs: Sequence[Epoch]) -> str:

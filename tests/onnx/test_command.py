@@ -259,6 +259,27 @@ def test_the_option_seed_counts_before_the_environment(digits, monkeypatch):
     assert written(environment="9") != five
 
 
+def test_what_check_says_trains_on_one_device_trains_on_one_device(tmp_path):
+    text = """<ir_version: 9, opset_import: ["": 18]> g (float[n, 3] x) => (float[n, 3] y) {
+        h = MatMul (x, w)  some = Greater (x, zero)  places = NonZero (some)  k = ReduceMax <keepdims = 0> (places)
+        f = Cast <to = 1> (k)  one = Sub (f, f)  y = Add (h, one)
+    }"""
+    model = onnx.parser.parse_model(text)
+    weights = {"w": np.eye(3, dtype="float32"), "zero": np.float32(0)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in weights.items())
+    onnx.save(model, tmp_path / "m.onnx")
+    x = np.random.default_rng(0).standard_normal((24, 3), "float32")
+    np.savez(tmp_path / "d.npz", x=x, label=x.argmax(axis=1))
+    assert "it can be trained; on one device, as op where_index" in fluidx("check", tmp_path / "m.onnx")[1]
+    asked = ["train", tmp_path / "m.onnx", "--data", tmp_path / "d.npz", "-o", tmp_path / "out.onnx", "--epochs", 5]
+    code, said = fluidx(*asked)
+    assert code == 0 and "cosine; one device\n" in said
+    trained = onnx.numpy_helper.to_array(next(t for t in onnx.load(tmp_path / "out.onnx").graph.initializer if t.name == "w"))
+    assert (np.diag(trained) > 1).all()
+    code, said = fluidx(*asked, "-n", 2)
+    assert code == 1 and "so the model trains on one device alone: leave --ranks away" in said
+
+
 def test_train_on_ranks_gives_what_one_rank_gives(digits):
     for ranks in (1, 3):
         assert train(digits, "--epochs", 2, "--optimizer", "momentum", "-n", ranks, output=f"{ranks}.onnx")[0] == 0
