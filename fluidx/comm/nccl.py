@@ -81,8 +81,8 @@ class NcclWorld:
             self._ranks[rank] = NcclCommunicator(self, rank)
         return self._ranks[rank]
 
-    def unique_id(self, ranks: Ranks) -> bytes:
-        """The NCCL id by which the members of a group connect. All members call it."""
+    def unique_id(self, ranks: Ranks, rank: int) -> bytes:
+        """The NCCL id by which the members of a group connect. All members call it; this one is `rank`."""
         with self._guard:
             if ranks not in self._ids:
                 self._ids[ranks] = self.nccl.get_unique_id()
@@ -118,25 +118,25 @@ class NcclWorld:
 
 
 class LaunchedNcclWorld(NcclWorld):
-    """The world of a process that is one rank. `host` is its communicator of all ranks on the CPU side.
+    """The world of a process that holds some of the ranks, by default one. `hosts` are their communicators of all ranks on the CPU side.
 
     Ranks use it to send NCCL ids, and to notice a failed rank. A thread checks for failures all the time, because a thread that waits for a
     GPU cannot.
     """
 
-    def __init__(self, host: Any, device: int):
-        super().__init__({host.rank: device}, host.world.timeout, host.world_size)
-        self.host = host
+    def __init__(self, hosts: Sequence[Any], devices: Sequence[int]):
+        self.hosts, self.host = {host.rank: host for host in hosts}, hosts[0]
+        super().__init__(dict(zip(self.hosts, devices, strict=True)), self.host.world.timeout, self.host.world_size)
         self._closed = threading.Event()
-        if host.world.threaded:
+        if self.host.world.threaded:
             threading.Thread(target=self._watch, name="fluidx-nccl", daemon=True).start()
 
-    def unique_id(self, ranks: Ranks) -> bytes:
+    def unique_id(self, ranks: Ranks, rank: int) -> bytes:
         """The first member makes the id and broadcasts it; ranks outside of the group take no part."""
         uid = np.zeros(_ID_BYTES, np.uint8)
-        if ranks[0] == self.host.rank:
+        if ranks[0] == rank:
             uid[:] = np.frombuffer(self.nccl.get_unique_id(), np.uint8)
-        self.host.broadcast(uid, uid, 0, ranks)
+        self.hosts[rank].broadcast(uid, uid, 0, ranks)
         return uid.tobytes()
 
     def check(self) -> None:
@@ -188,7 +188,7 @@ class NcclCommunicator:
     def _comm(self, ranks: Ranks) -> Any:
         comm = self._comms.get(ranks)
         if comm is None:
-            uid = self._call("get_unique_id", lambda: self.world.unique_id(ranks))
+            uid = self._call("get_unique_id", lambda: self.world.unique_id(ranks, self.rank))
             comm = self._connected(ranks, lambda: self.nccl.NcclCommunicator(len(ranks), uid, ranks.index(self.rank)))
             self._comms[ranks] = comm
         return comm

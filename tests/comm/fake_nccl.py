@@ -194,6 +194,9 @@ def modules(ways=None):
         def __init__(self, number):
             pass
 
+        def use(self):
+            pass
+
         def __enter__(self):
             return self
 

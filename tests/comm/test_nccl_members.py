@@ -53,7 +53,7 @@ def on_ranks(n, job, timeout=20.0):
     host = Host(n, timeout)
 
     def one(comm):
-        world = LaunchedNcclWorld(host.communicator(comm.rank), comm.rank)
+        world = LaunchedNcclWorld([host.communicator(comm.rank)], [comm.rank])
         try:
             return job(world.communicator(comm.rank))
         except CommAborted:
@@ -114,7 +114,7 @@ def test_a_rank_that_connects_hears_of_a_failure(ways):
 
     def job(comm):
         if comm.rank == 1:
-            comm.world.unique_id((0, 1))  # and then it does not connect
+            comm.world.unique_id((0, 1), 1)  # and then it does not connect
             raise ValueError("of all things")
         with pytest.raises(CommAborted, match="of all things"):
             comm.init_group((0, 1))

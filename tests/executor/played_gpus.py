@@ -2,12 +2,14 @@
 
 import os
 import sys
+import threading
 
 import numpy as np
 
 import fluidx as fx
 from fluidx.comm.launch_environment import Launched
 from fluidx.comm.launched_rank import LaunchedRank, enter, member
+from fluidx.executor.ranks import launched_group
 from fluidx.testing.models import integer_mlp
 from tests.comm import fake_nccl
 from tests.executor import bodies, faulty
@@ -67,3 +69,13 @@ def fail(comm, how):
             exe.run()
     except fx.RankError as e:
         return e.rank, str(e)
+
+
+def several(comm, names):
+    """What a process of two sees of these cases, if each of the two holds two ranks, which have a GPU each."""
+    worlds, real = [], launched_group.world_of
+    launched_group.world_of = lambda *args: worlds.append(real(*args)) or worlds[-1]
+    # NCCL connects on a thread of its own, whose name ends with the rank
+    install(lambda: worlds[-1].communicator(int(threading.current_thread().name.rpartition("-")[2])))
+    places = [fx.CUDAPlace(2 * comm.rank), fx.CUDAPlace(2 * comm.rank + 1)]
+    return [bodies.of_ranks(bodies.cases(4)[name], places) for name in names]

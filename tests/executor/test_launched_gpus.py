@@ -58,6 +58,20 @@ def test_ranks_that_meet_over_mpi_do_so_too():
         job.close()
 
 
+def test_a_process_with_two_gpus_holds_two_ranks(ranks):
+    names = ["data_parallel", "ring_optimizer", "zero3"]
+    for found in ranks("several", names):
+        wanted = of_one_device("integers")
+        assert [{k: values[k] for k in wanted} for values in found] == [wanted] * len(names)
+
+
+def test_a_gpu_that_two_ranks_ask_for_is_refused():
+    seen = DeviceReport("a", "a", ("0000:65:00.0", "0000:b3:00.0"), "")
+    assert chosen([seen, seen], {}, [1, 0]) == [1, 0]
+    with pytest.raises(ExecutionError, match="host a has 2 ranks and 2 GPUs, so ranks 0 and 1 would share one"):
+        chosen([seen, seen], {}, [1, 1])
+
+
 def test_each_rank_has_its_variables_on_its_own_gpu(ranks):
     value = np.arange(30.0).reshape(6, 5).tolist()
     assert ranks("hold") == [[f"RankGpu({k})", ["DeviceArray"], value] for k in range(2)]

@@ -23,7 +23,6 @@ class Gpu(NamedTuple):
     """The GPU of this rank."""
 
     place: RankGpu
-    module: Any  # for its arrays
     comm: Any
 
 
@@ -47,10 +46,22 @@ def gpu_of(member: LaunchedRank) -> Gpu:
     if member not in _mine:
         seen = [DeviceReport(*said) for said in member.gather(_seen())]
         place = RankGpu(chosen(seen)[member.rank])
-        world = LaunchedNcclWorld(member.comm, place.device)
+        world = LaunchedNcclWorld([member.comm], [place.device])
         atexit.register(world.close)  # CuPy's own clean-up of communicators is a call that can wait for other ranks
-        _mine[member] = Gpu(place, array_module(place), world.communicator(member.rank))
+        _mine[member] = Gpu(place, world.communicator(member.rank))
     return _mine[member]
+
+
+def several_of(member: LaunchedRank, hosts: Sequence[Any], devices: Sequence[int]) -> list[Any]:
+    """The communicators of this process's ranks on these GPUs. `hosts` are their communicators on the CPU side. All processes must call it.
+
+    Raises ExecutionError in all of them if two ranks would share a GPU.
+    """
+    said = member.gather([_seen(), *devices])
+    chosen([DeviceReport(*seen) for seen, *asked in said for _ in asked], asked=[number for _, *asked in said for number in asked])
+    world = LaunchedNcclWorld(hosts, devices)
+    atexit.register(world.close)
+    return [world.communicator(host.rank) for host in hosts]
 
 
 def why_not(ranks: int, environ: Mapping[str, str] = os.environ) -> str:
@@ -65,8 +76,8 @@ def why_not(ranks: int, environ: Mapping[str, str] = os.environ) -> str:
     return ""
 
 
-def chosen(seen: Sequence[DeviceReport], environ: Mapping[str, str] = os.environ) -> list[int]:
-    """For each rank, the number of its GPU among those that it sees. The ranks of a host get its GPUs in order.
+def chosen(seen: Sequence[DeviceReport], environ: Mapping[str, str] = os.environ, asked: Sequence[int] = ()) -> list[int]:
+    """For each rank, the number of its GPU among those that it sees: that which it `asked` for, or those of a host in order.
 
     If a launcher gave each rank one GPU (CUDA_VISIBLE_DEVICES), every rank sees it as number 0. Raises ExecutionError if two ranks would
     share a GPU.
@@ -82,7 +93,7 @@ def chosen(seen: Sequence[DeviceReport], environ: Mapping[str, str] = os.environ
     taken: dict[tuple[str, str], int] = {}
     for rank, one in enumerate(seen):
         before = sum(other.host == one.host for other in seen[:rank])
-        found.append(before % len(one.gpus))
+        found.append(asked[rank] if asked else before % len(one.gpus))
         first = taken.setdefault((one.host, one.gpus[found[rank]]), rank)
         if first != rank and not any(environ.get(name) for name in _SHARING):
             there = [other for other in seen if other.host == one.host]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...comm.launched_rank import LaunchedRank, by_mpi, member
 from .. import launched_alone
-from ..places import CPUPlace, MpiPlace, Place, ProcessPlace, RankGpu
+from ..places import CPUPlace, CUDAPlace, MpiPlace, Place, ProcessPlace, RankGpu
 from .rank_group import RankGroup
 from .thread_group import ThreadGroup
 
@@ -29,11 +29,12 @@ def group_for(places: Any, programs: Any) -> RankGroup:
 
 
 def _ranks_of_each(places: Sequence[Place] | None, programs: Any) -> int:
-    """The number of ranks that each launched process holds: several, if the places of this process are the ranks' share of all."""
+    """The number of ranks that each launched process holds: several, if the places of this process are its share of those of all ranks."""
+    if places is None or len(places) < 2 or (there := launched_alone.launched_as()) is None:
+        return 1
     ranks = programs.world_size if hasattr(programs, "get_trainer_program") else len(programs) if isinstance(programs, list) else 0
-    there = launched_alone.launched_as() if places is not None and len(places) > 1 and ranks else None
-    several = there is not None and ranks == len(places or ()) * there.world_size and all(type(p) is CPUPlace for p in places or ())
-    return len(places or ()) if several else 1
+    alike = all(type(p) is CPUPlace for p in places) or all(type(p) is CUDAPlace for p in places)
+    return len(places) if alike and ranks == len(places) * there.world_size else 1
 
 
 def _launched(places: Sequence[Place] | None) -> LaunchedRank | None:

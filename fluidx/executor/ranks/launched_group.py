@@ -20,7 +20,7 @@ from ...comm.several_ranks import world_of
 from ...ir.errors import ExecutionError, RankError
 from ...ir.types import TensorType
 from ..error_text import where
-from ..places import Place, RankGpu, using
+from ..places import CUDAPlace, Place, using
 from ..plan import allocation
 from ..progress import Progress
 from ..run import observers
@@ -68,7 +68,7 @@ class LaunchedGroup:
     def __init__(self, member: LaunchedRank, places: Sequence[Place] | None, each: int = 1):
         self.member, self.peers, self.lock = member, LaunchedPeers(member, each), threading.RLock()
         self.timeout, self.own, self.world_size = member.world.timeout, self.peers.own, member.world_size * each
-        self._on_gpu = config.device() == "cuda" if places is None else any(isinstance(p, RankGpu) for p in places)
+        self._on_gpu = config.device() == "cuda" if places is None else any(isinstance(p, CUDAPlace) for p in places)
         allocation.new_bytes = member.allocate  # memory that the other ranks see
 
     def take_programs(self, given: Any) -> RankPrograms:
@@ -85,17 +85,12 @@ class LaunchedGroup:
         cores = cores_of(n)[own.start : own.stop]
         self._programs = programs = self._given.compared(setup.programs, setup.uneven, "cuda" if self._on_gpu else "cpu")
         self.scopes = [_RemoteScope() if r not in own else Scope() if setup.scopes is None else setup.scopes[r] for r in range(n)]
-        self.places, self._world = setup.places, world_of(member, len(own))
-        comms = [member.comm] if len(own) == 1 else [self._world.communicator(r) for r in own]
-        if self._on_gpu:
-            from .gpu_devices import gpu_of
-
-            place, _, comm = gpu_of(member)
-            self.places, comms = [place] * n, [comm]
+        self._world = world_of(member, len(own))
+        self.places, comms = self._connected(setup.places)
         shared, self._ranks = self._world.shared, list[PublishedRank]()
-        for r, comm in zip(own, comms, strict=True):
+        for r, (comm, meet) in zip(own, comms, strict=True):
             progress = None if shared is None else Progress(shared, r, where)
-            local = LocalRank(r, n, comm, self.places[r], self.scopes[r], partial(programs.plan, r), progress, member.meet)
+            local = LocalRank(r, n, comm, self.places[r], self.scopes[r], partial(programs.plan, r), progress, meet)
             self._ranks.append(PublishedRank(local, self._world, member.memory))
         self._threads = None
         if len(own) == 1:
@@ -105,6 +100,24 @@ class LaunchedGroup:
             weakref.finalize(self, stop, self._threads.workers)
         self.peers.ranks, self.peers.main_of, self.peers.observed = [r.local for r in self._ranks], programs.main_of, self._observed
         return programs
+
+    def _connected(self, places: list[Place]) -> tuple[list[Place], list[tuple[Any, Callable[[], None]]]]:
+        """The places of all ranks, and for each rank of this process its communicator and the barrier of all ranks on the CPU."""
+        if len(self.own) == 1:
+            if not self._on_gpu:
+                return places, [(self.member.comm, self.member.meet)]
+            from .gpu_devices import gpu_of
+
+            place, comm = gpu_of(self.member)
+            return [place] * len(places), [(comm, self.member.meet)]
+        hosts = [self._world.communicator(r) for r in self.own]
+        meets = [partial(host.barrier, tuple(range(self.world_size))) for host in hosts]
+        if not self._on_gpu:
+            return places, list(zip(hosts, meets, strict=True))
+        from .gpu_devices import several_of
+
+        comms = several_of(self.member, hosts, [p.device for r in self.own if isinstance(p := places[r], CUDAPlace)])
+        return places, list(zip(comms, meets, strict=True))
 
     @property
     def bound_to_process(self) -> bool:
@@ -149,7 +162,7 @@ class LaunchedGroup:
 
     def _connect(self) -> None:
         if self._ranks[0].local.comm.asynchronous and self._programs.may_send:
-            self._each(lambda k, rank: rank.local.comm.init_group(self.member.everyone))
+            self._each(lambda k, rank: rank.local.comm.init_group(tuple(range(self.world_size))))
 
     def start(self) -> None:
         self.peers.agree(("run the startup program",))

@@ -283,7 +283,7 @@ def _gpu(comm):
     sys.modules.update(fake_nccl.modules(fake_nccl.Processes(lambda: comm))[0])
     from fluidx.comm.nccl import LaunchedNcclWorld
 
-    made = LaunchedNcclWorld(comm, comm.rank).communicator(comm.rank)
+    made = LaunchedNcclWorld([comm], [comm.rank]).communicator(comm.rank)
     made.init_group(tuple(range(comm.world_size)))  # messages go by it, as an executor knows
     return made
 
