@@ -70,7 +70,7 @@ def _save(program: Program, folder: str, executor: Any, extra: Mapping[str, Any]
             "layout": to_json(layout),
             "extra": checked_extra(extra),
         }
-        if held.peers.is_first:
+        if held.script.is_first:
             text = program.to_string().encode()
             files[_PROGRAM] = lambda stream: stream.write(text)
             if constants := program.constants():
@@ -78,7 +78,7 @@ def _save(program: Program, folder: str, executor: Any, extra: Mapping[str, Any]
                 files[name] = _content(name, {digest: a.values for digest, a in constants.items()})
         return files, about
 
-    return Save(held.peers, folder, make, **then)
+    return Save(held.script, folder, make, **then)
 
 
 def _files_of_ranks(held: State, layout: Program, copies: bool) -> dict[str, Write | Elsewhere]:
@@ -176,7 +176,7 @@ def load_shards(program: Program | None, folder: Any, executor: Any = None, only
 
         state.made_by_all(executor, _LOADS, lambda: settle(folder))
         shards, wanted = state.made_by_all(executor, _LOADS, opened)
-        stack.enter_context(held.peers.loading())
+        stack.enter_context(held.script.loading())
         for var, alike in wanted:
             if alike:
                 held.set_parts(var.name, shards.parts(var.name))
@@ -332,7 +332,7 @@ class CheckpointManager:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if exc[0] is None or self._behind is None or not self._behind.group.spans_processes:
+        if exc[0] is None or self._behind is None or not self._behind.script.spans_processes:
             self.close()
         # else the other ranks may not reach this point: the checkpoint is completed at the next collective call, if there is one
 

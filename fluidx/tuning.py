@@ -185,7 +185,7 @@ def _times(
             start = clock()
             exe.run(fetch_list=fetch, feed=given)
             found.append(clock() - start)
-        return tuple(exe.peers.gather_each("measure steps", lambda: found[warm_up:])[0])
+        return tuple(exe.script.gather_each("measure steps", lambda: found[warm_up:])[0])
 
 
 def _figures(one: Tried) -> list[Any]:

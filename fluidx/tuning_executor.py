@@ -114,7 +114,7 @@ class TuningExecutor(StateHolder):
     def _change(self) -> None:
         """Note the times of the strategy in use, and go on with the next one, or with the fastest."""
         mine = self._measured[self._warm_up :]
-        self.tried.append(Tried(self._choice, tuple(self._executor.peers.gather_each("measure steps", lambda: mine)[0])))
+        self.tried.append(Tried(self._choice, tuple(self._executor.script.gather_each("measure steps", lambda: mine)[0])))
         self._measured = []
         while self._left:
             choice = self._left.pop(0)

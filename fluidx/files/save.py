@@ -12,48 +12,48 @@ from typing import TYPE_CHECKING, Any
 from .atomic import CheckpointError, Entries, Files, Manifest, mark, opened, put_in_place, remove_beside, write_beside
 
 if TYPE_CHECKING:
-    from ..executor.ranks.rank_group import Peers
+    from ..executor.ranks.rank_group import ScriptProcesses
 
 Made = tuple[Files, Mapping[str, Any]]  # the files of a process, and further data for the manifest
 
 
 class Save:
-    """Writes the files that `make()` returns in each process of a group into a folder, and replaces all files there.
+    """Writes the files that `make()` returns in each process of a script into a folder, and replaces all files there.
 
     Each process writes its own files under temporary names. When all are on disk, the first process replaces the manifest and renames them.
-    All processes of the group make a Save and call the same methods. Raises CheckpointError on all of them if the folder cannot be written,
-    or if hosts see different folders.
+    All processes of the script make a Save and call the same methods. Raises CheckpointError on all of them if the folder cannot be
+    written, or if hosts see different folders.
     """
 
-    def __init__(self, group: Peers, folder: str, make: Callable[[], Made], then: Callable[[], None] = lambda: None):
+    def __init__(self, script: ScriptProcesses, folder: str, make: Callable[[], Made], then: Callable[[], None] = lambda: None):
         """`then` is called by the first process when all files are in place."""
-        self.group, self.folder, self.then = group, folder, then
+        self.script, self.folder, self.then = script, folder, then
         self._open, self._thread = ExitStack(), threading.Thread(target=self._go_on, name="fluidx checkpoint")
         self._started = False
         self._entries: Entries = {}
         self._failed: Exception | None = None
         self._together(lambda: self._take(make()))
-        if group.spans_processes:
+        if script.spans_processes:
             self._open_together()
 
     def run(self) -> None:
         """Write the files and put all of them in place."""
         with self._open:
-            if not self.group.spans_processes:
+            if not self.script.spans_processes:
                 self._open_folder()
             try:
                 new = {name: entry for one in self._together(self._own) for name, entry in one.items()}
             except BaseException:
                 remove_beside(self.folder, self._entries)
                 raise
-            self._together(lambda: self._put_in_place(new) if self.group.is_first else None)
+            self._together(lambda: self._put_in_place(new) if self.script.is_first else None)
 
     def start(self) -> None:
         """Write the files on a background thread."""
         self._started = True
         self._thread.start()
-        if self.group.spans_processes:
-            self.group.finish_later(self)
+        if self.script.spans_processes:
+            self.script.finish_later(self)
 
     def written(self) -> bool:
         return not self._thread.is_alive()
@@ -67,8 +67,8 @@ class Save:
 
     def wait(self) -> None:
         """Wait until the started save is in place; raises its error."""
-        if self.group.spans_processes:
-            self.group.finish_save()
+        if self.script.spans_processes:
+            self.script.finish_save()
         else:
             self._thread.join()
         if self._failed is not None:
@@ -77,7 +77,7 @@ class Save:
     # -- steps of a process ------------------------------------------------------------------------------------------------------
 
     def _together(self, make: Callable[[], Any]) -> list[Any]:
-        return self.group.gather_each(f"save in {self.folder}", make)
+        return self.script.gather_each(f"save in {self.folder}", make)
 
     def _take(self, made: Made) -> None:
         self.files, self.about = made
@@ -89,7 +89,7 @@ class Save:
         """The first process opens the folder; the others check that they see the same folder."""
 
         def begin() -> str | None:
-            if not self.group.is_first:
+            if not self.script.is_first:
                 return None
             self._open_folder()
             return mark(self.folder)
@@ -98,7 +98,7 @@ class Save:
             stack.push(self._open)
             path = self._together(begin)[0]
             found = self._together(lambda: [socket.gethostname(), os.path.exists(path), sorted(self.files)])
-            if self.group.is_first:
+            if self.script.is_first:
                 os.unlink(path)
             if missing := [(host, name) for host, there, names in found if not there for name in names]:
                 raise self._other_folder(found[0][0], missing)
@@ -113,7 +113,7 @@ class Save:
 
     def _go_on(self) -> None:
         """The work of the thread: the whole save, or, with several processes, only this process's files."""
-        if not self.group.spans_processes:
+        if not self.script.spans_processes:
             self.finish()
             return
         try:
@@ -123,7 +123,7 @@ class Save:
 
     def _own(self) -> Entries:
         """Write this process's files to disk, or wait for the thread that does; returns their entries."""
-        if self._started and self.group.spans_processes:
+        if self._started and self.script.spans_processes:
             self._thread.join()
             failed, self._failed = self._failed, None
             if failed is not None:

@@ -57,7 +57,7 @@ def checked(var: Var, value: np.ndarray) -> np.ndarray:
 
 def put_all(executor: Any, values: Sequence[tuple[str, np.ndarray]]) -> None:
     held = state_of(executor)
-    with held.peers.loading():
+    with held.script.loading():
         for name, value in values:
             held.set_state(name, value)
 
@@ -83,12 +83,12 @@ def _some(names: Sequence[str]) -> str:
 
 def from_first(executor: Any, what: str, make: Callable[[], Any]) -> Any:
     """The result of `make()` in the process of rank 0, in all processes."""
-    peers = state_of(executor).peers
-    return peers.gather_each(what, lambda: make() if peers.is_first else None)[0]
+    script = state_of(executor).script
+    return script.gather_each(what, lambda: make() if script.is_first else None)[0]
 
 
 def made_by_all(executor: Any, what: str, make: Callable[[], T]) -> T:
     """Call `make()` in all processes and return this process's result. The first error is raised in all processes."""
     made: list[T] = []
-    state_of(executor).peers.gather_each(what, lambda: made.append(make()))
+    state_of(executor).script.gather_each(what, lambda: made.append(make()))
     return made[0]

@@ -78,7 +78,7 @@ def all_parts(held):
     """The parts of all processes: {rank: {name: array}}."""
     own = {r: {n: a.tolist() for n, a in of.items()} for r, of in held.parts().items()}
     found = {}
-    for one in held.peers.gather_each("read parts", lambda: own):
+    for one in held.script.gather_each("read parts", lambda: own):
         for rank, of in one.items():
             found.setdefault(int(rank), {}).update({n: np.array(a, "float32") for n, a in of.items()})
     return found
@@ -96,7 +96,7 @@ def check_every_part_is_there_once(held: State):
 def check_parts_are_set_back(held: State):
     check_what_is_set_is_read(held)
     parts = all_parts(held)
-    with held.peers.loading():
+    with held.script.loading():
         for name in names(held):
             held.set_state(name, np.zeros_like(value_of(held, name)))
             held.set_parts(name, {r: of[name] for r, of in parts.items() if name in of})
@@ -110,17 +110,17 @@ def check_the_number_of_steps_is_set(held: State):
 
 
 def check_processes_gather_and_one_is_the_first(held: State):
-    firsts = held.peers.gather_each("look", lambda: held.peers.is_first)
-    assert sum(firsts) == 1 and firsts[0] and (len(firsts) > 1) == held.peers.spans_processes
+    firsts = held.script.gather_each("look", lambda: held.script.is_first)
+    assert sum(firsts) == 1 and firsts[0] and (len(firsts) > 1) == held.script.spans_processes
 
 
 def check_an_error_of_one_process_is_raised_in_all(held: State):
     def make():
-        if held.peers.is_first:
+        if held.script.is_first:
             raise FeedError("of all things")
 
     try:
-        held.peers.gather_each("fail", make)
+        held.script.gather_each("fail", make)
     except FeedError as e:
         assert str(e).startswith("of all things")
     else:

@@ -7,9 +7,9 @@ import pytest
 import fluidx as fx
 from fluidx import native
 from fluidx.executor.ranks.launched_group import LaunchedGroup
-from fluidx.executor.ranks.launched_peers import LaunchedPeers
+from fluidx.executor.ranks.launched_script import LaunchedScript
 from fluidx.executor.ranks.process_group import ProcessGroup
-from fluidx.executor.ranks.rank_group import OneProcess, Peers, RankGroup
+from fluidx.executor.ranks.rank_group import OneProcess, RankGroup, ScriptProcesses
 from fluidx.executor.ranks.rank_state import RankState
 from fluidx.executor.ranks.state import ScopeState, State
 from fluidx.executor.ranks.thread_group import ThreadGroup
@@ -50,7 +50,7 @@ def test_the_state_of_launched_ranks(tmp_path):
     "protocol, body",
     [
         *((State, body) for body in (ScopeState, RankState)),
-        *((Peers, body) for body in (OneProcess, LaunchedPeers)),
+        *((ScriptProcesses, body) for body in (OneProcess, LaunchedScript)),
         *((RankGroup, body) for body in (ThreadGroup, ProcessGroup, LaunchedGroup)),
     ],
 )

@@ -27,8 +27,8 @@ from ..run import observers
 from ..run.call_descriptions import RemotePlan, describe_plan
 from ..scope import Scope
 from .affinity import cores_of, keep_to
-from .launched_peers import LaunchedPeers
 from .launched_programs import LaunchedPrograms
+from .launched_script import LaunchedScript
 from .local_rank import LocalRank
 from .published_rank import PublishedPlan, PublishedRank, address_of, array_at, types_of
 from .rank_group import CLOSED, Feeds, Fetched, GroupSetup
@@ -66,13 +66,13 @@ class LaunchedGroup:
     _closed = False
 
     def __init__(self, member: LaunchedRank, places: Sequence[Place] | None, each: int = 1):
-        self.member, self.peers, self.lock = member, LaunchedPeers(member, each), threading.RLock()
-        self.timeout, self.own, self.world_size = member.world.timeout, self.peers.own, member.world_size * each
+        self.member, self.script, self.lock = member, LaunchedScript(member, each), threading.RLock()
+        self.timeout, self.own, self.world_size = member.world.timeout, self.script.own, member.world_size * each
         self._on_gpu = config.device() == "cuda" if places is None else any(isinstance(p, CUDAPlace) for p in places)
         allocation.new_bytes = member.allocate  # memory that the other ranks see
 
     def take_programs(self, given: Any) -> RankPrograms:
-        self._given = LaunchedPrograms(self.peers, given)
+        self._given = LaunchedPrograms(self.script, given)
         return self._given.taken()
 
     def open(self, setup: GroupSetup) -> RankPrograms:
@@ -98,7 +98,7 @@ class LaunchedGroup:
         else:
             self._threads = RankThreads([self.places[r] for r in own], self._world, self.timeout, cores)
             weakref.finalize(self, stop, self._threads.workers)
-        self.peers.ranks, self.peers.main_of, self.peers.observed = [r.local for r in self._ranks], programs.main_of, self._observed
+        self.script.ranks, self.script.main_of, self.script.observed = [r.local for r in self._ranks], programs.main_of, self._observed
         return programs
 
     def _connected(self, places: list[Place]) -> tuple[list[Place], list[tuple[Any, Callable[[], None]]]]:
@@ -125,7 +125,7 @@ class LaunchedGroup:
 
     @property
     def failure(self) -> BaseException | None:
-        return self.peers.failure
+        return self.script.failure
 
     def _observed(self) -> bool:
         """Does a profiler want to observe a run?"""
@@ -134,11 +134,11 @@ class LaunchedGroup:
     # -- running ---------------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        if (lost := self.peers.failure) is not None:
+        if (lost := self.script.failure) is not None:
             raise RankError(f"a rank failed, which ends all launched ranks; start the job again, or use --restarts ({lost})")
 
     def begin(self, step: int) -> None:
-        self.peers.begun = step
+        self.script.begun = step
         for rank in self._ranks:
             rank.local.begin(step)
 
@@ -149,23 +149,23 @@ class LaunchedGroup:
                 with using(self._ranks[0].local.place):
                     return job(0, self._ranks[0])
             except BaseException as e:
-                self.peers.fail(e)
+                self.script.fail(e)
         outcomes: dict[int, Outcome] = {}
         try:
             self._threads.run([lambda k: job(k, self._ranks[k])], self._world, outcomes)
         except BaseException as e:  # Ctrl-C
-            self.peers.fail(e)
+            self.script.fail(e)
         stuck = [k for k in range(len(self._ranks)) if k not in outcomes]
         if stuck or any(o.error is not None for o in outcomes.values()):
             k, error = first_failure(outcomes)
-            self.peers.fail(error, k)
+            self.script.fail(error, k)
 
     def _connect(self) -> None:
         if self._ranks[0].local.comm.asynchronous and self._programs.may_send:
             self._each(lambda k, rank: rank.local.comm.init_group(tuple(range(self.world_size))))
 
     def start(self) -> None:
-        self.peers.agree(("run the startup program",))
+        self.script.agree(("run the startup program",))
         self._connect()
         self._each(lambda k, rank: rank.local.start(self._programs.startups[rank.local.rank]))
 
@@ -182,22 +182,22 @@ class LaunchedGroup:
                     made.append(rank.bind(self._programs.mains[r], feeds, fetches[r], fuse, overlap))
             return [plan.said() for plan in made]
 
-        said = [one for of in self.peers.together(make) for one in of]
+        said = [one for of in self.script.together(make) for one in of]
         return LaunchedStep(made, self.own, said, self.member.view_at)
 
     def step(self, step: LaunchedStep, feeds: Feeds, number: int, watched: observers.ObserverSettings) -> tuple[Fetched, bool]:
-        plans, times = step.plans, list[observers.Times | None]([] if self.peers.profiled else None for _ in step.plans)
+        plans, times = step.plans, list[observers.Times | None]([] if self.script.profiled else None for _ in step.plans)
         for r, plan in zip(self.own, plans, strict=True):
             plan.bound.take(feeds[r])
         if step.overlapped:
             self._world.begin()
         self._each(lambda k, rank: rank.walk(plans[k].bound, number, watched, times[k]))
-        if self.peers.profiled:
+        if self.script.profiled:
             self._show(step, times, number)
         self._each(lambda k, rank: rank.publish(plans[k]))
         if any(step.fetches):
             own = [a for plan in plans for a in plan.places]
-            self.peers.collective(lambda: self.member.exchange(own, step.fetches))
+            self.script.collective(lambda: self.member.exchange(own, step.fetches))
             self.member.published = own
         return step.fetches, True
 
@@ -205,7 +205,7 @@ class LaunchedGroup:
         """Report a run of all ranks to profilers, in the time of rank 0's clock."""
         own = [None if step.descriptions else describe_plan(plan.bound) for plan in step.plans]
         pairs = list(zip(times, own, strict=True))
-        all_said = [one for of in self.peers.collective(lambda: self.member.gather(pairs)) for one in of]
+        all_said = [one for of in self.script.collective(lambda: self.member.gather(pairs)) for one in of]
         if not step.descriptions:
             main_of, n = self._programs.main_of, self.world_size
             step.descriptions += [RemotePlan(said, main_of(r), r, n) for r, (_, said) in enumerate(all_said)]
@@ -219,8 +219,8 @@ class LaunchedGroup:
         ranks within the time of one message."""
         if self.member.memory is not None:
             return [0] * self.world_size
-        self.peers.collective(self.member.meet)
-        shown = self.peers.gather(observers.clock())
+        self.script.collective(self.member.meet)
+        shown = self.script.gather(observers.clock())
         return [now - shown[0] for now in shown]
 
     def close(self) -> None:
@@ -237,14 +237,14 @@ class LaunchedGroup:
     def published(self, names: Sequence[str]) -> Iterator[None]:
         if self._closed:
             raise ExecutionError(CLOSED)
-        self.peers.agree((f"read {', '.join(map(repr, names[:4]))}", *names[4:]))
+        self.script.agree((f"read {', '.join(map(repr, names[:4]))}", *names[4:]))
         seen: list[dict[str, np.ndarray]] = []
 
         def show() -> Any:
             seen.extend({name: rank.visible(name) for name in names if name in rank.local.scope.arrays} for rank in self._ranks)
             return [{name: address_of(a) for name, a in arrays.items()} for arrays in seen]
 
-        said = [one for of in self.peers.together(show) for one in of]
+        said = [one for of in self.script.together(show) for one in of]
         remote = {
             r: {name: array_at(self.member.view_at, address) for name, address in one.items()}
             for r, one in enumerate(said)
@@ -254,13 +254,13 @@ class LaunchedGroup:
             self.scopes[r].arrays = arrays
         mine = [a for arrays in seen for a in arrays.values()]
         views = [list(remote.get(r, {}).values()) for r in range(self.world_size)]
-        self.peers.collective(lambda: self.member.exchange(mine, views))
+        self.script.collective(lambda: self.member.exchange(mine, views))
         try:
             yield
         finally:
             for r in remote:
                 self.scopes[r].arrays = {}
-            self.peers.collective(self.member.meet)
+            self.script.collective(self.member.meet)
 
     def background_copies(self, function: str, names: Mapping[int, Sequence[str]], copies: bool) -> dict[int, SharedCopy]:
         return {}

@@ -14,7 +14,7 @@ from ...ir.program import ProgramPair
 from ..plan import allocation
 from .agreement import difference, grouped, listed, parts
 from .common_owners import PairForAllRanks
-from .launched_peers import LaunchedPeers
+from .launched_script import LaunchedScript
 from .published_rank import address_of, array_at
 from .rank_programs import RankPrograms, rank_programs
 
@@ -22,14 +22,14 @@ from .rank_programs import RankPrograms, rank_programs
 class LaunchedPrograms:
     """The programs that the processes of a launched script give to their executors."""
 
-    def __init__(self, peers: LaunchedPeers, given: Any):
-        self.peers, self.given = peers, _pairs_of_all(peers.member, given) if isinstance(given, ProgramPair) else given
+    def __init__(self, script: LaunchedScript, given: Any):
+        self.script, self.given = script, _pairs_of_all(script.member, given) if isinstance(given, ProgramPair) else given
         self._compared: PairForAllRanks | None = None  # the programs for all ranks, if the rank programs are known to follow from them
 
     def taken(self) -> RankPrograms:
         """The programs of every rank. Where the rank programs follow from the programs for all ranks, these stand for those of the other
         ranks."""
-        n, rank, given = self.peers.member.world_size, self.peers.member.rank, self.given
+        n, rank, given = self.script.member.world_size, self.script.member.rank, self.given
         if getattr(given, "world_size", 0) != n or not hasattr(given, "common_programs"):
             return self._each()  # also where a process holds several ranks
         self._compared = common = given.common_programs(rank)
@@ -39,16 +39,16 @@ class LaunchedPrograms:
 
     def _each(self) -> RankPrograms:
         pairs = rank_programs(self.given)
-        return RankPrograms(pairs, [r for r in self.peers.own if r < len(pairs)])
+        return RankPrograms(pairs, [r for r in self.script.own if r < len(pairs)])
 
     def compared(self, programs: RankPrograms, uneven: str, device: str) -> RankPrograms:
         """The programs, if those of all processes are equal. The programs of each rank are compared only if those for all ranks differ, or
         if a process has programs that may not follow from them.
 
         Raises ExecutionError if processes have different programs, options or versions of fluidx."""
-        self.peers.agree(("make an executor",))
+        self.script.agree(("make an executor",))
         digest = "" if self._compared is None else self._compared.digest
-        said = self.peers.gather([__version__, digest, uneven, device])
+        said = self.script.gather([__version__, digest, uneven, device])
         for k, what in ((0, "fluidx"), (2, "uneven="), (3, "FLUIDX_DEVICE")):
             if len(found := grouped([one[k] for one in said])) > 1:
                 _refuse("; ".join(f"{what} {which} on rank{'s' * (len(ranks) > 1)} {listed(ranks)}" for which, ranks in found))
@@ -63,10 +63,10 @@ class LaunchedPrograms:
         """Raise ExecutionError if processes have different programs for some rank."""
         pairs = [programs.pair(r) for r in range(programs.world_size)]
         digests = [hashlib.sha256(str(pair).encode()).hexdigest() for pair in pairs]
-        said = self.peers.gather(digests)
+        said = self.script.gather(digests)
         other = next((r for r in range(len(pairs)) if len({one[r] for one in said}) > 1), None)
         if other is not None:
-            said = self.peers.gather(parts(pairs[other]))
+            said = self.script.gather(parts(pairs[other]))
             _refuse(difference(other, said))
 
 

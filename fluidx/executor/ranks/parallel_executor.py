@@ -188,7 +188,7 @@ class ParallelExecutor(RankState):
         kind, now = kind_of(names, feed, merged, apart), self.group.versions()
         ready = self._ready.get(kind)
         known = ready is not None and ready.versions == now
-        if self.group.peers.agree_run(kind, known, None if self.feeds_own_rows else feed) and ready is not None:
+        if self.group.script.agree_run(kind, known, None if self.feeds_own_rows else feed) and ready is not None:
             return feed, ready
         check_fetch(self._main, names, descs)
         given = check_feed(self._main, feed, descs)
@@ -238,7 +238,7 @@ def _checked_places(places: Any, n: int, scopes: Sequence[Scope] | None, group: 
     """The places of `n` ranks. Raises ExecutionError if there are more or fewer places or scopes."""
     launched_alone.note_executor(n)
     found = default_places(n) if places is None else as_places(places, n)
-    if group.peers.spans_processes and len(found) == len(group.own):  # each process has given those of its own ranks
+    if group.script.spans_processes and len(found) == len(group.own):  # each process has given those of its own ranks
         found *= n // len(found)
     ranks = f"the program was transpiled for {n} rank{'s' if n > 1 else ''}"
     if len(found) != n:

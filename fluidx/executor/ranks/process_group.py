@@ -157,7 +157,7 @@ class ProcessGroup:
 
     ranks_are = "are processes that belong to"
     bound_to_process = True
-    peers = OneProcess()
+    script = OneProcess()
 
     def take_programs(self, given: Any) -> RankPrograms:
         pairs = rank_programs(given)

@@ -54,7 +54,7 @@ class BackgroundSave(Protocol):
         """Wait for all ranks' threads and complete the checkpoint together. Errors with the files are stored for a later query."""
 
 
-class Peers(Protocol):
+class ScriptProcesses(Protocol):
     """The processes that run this script, of which this is one. All of them must make the same calls of these methods."""
 
     @property
@@ -85,7 +85,7 @@ class Peers(Protocol):
 
 
 class OneProcess:
-    """The Peers of a script that is one process."""
+    """The ScriptProcesses of a script that is one process."""
 
     spans_processes = False
     is_first = True
@@ -130,7 +130,7 @@ class RankGroup(Protocol):
         """The ranks whose values this process holds."""
 
     @property
-    def peers(self) -> Peers: ...
+    def script(self) -> ScriptProcesses: ...
 
     @property
     def pool(self) -> ProcessPool | None:

@@ -15,7 +15,7 @@ from ...ir.program import Program
 from ...ir.var import Var
 from ..plan.allocation import fetched
 from ..scope import Scope
-from .rank_group import Peers, RankGroup
+from .rank_group import RankGroup, ScriptProcesses
 from .rank_programs import RankPrograms
 from .state import StateHolder
 
@@ -64,7 +64,7 @@ class RankState(StateHolder):
     def set_state(self, name: str, value: Any) -> None:
         """Set the global value of a persistable variable: every rank gets its part. All processes of a launched script must call it with
         the same value."""
-        self.group.peers.setting(name)
+        self.group.script.setting(name)
         with self._lock:
             d, value = self._desc(name), np.asarray(value)
             if is_local(d.placement):
@@ -136,9 +136,9 @@ class RankState(StateHolder):
         return self
 
     @property
-    def peers(self) -> Peers:
+    def script(self) -> ScriptProcesses:
         """The processes that run this script. All of them must make the same calls."""
-        return self.group.peers
+        return self.group.script
 
     def background_copies(self, function: str, names: Mapping[int, Sequence[str]], copies: bool) -> Mapping[int, SharedCopy]:
         """A thread in each process of a rank that this process started, with variables (see State.background_copies)."""

@@ -10,7 +10,7 @@ import numpy as np
 from ...ir.errors import NotInitializedError
 from ...ir.program import Program
 from ..scope import Scope
-from .rank_group import OneProcess, Peers
+from .rank_group import OneProcess, ScriptProcesses
 
 if TYPE_CHECKING:
     from .background_writer import SharedCopy
@@ -24,7 +24,7 @@ class State(Protocol):
         """The number of ranks that hold values."""
 
     @property
-    def peers(self) -> Peers:
+    def script(self) -> ScriptProcesses:
         """The processes that hold values. All of them must make the same calls."""
 
     @property
@@ -72,7 +72,7 @@ class ScopeState:
     """
 
     world_size = 1
-    peers = OneProcess()
+    script = OneProcess()
 
     def __init__(self, program: Program, scope: Scope):
         self.program, self.scope = program, scope

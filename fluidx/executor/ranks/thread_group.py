@@ -51,7 +51,7 @@ class ThreadGroup:
     """A RankGroup of threads."""
 
     ranks_are = "are threads of"
-    peers = OneProcess()
+    script = OneProcess()
     pool = None
 
     def __init__(self) -> None:

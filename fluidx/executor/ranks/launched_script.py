@@ -1,4 +1,4 @@
-"""LaunchedPeers: the processes of a launched script. Each call of all begins with a collective call that compares what they are about to
+"""LaunchedScript: the processes of a launched script. Each call of all begins with a collective call that compares what they are about to
 do."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .thread_workers import root_cause
 _NO_SUMS: Mapping[str, int] = {}
 
 
-class LaunchedPeers:
+class LaunchedScript:
     """The processes of a launched script, of which this is one. Each holds `each` ranks; `ranks` are those of this process, once they are
     made."""
 
@@ -111,7 +111,7 @@ class LaunchedPeers:
         failed.process = (failed.rank or 0) // self.each
         raise failed from error
 
-    # -- Peers -----------------------------------------------------------------------------------------------------------------
+    # -- ScriptProcesses -----------------------------------------------------------------------------------------------------------------
 
     def gather_each(self, what: str, make: Callable[[], Any]) -> list[Any]:
         self.finish_save()
