@@ -51,6 +51,28 @@ def test_who_launched_a_rank_is_in_its_environment(environ, by, rank, ranks, her
     assert found(environ)[:4] == (by, rank, ranks, here)
 
 
+POD = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "pod-0", "PET_MASTER_PORT": "23456"}
+
+
+@pytest.mark.parametrize(
+    "environ, address, here",
+    [
+        (TORCHRUN, "node0:29500", 4),
+        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}, "node0:29501", 4),  # torchrun listens at the port itself
+        ({**TORCHRUN, "MASTER_ADDR": "fd00::1"}, "[fd00::1]:29500", 4),
+        ({**TORCHRUN, "FLUIDX_ADDRESS": "other:1", "FLUIDX_LOCAL_WORLD_SIZE": "2"}, "other:1", 2),
+        (POD, "pod-0:23456", 1),
+        (OPEN_MPI, "", 2),
+        ({**SLURM, "FLUIDX_ADDRESS": "node0:29500"}, "node0:29500", 2),
+        ({"FLUIDX_RANK": "0", "FLUIDX_WORLD_SIZE": "4", "FLUIDX_ADDRESS": "node0:29500"}, "node0:29500", 1),
+        ({"FLUIDX_RANK": "0", "FLUIDX_WORLD_SIZE": "4", "FLUIDX_ADDRESS": "[::1]:29500"}, "[::1]:29500", 4),
+        ({"FLUIDX_RANK": "0", "FLUIDX_WORLD_SIZE": "4", "FLUIDX_ADDRESS": "a:1", "FLUIDX_LOCAL_WORLD_SIZE": "2"}, "a:1", 2),
+    ],
+)  # fmt: skip
+def test_where_rank_0_listens_for_other_hosts(environ, address, here):
+    assert (found(environ).address, found(environ).here) == (address, here)
+
+
 @pytest.mark.parametrize(
     "environ",
     [
@@ -70,6 +92,9 @@ def test_a_process_that_nobody_launched(environ):
         ({"FLUIDX_RANK": "0"}, "FLUIDX_RANK is set, but not the number of ranks; set FLUIDX_WORLD_SIZE"),
         ({"FLUIDX_RANK": "2", "FLUIDX_WORLD_SIZE": "2"}, "FLUIDX_RANK: expected a rank below 2 (FLUIDX_WORLD_SIZE), found 2"),
         ({**TORCHRUN, "RANK": "one"}, "RANK: expected a whole number, 0 or more, found 'one'"),
+        ({**TORCHRUN, "FLUIDX_ADDRESS": "node0"}, "FLUIDX_ADDRESS: expected host:port, found 'node0'"),
+        ({**TORCHRUN, "FLUIDX_ADDRESS": "fd00::1:5"}, "FLUIDX_ADDRESS: expected host:port, found 'fd00::1:5'"),
+        ({**TORCHRUN, "FLUIDX_LOCAL_WORLD_SIZE": "0"}, "FLUIDX_LOCAL_WORLD_SIZE: expected an integer above 0, found '0'"),
     ],
 )
 def test_numbers_that_make_no_sense(environ, message):

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -89,6 +90,8 @@ def main() -> NoReturn:
 
 
 def _address(name: str, port: int) -> str:
+    """Where rank 0 listens, as all hosts know it."""
+    name = socket.gethostname() if name == "localhost" else name
     return f"{f'[{name}]' if ':' in name else name}:{port}"
 
 

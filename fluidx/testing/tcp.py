@@ -36,7 +36,8 @@ class TcpProcesses:
             door.listen(n)
             door.settimeout(_PATIENCE)
             words = [[*(enter[k] if enter else ()), sys.executable, "-m", __name__, path, str(k)] for k in range(n)]
-            self.processes = [subprocess.Popen(one, env=environ) for one in words]
+            own = [{"FLUIDX_RANK": str(k), "FLUIDX_WORLD_SIZE": str(n)} for k in range(n)]
+            self.processes = [subprocess.Popen(one, env=environ | said) for one, said in zip(words, own, strict=True)]
             try:
                 channels = [Channel(door.accept()[0]) for _ in range(n)]
                 self.channels = [c for _, c in sorted((c.receive()[0], c) for c in channels)]

@@ -52,10 +52,18 @@ def chosen() -> str | None:
     )
 
 
-def resolve(host: str, port: int) -> tuple[Any, tuple[Any, ...]]:
-    """The family and the address of a socket. Raises OSError if the name is not known."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return family, address
+def resolve(host: str, port: int) -> list[tuple[Any, tuple[Any, ...]]]:
+    """The families and addresses of sockets of a host. Raises OSError if the name is not known."""
+    return [(family, address) for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+
+def is_loopback(address: str) -> bool:
+    """Does an address reach this host only?
+
+    >>> is_loopback("127.0.1.1"), is_loopback("10.0.0.1")
+    (True, False)
+    """
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _address_of(asked: socket.socket, name: str) -> str | None:
@@ -80,7 +88,7 @@ def _is_address(text: str) -> bool:
 
 def can_bind(address: str) -> bool:
     """Does an address, or that of a name, belong to this host? Raises OSError if the name is not known."""
-    family, where = resolve(address, 0)
+    family, where = resolve(address, 0)[0]
     with socket.socket(family) as tried:
         try:
             tried.bind(where)

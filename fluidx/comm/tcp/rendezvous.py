@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ class Joined(NamedTuple):
 
 def join(there: Launched, timeout: float) -> Joined:
     """Connect this rank with all others. Raises ExecutionError, which says what to do."""
+    if not sys.platform.startswith("linux"):
+        raise ExecutionError(f"ranks on several hosts connect by TCP on Linux only, this is {sys.platform}; with MPI they run here too")
     key = config.job_key()
     if not key:
         raise ExecutionError(
@@ -102,16 +105,15 @@ def _gather(there: Launched, key: str, timeout: float, deadline: float) -> _Met:
 
 
 def _listen_first(there: Launched) -> socket.socket:
-    """The socket of rank 0: on the chosen interface, on its address if that belongs to this host, else on all interfaces."""
+    """The socket of rank 0: on the chosen interface, else on its address. If no other host reaches that, it is on all interfaces."""
     host, port = interfaces.parse(there.address)
+    own = interfaces.chosen()
     try:
-        family, where = interfaces.resolve(interfaces.chosen() or host, port)
-        try:
-            return _listening(family, where, there.world_size)
-        except OSError as e:
-            if e.errno != errno.EADDRNOTAVAIL:  # the address of a service in front of this host
-                raise
-            return _listening(socket.AF_INET, ("", port), there.world_size)
+        family, where = interfaces.resolve(own or host, port)[0]
+        # a host may know its own name as an address of its loopback, and a service may have an address in front of the host's
+        if own is None and (interfaces.is_loopback(where[0]) or not interfaces.can_bind(where[0])):
+            family, where = socket.AF_INET, ("", port)
+        return _listening(family, where, there.world_size)
     except OSError as e:
         taken = "; another program listens there: choose another port" if e.errno == errno.EADDRINUSE else ""
         raise ExecutionError(f"rank 0 cannot listen at {there.address} (launched by {there.by}): {e.strerror}{taken}") from None
@@ -153,18 +155,9 @@ def _connected(at: tuple[str, int], where: str, deadline: float, timeout: float,
     """A connection; `again`: also to what does not listen yet."""
     own = interfaces.chosen()
     while True:
-        sock = None
         try:
-            family, address = interfaces.resolve(*at)
-            sock = socket.socket(family)
-            if own is not None:
-                sock.bind((own, 0))
-            sock.settimeout(max(AGAIN, deadline - time.monotonic()))
-            sock.connect(address)
-            return sock
+            return _connection(at, own, deadline)
         except OSError as e:
-            if sock is not None:
-                sock.close()
             if not again or time.monotonic() > deadline:
                 name, by = socket.gethostname(), "" if own is None else f" (interface {own})"
                 raise ExecutionError(
@@ -172,6 +165,23 @@ def _connected(at: tuple[str, int], where: str, deadline: float, timeout: float,
                     f"{launch_environment.ADDRESS} (MASTER_ADDR), FLUIDX_INTERFACE and firewalls; FLUIDX_TIMEOUT gives it more time"
                 ) from None
         time.sleep(AGAIN)
+
+
+def _connection(at: tuple[str, int], own: str | None, deadline: float) -> socket.socket:
+    """A connection to the first address of a host that answers. Raises OSError if none does."""
+    found = OSError("the name has no address")
+    for family, address in interfaces.resolve(*at):
+        sock = socket.socket(family)
+        try:
+            if own is not None:
+                sock.bind((own, 0))
+            sock.settimeout(max(AGAIN, deadline - time.monotonic()))
+            sock.connect(address)
+            return sock
+        except OSError as e:
+            sock.close()
+            found = e
+    raise found
 
 
 # -- a connection between each two ranks ---------------------------------------------------------------------------------------
