@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import ParseError, ProgramError
+from .fluid_text import read_attrs, type_of, why_not
 from .opdef import OPS, Slot, instead_of
 from .operator import Operator, Role
 from .program import READERS, Block, Program, ProgramPair
@@ -288,10 +289,13 @@ class _Parser(ValueParser):
             outs = self._slots(lambda: self._output(block))
             self._take("=", "'=' after the outputs")
         at = self.k
-        op_type = self._word("the type of an operator")
+        named_by_fluid = self.kinds[at] == "word" and not isinstance(outs, dict)
+        op_type = name = self._word("the type of an operator")
         self._take("(", f"'(' after {op_type}")
         ins: list[Any] | _Slots = [] if self.kinds[self.k] == ")" else self._slots(self._name)
         self._take(")", f"',' or ')' after an input of {op_type}")
+        full = type_of(name) if named_by_fluid and not isinstance(ins, dict) else name
+        op_type = full.partition(".")[0] if full != name else name
         definition = OPS.get(op_type)
         try:
             inputs = _fill(op_type, ins, definition.in_slots if definition else None, "input")
@@ -304,9 +308,10 @@ class _Parser(ValueParser):
             only = self._at_word("only") and self.kinds[self.k + 1] != "="
             self.k += only
             attrs = self._attrs(program)
-        if definition is not None and not only:
+        if definition is not None:
             try:
-                attrs = definition.complete_attrs(attrs)
+                attrs = read_attrs(full, name, attrs, program)
+                attrs = attrs if only else definition.complete_attrs(attrs)
             except ProgramError as e:
                 self._wrong(str(e), at)
         role_var: tuple[str, ...] = ()
@@ -385,7 +390,7 @@ def _fill(op_type: str, given: list[Any] | _Slots, slots: tuple[Slot, ...] | Non
     if slots is None:
         if not given:
             return {}
-        raise ProgramError(f"there is no op {op_type!r}; {instead_of(op_type)} (a foreign op names its slots: X=[%x])")
+        raise ProgramError(f"there is no op {op_type!r}; {why_not(op_type) or instead_of(op_type)} (a foreign op names its slots: X=[%x])")
     if len(given) > len(slots):
         listed = f" ({', '.join(s.name for s in slots)})" if slots else ""
         raise ProgramError(f"op {op_type} has {len(slots)} {kind}s{listed}, {len(given)} are given")

@@ -132,8 +132,9 @@ class Program:
 
     # -- text -----------------------------------------------------------------------------------------------------------
 
-    def to_string(self, throw_on_error: bool = True, with_details: bool = False, fluid_names: bool = False) -> str:
-        """The program as text. `fluid_names` writes collectives under fluid's historic names (for reading, not for parsing)."""
+    def to_string(self, throw_on_error: bool = True, with_details: bool = False, fluid_names: bool | str = False) -> str:
+        """The program as text. `fluid_names` writes collectives under fluid's historic names: "c" (`c_allreduce_sum`), or True for those of
+        the NCCL design (`ncclAllReduce`). `parse_from_string` reads either."""
         return show_program(self, fluid_names=fluid_names)
 
     def __str__(self) -> str:

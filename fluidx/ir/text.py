@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from .attributes import BlockRef, fits
 from .constants import Array
 from .errors import ProgramError
+from .fluid_text import FluidNames, type_of
 from .offsets import Offsets
 from .opdef import OPS, OpDef, Required, Slot
 from .roles import Role
@@ -59,17 +60,20 @@ def show_program(program: Program, startup: Program | None = None, fluid_names: 
 
     With `startup` the pair prints as one program whose `startup:` section comes first; `parse_pair` reads it back. There a variable
     that startup shares with main's declarations is declared once, and startup's settings are main's unless written.
-    `fluid_names` writes collectives under fluid's historic names, for reading only: True or "nccl" as in the NCCL design
-    (`ncclAllReduce`), "c" as in fluid 1.5 and later (`c_allreduce_sum`).
+    `fluid_names` writes collectives under fluid's historic names: True or "nccl" as in the NCCL design (`ncclAllReduce`), "c" as in fluid
+    1.5 and later (`c_allreduce_sum`, with `ring_id` and `nranks`). A comment lists the operators that have no such name.
     """
+    fluid = FluidNames.of(fluid_names, program)
     lines = [f"program {word(program.name)} {{", *settings(program)]
+    if fluid and (missing := fluid.missing(op for p in (program, startup) if p for b in p.blocks for op in b.oplist)):
+        lines.append(f"  # without a name in fluid: {', '.join(missing)}")
     declared, inline = declarations(program.blocks[0])
     lines += [f"  {show_var(d)}" for d in declared.values()]
     if startup is not None:
-        lines += _startup_lines(program, declared, startup, fluid_names)
-    _section_lines(lines, program.blocks[0].oplist, inline, "", "  ", fluid_names)
+        lines += _startup_lines(program, declared, startup, FluidNames.of(fluid_names, startup))
+    _section_lines(lines, program.blocks[0].oplist, inline, "", "  ", fluid)
     for block in program.blocks[1:]:
-        _block_lines(lines, block, "", fluid_names)
+        _block_lines(lines, block, "", fluid)
     lines.append("}")
     return "\n".join(lines) + "\n"
 
@@ -84,7 +88,7 @@ def show_block(block: Block) -> str:
     """
     declared, inline = declarations(block)
     lines = [show_var(d) for d in declared.values()]
-    _section_lines(lines, block.oplist, inline, "", "", False)
+    _section_lines(lines, block.oplist, inline, "", "", None)
     return "\n".join(lines)
 
 
@@ -99,7 +103,7 @@ def show_op(op: Operator, types: Mapping[str, Var | ValueType] | None = None, fl
     for n in op.output_arg_names:
         if (record := known.get(n)) is not None:
             pending[n] = record if isinstance(record, Var) else Var(n, record, stop_gradient=not record.is_float)
-    return op_text(op, pending, fluid_names)
+    return op_text(op, pending, FluidNames.of(fluid_names))
 
 
 def show_var(desc: Var) -> str:
@@ -136,7 +140,7 @@ def excerpt(program: Program, index: int, before: int = 3, after: int = 2, block
     lines = [f"  in {program.label()}{where}, section {ops[index].role.value}:"]
     width = max(2, len(str(stop - 1)))
     for k in range(start, stop):
-        text = op_text(ops[k], inline, False)
+        text = op_text(ops[k], inline)
         if len(text) > 160:
             text = text[:157] + "..."
         lines.append(f"    {'>' if k == index else ' '}  {k:>{width}}  {text}")
@@ -280,7 +284,7 @@ def startup_name(main: str) -> str:
     return "startup" if main == "main" else main
 
 
-def _startup_lines(program: Program, declared: Mapping[str, Var], startup: Program, fluid_names: bool | str) -> list[str]:
+def _startup_lines(program: Program, declared: Mapping[str, Var], startup: Program, fluid: FluidNames | None) -> list[str]:
     head = []
     if startup.name != startup_name(program.name):
         head.append(f"  name {word(startup.name)}")
@@ -306,9 +310,9 @@ def _startup_lines(program: Program, declared: Mapping[str, Var], startup: Progr
     inline = {n: d for n, d in inline.items() if n not in shared}
     if head or not block.oplist:
         lines += ["startup:", *head]
-    _section_lines(lines, block.oplist, inline, "startup", "  ", fluid_names, Role.FORWARD if head else None)
+    _section_lines(lines, block.oplist, inline, "startup", "  ", fluid, Role.FORWARD if head else None)
     for b in startup.blocks[1:]:
-        _block_lines(lines, b, "startup ", fluid_names)
+        _block_lines(lines, b, "startup ", fluid)
     return lines
 
 
@@ -321,7 +325,7 @@ def _section_lines(
     inline: dict[str, Var],
     section: str,
     indent: str,
-    fluid_names: bool | str,
+    fluid: FluidNames | None,
     role: Role | None = None,
 ) -> None:
     pending = dict(inline)
@@ -329,7 +333,7 @@ def _section_lines(
         if op.role is not role:
             role = op.role
             lines.append(section_header(section, role))
-        lines.append(indent + op_text(op, pending, fluid_names))
+        lines.append(indent + op_text(op, pending, fluid))
 
 
 def section_header(section: str, role: Role) -> str:
@@ -339,15 +343,15 @@ def section_header(section: str, role: Role) -> str:
     return f"{section}:" if role is Role.FORWARD else f"{section} {role.value}:"
 
 
-def _block_lines(lines: list[str], block: Block, section: str, fluid_names: bool | str) -> None:
+def _block_lines(lines: list[str], block: Block, section: str, fluid: FluidNames | None) -> None:
     lines.append(f"{section}block {block.idx} in {block.parent_idx} {{")
     declared, inline = declarations(block)
     lines += [f"  {show_var(d)}" for d in declared.values()]
-    _section_lines(lines, block.oplist, inline, "", "  ", fluid_names)
+    _section_lines(lines, block.oplist, inline, "", "  ", fluid)
     lines.append("}")
 
 
-def op_text(op: Operator, pending: dict[str, Var], fluid_names: bool | str) -> str:
+def op_text(op: Operator, pending: dict[str, Var], fluid: FluidNames | None = None) -> str:
     """One line. Outputs in `pending` are written with their type and taken out of it."""
     definition = OPS.get(op.type)
     kind, attrs = op.type, op.attrs
@@ -357,14 +361,15 @@ def op_text(op: Operator, pending: dict[str, Var], fluid_names: bool | str) -> s
     outs = None if definition is None else _positional(op.outputs, definition.out_slots, pending)
     if outs is None:
         outs = _by_slot(op.outputs, pending)
-    shown = _attrs_text(definition, attrs)
-    if fluid_names:
-        kind, shown = _historic(op, fluid_names, shown)
-    else:
-        kind = kind if _plain_op(kind) else quote(kind)
+    only = (shown := _attrs_shown(definition, attrs)) is None
+    shown = attrs if shown is None else shown
+    if fluid is not None and definition is not None:
+        kind, shown = fluid.written(definition, shown)
+    if not _plain_op(kind) or (definition is None and type_of(kind) != kind):  # in quotes, a word is no name of fluid
+        kind = quote(kind)
     text = f"{outs} = {kind}({ins})" if outs else f"{kind}({ins})"
-    if shown:
-        text += f" {{{shown}}}"
+    if shown or (only and definition):
+        text += f" {{{'only ' if only and definition else ''}{_attr_list(sorted(shown.items()))}}}"
     if op.role_var:
         text += f" for {', '.join(map(var_name, op.role_var))}"
     if op.device:
@@ -417,52 +422,24 @@ def _positional(slots: Mapping[str, tuple[str, ...]], declared: tuple[Slot, ...]
     return ", ".join(parts)
 
 
-def _attrs_text(definition: type[OpDef] | None, attrs: Mapping[str, Any]) -> str:
-    if definition is None:
-        return _attr_list(sorted(attrs.items())) if attrs else ""
-    declared = definition.attrs
-    if len(attrs) == len(declared):
-        shown = []
-        for name, default in _sorted_attrs(definition):
-            value = attrs.get(name, _MISSING)
-            if value is _MISSING:
-                break
-            if isinstance(default, Required):
-                if not fits(value, default.type):
-                    break
-            elif value is default or _same(value, default):
-                if name not in ALWAYS_SHOWN:
-                    continue
-            elif default is not None and not fits(value, type(default)):
-                break
-            shown.append(f"{word(name)}={show_value(value)}")
-        else:
-            return ", ".join(shown)
-    return "only " + _attr_list(sorted(attrs.items()))
-
-
-_sorted: dict[type[OpDef], list[tuple[str, Any]]] = {}
-
-
-def _sorted_attrs(definition: type[OpDef]) -> list[tuple[str, Any]]:
-    if definition not in _sorted:
-        _sorted[definition] = sorted(definition.attrs.items())
-    return _sorted[definition]
-
-
-# -- fluid's historic names ------------------------------------------------------------------------------------------------------------
-
-
-def _historic(op: Operator, style: bool | str, shown: str) -> tuple[str, str]:
-    """(historic name, attribute text) of a collective; other operators keep theirs."""
-    if style not in (True, "nccl", "c"):
-        raise ProgramError(f'fluid_names must be True, "nccl" or "c", got {style!r}')
-    definition = OPS.get(op.type)
-    if definition is None or definition.comm.fluid_names is None:
-        return word(op.type), shown
-    name, attrs = definition.comm.fluid_names[style == "c"], dict(op.attrs)
-    reduction = str(attrs.pop("op", "sum"))
-    if name.startswith("nccl") and "op" in definition.attrs:
-        attrs["reduction"] = f"nccl{reduction.capitalize()}"
-    kept = [(k, v) for k, v in sorted(attrs.items()) if k in ALWAYS_SHOWN or not _same(v, definition.attrs.get(k, _MISSING))]
-    return name.format(op=reduction), _attr_list(kept)
+def _attrs_shown(definition: type[OpDef] | None, attrs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The attributes that differ from their defaults, and those that are always shown; None if they are not the declared ones, so that all
+    are written."""
+    declared = {} if definition is None else definition.attrs
+    if definition is None or len(attrs) != len(declared):
+        return None
+    shown = {}
+    for name, default in declared.items():
+        value = attrs.get(name, _MISSING)
+        if value is _MISSING:
+            return None
+        if isinstance(default, Required):
+            if not fits(value, default.type):
+                return None
+        elif value is default or _same(value, default):
+            if name not in ALWAYS_SHOWN:
+                continue
+        elif default is not None and not fits(value, type(default)):
+            return None
+        shown[name] = value
+    return shown

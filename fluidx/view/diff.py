@@ -176,7 +176,7 @@ def _block_lines(d: _BlockDiff, section: str) -> list[str]:
         if op.role is not role:
             role = op.role
             lines.append(section_header(section, role))
-        lines.append(f"{mark} {op_text(op, pending[0 if mark == '-' else 1], False)}")
+        lines.append(f"{mark} {op_text(op, pending[0 if mark == '-' else 1])}")
         k += 1
     return lines
 

@@ -151,7 +151,7 @@ class Barrier(OpDef):
     """Wait until every rank of the group has arrived."""
 
     name = "barrier"
-    comm = Comm(activity="BARRIER")
+    comm = Comm(fluid_names=("barrier", "barrier"), activity="BARRIER")
     outputs = ()
     attrs = {"group": Required(str)}
     effect = Effect.COLLECTIVE

@@ -100,7 +100,6 @@ class GatherParts(_RootedParts):
     comm = Comm(
         move=_move,
         blocks=lambda t, n, attrs: _blocks(t, n, attrs, lambda k: k * n + attrs["root"]),
-        fluid_names=("c_gather", "c_gather"),
         activity="GATHER",
     )
 
