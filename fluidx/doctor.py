@@ -12,6 +12,7 @@ import numpy as np
 from . import __version__, config, native
 from .comm import nccl
 from .comm.base import CommError
+from .comm.least_versions import nccl_version
 from .comm.mpi import mpirun
 from .comm.mpi import start as mpi
 from .executor.places import CUDAPlace, array_module
@@ -94,7 +95,7 @@ def _nccl() -> str:
         number = nccl.library().get_version()
     except CommError as e:
         return str(e)
-    return f"NCCL {number // 10_000}.{number // 100 % 100}.{number % 100}"
+    return f"NCCL {'.'.join(map(str, nccl_version(number)))}"
 
 
 def _mpi() -> str:

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..ir.errors import install
 from .base import STOPPED, CommAborted, CommError, CommTimeout, Ranks
+from .least_versions import nccl_version, too_old
 
 _IN_PROGRESS = 7  # ncclInProgress: not an error
 _POLL = 0.0005  # seconds between looks at a stream that has not finished
@@ -28,13 +29,16 @@ _ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES
 
 
 def library() -> Any:
-    """CuPy's module for NCCL. Raises CommError, which says what to install, if it is missing."""
+    """CuPy's module for NCCL. Raises CommError, which says what to install, if it is missing or too old."""
     try:
+        import cupy
         import cupy.cuda.nccl as nccl
     except ImportError:
         raise CommError(f"NCCL needs CuPy, which is not installed; {install('cuda13', 'cuda12')}") from None
     if not nccl.available:
         raise CommError("CuPy finds no libnccl; pip install nvidia-nccl-cu13 (or -cu12) beside CuPy")
+    if reason := too_old("CuPy", cupy.__version__) or too_old("NCCL", nccl_version(nccl.get_version())):
+        raise CommError(reason)
     return nccl
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..comm.least_versions import too_old
 from ..ir.errors import FluidxError, install
 from ..ir.source_location import wrong
 
@@ -166,13 +167,15 @@ def mpi_places() -> list[MpiPlace]:
 
 @cache
 def array_module(place: Place) -> Any:
-    """numpy, or cupy for a GPU. Raises FluidxError, which says what to install, if CuPy or the GPU is missing."""
+    """numpy, or cupy for a GPU. Raises FluidxError, which says what to install, if CuPy is missing or too old, or the GPU is missing."""
     if isinstance(place, CPUPlace):
         return np
     try:
         import cupy
     except ImportError:
         raise FluidxError(f"{place} needs CuPy, which is not installed; {install('cuda13', 'cuda12')}") from None
+    if reason := too_old("CuPy", cupy.__version__):
+        raise FluidxError(f"{place}: {reason}")
     if not cupy.cuda.is_available():
         raise FluidxError(f"{place} needs an NVIDIA GPU and driver; CuPy {cupy.__version__} finds none. Use CPUPlace() instead")
     count = cupy.cuda.runtime.getDeviceCount()

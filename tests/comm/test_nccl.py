@@ -72,6 +72,7 @@ def world(monkeypatch):
 
     nccl = types.ModuleType("cupy.cuda.nccl")
     nccl.available, nccl.NcclError, nccl.NcclCommunicator = True, NcclError, Communicator
+    nccl.get_version = lambda: 22800
     nccl.get_unique_id = lambda: f"id{sum(e[0] == 'id' for e in log)}" if not log.append(("id",)) else ""
     nccl.groupStart, nccl.groupEnd = (lambda: log.append(("start",))), (lambda: log.append(("end",)))
     for name, number in (NUMBERS | OPS).items():
@@ -92,6 +93,7 @@ def world(monkeypatch):
     cuda.nccl, cuda.Device, cuda.get_current_stream = nccl, Device, lambda: compute
     cuda.Stream = lambda non_blocking: Stream(log, "comm")
     cupy = types.ModuleType("cupy")
+    cupy.__version__ = "14.2.0"
     cupy.cuda, cupy.zeros = cuda, lambda n, dtype: Array(900, (n,), dtype)
     for name, module in (("cupy", cupy), ("cupy.cuda", cuda), ("cupy.cuda.nccl", nccl)):
         monkeypatch.setitem(sys.modules, name, module)

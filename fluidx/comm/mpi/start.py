@@ -22,6 +22,7 @@ from .. import flight_recorder, launch_environment
 from ..base import CommError, was_stopped
 from ..hosts.multi_host import HostsWorld
 from ..hosts.polled_world import FAREWELL
+from ..least_versions import too_old
 from ..processes import ProcessWorld
 from .world import MpiWorld
 
@@ -31,13 +32,15 @@ _TRANSPORTS = "OMPI_MCA_btl"  # the variable that selects Open MPI's transports
 
 @cache
 def why_not() -> str:
-    """The reason why MPI is not available; "" if it is."""
+    """The reason why MPI is not available, or too old; "" if it can be used."""
     try:
         with _alone() if launch_environment.found() is None else nullcontext():
-            from mpi4py import MPI  # noqa: F401
+            import mpi4py
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as e:  # RuntimeError: there is no MPI library to load
         return f"{str(e).splitlines()[0]}; {install('mpi')}"
-    return ""
+    library = MPI.Get_library_version().split(",")[0].strip("\0\n ")
+    return too_old("mpi4py", mpi4py.__version__) or too_old("MPI", MPI.Get_version(), library)
 
 
 @contextmanager
