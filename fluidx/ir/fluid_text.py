@@ -67,7 +67,8 @@ class FluidNames(NamedTuple):
             del shown["op"]
         if self.style == "c":
             shown = {_ATTRS.get((definition.name, k), k): v for k, v in shown.items()}
-            if (group := shown.get("group")) in self.groups:
+            group = str(shown.get("group", ""))
+            if group in self.groups:
                 del shown["group"]
                 shown["ring_id"] = list(self.groups).index(group)
                 shown |= self._counts(definition.name, self.groups[group])
@@ -76,8 +77,10 @@ class FluidNames(NamedTuple):
     def _counts(self, kind: str, sets: Sequence[Sequence[int]]) -> dict[str, int]:
         sizes = {len(s) for s in sets}
         counts = {"nranks": sizes.pop()} if kind in _COUNTED and len(sizes) == 1 else {}
-        mine = next((s for s in sets if self.rank in s), None)
-        return counts if kind != "nccl_init" or mine is None else {**counts, "rank": list(mine).index(self.rank)}
+        mine = next((tuple(s) for s in sets if self.rank in s), ())
+        if kind == "nccl_init" and self.rank is not None and mine:
+            counts["rank"] = mine.index(self.rank)
+        return counts
 
 
 def type_of(name: str) -> str:
