@@ -12,6 +12,7 @@ from ..ir.dtypes import np_dtype
 from ..ir.opdef import opdef
 from ..ops.expr.nodes import Expr, lift, substitute, symbols
 from ..ops.expr.nodes import nodes as parts
+from ..ops.update.trace import kernel_expressions
 from .table import ENTRIES, load_all
 
 if TYPE_CHECKING:
@@ -69,6 +70,21 @@ def by_expression(op: Op) -> str:
     expr = substitute(expr, {n: lift(v) for n, v in op.attrs.items() if n != "axis"})
     found = written_out(op, expr, values)
     return found if symbols(expr) else op.emit("Expand", found, op.emit("Shape", op[slots[0]]))
+
+
+def by_kernel(op: Op) -> dict[str, str]:
+    """The nodes of a kernel that computes element by element, for the outputs that are used."""
+    definition: Any = opdef(op.type)
+    seen, found = dict[Expr, str](), dict[str, str]()
+    values = {slot: op[slot] for slot in definition.inputs}
+    for (slot, *_), e in zip(definition.out_slots, kernel_expressions(definition, tuple(op.attrs.items())), strict=True):
+        if op.is_used(slot):
+            made = written_out(op, e, values, seen)
+            found[slot] = op.emit("Cast", made, to=op.code(op.out_type(slot).dtype)) if e.fn in _CONDITIONS else made
+    return found
+
+
+_CONDITIONS = frozenset({"gt", "ge", "lt", "le", "eq", "ne", "and", "or", "not"})
 
 
 def has_expression(op_type: str) -> bool:

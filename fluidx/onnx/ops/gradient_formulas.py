@@ -137,11 +137,6 @@ def cross_entropy_grad(op: Op) -> str:
     return _unless_ignored(op, op.emit("Where", chosen, share, number(op, 0, "X")), "X")
 
 
-@exports("square_error_cost_grad")
-def square_error_cost_grad(op: Op) -> str:
-    return op.emit("Mul", op.emit("Mul", op.emit("Sub", op["X"], op["Y"]), number(op, 2, "X")), op["Out@GRAD"])
-
-
 # -- data movement ----------------------------------------------------------------------------------------------------------------
 
 

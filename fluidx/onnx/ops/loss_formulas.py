@@ -5,13 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir.dtypes import np_dtype
+from ...ir.opdef import OPS
 from ...ops.expr import nodes as f
-from ...ops.expr.nodes import Expr, sym
+from ...ops.expr.nodes import sym
 from ..export_graph import Op
-from ..expression_nodes import written_out
+from ..expression_nodes import by_kernel, written_out
 from ..table import exports
 from .gradient_formulas import count, number
 from .reduction import single
+
+_X, _Y, _G = sym("x"), sym("y"), sym("g")
+
+for _name in ("square_error_cost", "huber_loss", "log_loss", "bce_loss", "hinge_loss", "margin_rank_loss"):
+    exports(_name, *([f"{_name}_grad"] if f"{_name}_grad" in OPS else []))(by_kernel)
+
+
+@exports("sigmoid_cross_entropy_with_logits", "sigmoid_cross_entropy_with_logits_grad")
+def sigmoid_cross_entropy(op: Op) -> dict[str, str]:
+    if op.attrs["normalize"]:
+        raise op.wrong("normalize divides by the number of labels, which fluidx cannot export")
+    return by_kernel(op)
 
 
 @exports("softmax_with_cross_entropy")
@@ -30,32 +43,6 @@ def cross_entropy(op: Op) -> str:
     return _entropy(op, op.emit("Log", op["X"]), "X", op.type_of("X").ndim - 1)
 
 
-@exports("square_error_cost")
-def square_error_cost(op: Op) -> str:
-    difference = op.emit("Sub", op["X"], op["Y"])
-    return op.emit("Mul", difference, difference)
-
-
-@exports("sigmoid_cross_entropy_with_logits")
-def sigmoid_cross_entropy(op: Op) -> str:
-    """max(x, 0) - x * label + log(1 + exp(-|x|))."""
-    low = op.emit("Softplus", op.emit("Neg", op.emit("Abs", op["X"])))
-    loss = op.emit("Add", op.emit("Sub", op.emit("Relu", op["X"]), op.emit("Mul", op["X"], op["Label"])), low)
-    return _where_labelled(op, loss)
-
-
-@exports("sigmoid_cross_entropy_with_logits_grad")
-def sigmoid_cross_entropy_grad(op: Op) -> str:
-    return _where_labelled(op, op.emit("Mul", op.emit("Sub", op.emit("Sigmoid", op["X"]), op["Label"]), op["Out@GRAD"]))
-
-
-def _where_labelled(op: Op, value: str) -> str:
-    if op.attrs["normalize"]:
-        raise op.wrong("normalize divides by the number of labels, which fluidx cannot export")
-    ignored = op.emit("Equal", op["Label"], op.const(np.array(op.attrs["ignore_index"], np_dtype(op.dtype("Label")))))
-    return op.emit("Where", ignored, op.const(np.array(0, np_dtype(op.dtype("X")))), value)
-
-
 def _entropy(op: Op, logarithms: str, slot: str, axis: int) -> str:
     """Minus the logarithms at the labels; 0 for ignored labels."""
     if op.attrs["soft_label"]:
@@ -65,33 +52,6 @@ def _entropy(op: Op, logarithms: str, slot: str, axis: int) -> str:
     zero = op.const(np.array(0, number))
     chosen = op.emit("GatherElements", logarithms, op.emit("Where", ignored, zero, label), axis=axis)
     return op.emit("Where", ignored, op.const(np.array(0, np_dtype(op.dtype(slot)))), op.emit("Neg", chosen))
-
-_X, _Y, _G = sym("x"), sym("y"), sym("g")
-
-
-def _expression(op: Op, e: Expr, *slots: str) -> str:
-    """An expression in x, y and g, which stand for the operands of the slots in order."""
-    return written_out(op, e, {name: op[slot] for name, slot in zip("xyg", slots, strict=False)})
-
-
-def _clipped(e: Expr, limit: float) -> Expr:
-    return f.min(f.max(e, -limit), limit)
-
-
-# -- distances ----------------------------------------------------------------------------------------------------------------
-
-
-@exports("huber_loss")
-def huber_loss(op: Op) -> dict[str, str]:
-    delta, r = op.attrs["delta"], op.emit("Sub", op["Y"], op["X"])
-    size = abs(_X)
-    e = f.where(size <= delta, _X * _X / 2.0, (size - delta / 2) * delta)
-    return {"Residual": r, **({"Out": written_out(op, e, {"x": r})} if op.is_used("Out") else {})}
-
-
-@exports("huber_loss_grad")
-def huber_loss_grad(op: Op) -> str:
-    return _expression(op, _clipped(_X, op.attrs["delta"]) * _Y, "Residual", "Out@GRAD")
 
 
 @exports("smooth_l1_loss")
@@ -109,61 +69,13 @@ def smooth_l1_loss(op: Op) -> dict[str, str]:
 
 @exports("smooth_l1_loss_grad")
 def smooth_l1_loss_grad(op: Op) -> str:
-    slope = _expression(op, _clipped(_X * op.attrs["sigma"] ** 2, 1.0), "Diff")
+    slope = written_out(op, f.min(f.max(_X * op.attrs["sigma"] ** 2, -1.0), 1.0), {"x": op["Diff"]})
     for slot in ("InsideWeight", "OutsideWeight"):
         slope = op.emit("Mul", slope, op[slot]) if op.has(slot) else slope
     more = range(2, op.type_of("Diff").ndim)
     return op.emit("Mul", slope, op.emit("Unsqueeze", op["Out@GRAD"], op.ints(more)) if more else op["Out@GRAD"])
 
 
-# -- binary labels ----------------------------------------------------------------------------------------------------------------
-
-
-@exports("log_loss")
-def log_loss(op: Op) -> str:
-    e = op.attrs["epsilon"]
-    return _expression(op, -_Y * f.log(_X + e) - (1.0 - _Y) * f.log(1.0 - _X + e), "Predicted", "Labels")
-
-
-@exports("log_loss_grad")
-def log_loss_grad(op: Op) -> str:
-    e = op.attrs["epsilon"]
-    return _expression(op, ((1.0 - _Y) / (1.0 - _X + e) - _Y / (_X + e)) * _G, "Predicted", "Labels", "Loss@GRAD")
-
-
-def _log(p: Expr) -> Expr:
-    """The logarithm, at least -100."""
-    return f.where(p > 0.0, f.max(f.log(f.max(p, 1e-38)), -100.0), -100.0)
-
-
-@exports("bce_loss")
-def bce_loss(op: Op) -> str:
-    return _expression(op, -_Y * _log(_X) - (1.0 - _Y) * _log(1.0 - _X), "X", "Label")
-
-
-@exports("bce_loss_grad")
-def bce_loss_grad(op: Op) -> str:
-    return _expression(op, (_X - _Y) / f.max(_X * (1.0 - _X), 1e-12) * _G, "X", "Label", "Out@GRAD")
-
-
-@exports("hinge_loss")
-def hinge_loss(op: Op) -> str:
-    return _expression(op, f.max(1.0 - _X * (_Y * 2.0 - 1.0), 0.0), "Logits", "Labels")
-
-
-@exports("hinge_loss_grad")
-def hinge_loss_grad(op: Op) -> str:
-    side = _Y * 2.0 - 1.0
-    return _expression(op, f.where(_X * side < 1.0, -side * _G, 0.0), "Logits", "Labels", "Loss@GRAD")
-
-
-@exports("margin_rank_loss")
-def margin_rank_loss(op: Op) -> dict[str, str]:
-    value = _expression(op, op.attrs["margin"] - _G * (_X - _Y), "X1", "X2", "Label")
-    found = {"Out": op.emit("Relu", value)}
-    if op.is_used("Activated"):
-        found["Activated"] = op.emit("Cast", op.emit("Greater", value, number(op, 0, "X1")), to=op.code(op.dtype("X1")))
-    return found
 
 
 # -- distributions ------------------------------------------------------------------------------------------------------------
@@ -172,7 +84,8 @@ def margin_rank_loss(op: Op) -> dict[str, str]:
 @exports("kldiv_loss")
 def kldiv_loss(op: Op) -> str:
     known = _Y > 0.0
-    each = _expression(op, f.where(known, _Y * (f.log(f.where(known, _Y, 1.0)) - _X), 0.0), "X", "Target")
+    e = f.where(known, _Y * (f.log(f.where(known, _Y, 1.0)) - _X), 0.0)
+    each = written_out(op, e, {"x": op["X"], "y": op["Target"]})
     if op.attrs["reduction"] == "none":
         return each
     return _averaged(op, single(op, "ReduceSum", each))

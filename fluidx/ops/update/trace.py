@@ -1,4 +1,4 @@
-"""Tracing of update formulas into scalar expressions: `formula` runs once on stand-ins that record its array operations.
+"""Tracing of update formulas, and of elementwise kernels, into scalar expressions: they run once on stand-ins that record array operations.
 
 So an update has one definition, and the vector machine computes its outputs in one pass over memory. Nothing is simplified or reordered:
 the results are bitwise equal to those of the NumPy formula.
@@ -17,7 +17,7 @@ SCALARS = ("LearningRate", "Beta1Pow", "Beta2Pow", "ParamNormSq", "GradNormSq", 
 
 _FUNCTIONS = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "negative": "neg", "sqrt": "sqrt", "exp": "exp", "log": "log",
-    "absolute": "abs", "sign": "sign", "minimum": "min", "maximum": "max", "power": "pow", "where": "where",
+    "absolute": "abs", "abs": "abs", "log1p": "log1p", "sign": "sign", "minimum": "min", "maximum": "max", "power": "pow", "where": "where",
 }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ class Traced:
     __sub__, __rsub__ = _binary("sub"), _binary("sub", swapped=True)
     __mul__, __rmul__ = _binary("mul"), _binary("mul", swapped=True)
     __truediv__, __rtruediv__ = _binary("div"), _binary("div", swapped=True)
-    __gt__, __ge__, __lt__, __le__ = (_binary(fn) for fn in ("gt", "ge", "lt", "le"))
+    __gt__, __ge__, __lt__, __le__, __ne__ = (_binary(fn) for fn in ("gt", "ge", "lt", "le", "ne"))
     __and__, __or__ = _binary("and"), _binary("or")
 
 
@@ -70,7 +70,7 @@ class _Recorder:
         try:
             fn = _FUNCTIONS[name]
         except KeyError:
-            raise AttributeError(f"an update that uses xp.{name} cannot be traced; add it to ops/update/trace.py") from None
+            raise AttributeError(f"a formula that uses xp.{name} cannot be traced; add it to ops/update/trace.py") from None
 
         def call(*args: Any, out: Traced | None = None) -> Traced:
             out = Traced() if out is None else out
@@ -99,3 +99,17 @@ def expressions(update: Any, present: tuple[bool, ...], wanted: tuple[bool, ...]
     scalars = update.scalars(xp, *ones, **dict(attrs))
     update.formula(xp, tensors, outs, scalars, [Traced() for _ in range(update.temps)], **dict(attrs))
     return tuple(const(0.0) if o.value is None else o.value for o in outs if o is not None)
+
+
+@lru_cache(maxsize=256)
+def kernel_expressions(definition: Any, attrs: tuple[tuple[str, Any], ...]) -> Sequence[Expr]:
+    """One expression for each output of an op whose kernel computes element by element, over symbols with the names of the input slots.
+
+    >>> from fluidx.ir.opdef import opdef
+    >>> kernel_expressions(opdef("square_error_cost_grad"), ())[0]
+    (X - Y) * Out@GRAD + (X - Y) * Out@GRAD
+    """
+    outs = [Traced() for _ in definition.out_slots]
+    ins = [Traced(sym(s.name)) for s in definition.in_slots]
+    definition.kernel(_Recorder(), *ins, out=outs[0] if len(outs) == 1 else tuple(outs), **dict(attrs))
+    return tuple(o.e for o in outs)
