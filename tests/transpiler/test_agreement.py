@@ -103,7 +103,7 @@ strategies = st.one_of(whole, served, st.builds(S.micro_batches, sizes, whole), 
 trainers = st.sampled_from([1, 2, 3, fx.Cluster(2, 1), fx.Cluster(2, 2), fx.Mesh(dp=2, tp=2), fx.Mesh(tp=2, dp=1)])
 
 
-@settings(max_examples=examples(25, 1500), deadline=None, suppress_health_check=list(HealthCheck), derandomize=not ALL)
+@settings(max_examples=examples(15, 1500), deadline=None, suppress_health_check=list(HealthCheck), derandomize=not ALL)
 @given(recipes, strategies, trainers)
 def test_what_transpile_takes_is_proved_and_gives_one_devices_values(recipe, strategy, trainers):
     agree(model(recipe), strategy, trainers)

@@ -15,11 +15,11 @@ from fluidx.testing.models import classifier, integer_mlp, train_ranks, train_si
 from fluidx.transpiler.algorithms import ALGORITHMS, Algorithm, Transfer, able, algorithm, backwards, schedule
 from fluidx.transpiler.specialize import Specializer
 from fluidx.verify import verify_ranks
+from tests.sweep import swept
 
-COUNTS = (1, 2, 3, 4, 5, 8)
+COUNTS = (1, 2, 3, 4, 8, 5)  # every second one has powers of two and others
 SHAPES = ([0], [3], [9, 2])  # no elements, fewer than ranks, and what does not divide
 BOTH = [a for a in ALGORITHMS if a != "double_binary_tree"]
-every_count = pytest.mark.parametrize("n", COUNTS)
 
 SOURCE = """
 program sums {
@@ -63,15 +63,14 @@ def check(name, n, shape, lines):
     return ranks
 
 
-@every_count
+@pytest.mark.parametrize("n", COUNTS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_all_reduce_is_the_sum_everywhere(name, n):
     for shape in SHAPES:
         check(name, n, shape, ["  %y: f32[SHAPE] = all_reduce(%t) {BY}"])
 
 
-@every_count
-@pytest.mark.parametrize("name", BOTH)
+@swept(2, name=BOTH, n=COUNTS)
 def test_a_reduce_to_any_root_and_a_broadcast_from_it(name, n):
     for shape in SHAPES:
         for root in {0, n - 1}:
@@ -81,8 +80,7 @@ def test_a_reduce_to_any_root_and_a_broadcast_from_it(name, n):
             ])  # fmt: skip
 
 
-@every_count
-@pytest.mark.parametrize("name", BOTH)
+@swept(2, name=BOTH, n=COUNTS)
 def test_a_reduce_scatter_and_an_all_gather_of_rows_and_of_uneven_pieces(name, n):
     for shape in SHAPES:
         size = prod(shape)
@@ -96,8 +94,7 @@ def test_a_reduce_scatter_and_an_all_gather_of_rows_and_of_uneven_pieces(name, n
             ])  # fmt: skip
 
 
-@every_count
-@pytest.mark.parametrize("name", BOTH)
+@swept(2, name=BOTH, n=COUNTS)
 def test_a_reduce_scatter_and_an_all_gather_of_columns(name, n):
     for shape, axis, unit in (([3, 7], 1, 1), ([3, 7], 1, 2), ([2, 3, 4], 2, 1), ([5, 2], 1, 1)):  # even, uneven and empty parts
         by = f"{{BY, axis={axis}, unit={unit}}}"
@@ -107,8 +104,7 @@ def test_a_reduce_scatter_and_an_all_gather_of_columns(name, n):
         ])  # fmt: skip
 
 
-@every_count
-@pytest.mark.parametrize("name", ALGORITHMS)
+@swept(2, name=list(ALGORITHMS), n=COUNTS)
 def test_an_all_to_all_moves_a_cut_from_any_axis_to_any_other(name, n):
     for shape, axis, to in (([8, 4], 0, 1), ([3, 5], 1, 0), ([2, 3, 4], 1, 2), ([1, 9], 1, 0)):
         check(name, n, shape, [
@@ -229,18 +225,16 @@ def bit_equal(strategy, trainers):
     assert all(np.array_equal(scope.get(p), state[p]) for p, _ in model.gradients)
 
 
-PAIRS = [(s, a) for s, names in STRATEGIES.items() for a in names]
+PAIRS = {f"{s} {a}": (s, a) for s, names in STRATEGIES.items() for a in names}
 
 
-@pytest.mark.parametrize("strategy, name", PAIRS)
-def test_training_is_bit_equal_by_every_algorithm(strategy, name):
-    for ranks in (3, 4):  # one rank sends nothing: test_parity.py has it for every strategy
-        bit_equal(fx.strategies.get(strategy, algorithm=name), ranks)
+@swept(2, pair=PAIRS, ranks=[3, 4])  # one rank sends nothing: test_parity.py has it for every strategy
+def test_training_is_bit_equal_by_every_algorithm(pair, ranks):
+    strategy, name = pair
+    bit_equal(fx.strategies.get(strategy, algorithm=name), ranks)
 
 
-@pytest.mark.parametrize("cluster", [fx.Cluster(2, 3), fx.Cluster(3, 1)], ids=str)
-@pytest.mark.parametrize("hierarchical", [True, False, "auto"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@swept(2, strategy=list(STRATEGIES), hierarchical=[True, False, "auto"], cluster=[fx.Cluster(2, 3), fx.Cluster(3, 1)])
 def test_training_is_bit_equal_on_several_hosts(strategy, hierarchical, cluster):
     for name in ("tree", "auto") if hierarchical is True else ("",):
         bit_equal(fx.strategies.get(strategy, algorithm=name, hierarchical=hierarchical), cluster)

@@ -10,6 +10,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.testing.models import TestModel, integer_mlp, train_ranks, train_single
+from tests.sweep import swept
 from tests.transpiler.models import STRATEGIES
 
 L = fx.layers
@@ -52,8 +53,7 @@ def squares(rng):
     return L.reduce_sum(L.square(L.fc(h, 4, param_attr=integers(rng, 5, 4), bias_attr=integers(rng, 4))))
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [1, 3])
+@swept(2, strategy=STRATEGIES, ranks=[1, 3])
 def test_moving_averages_of_parameters(strategy, ranks):
     """After each step e = e/2 + p/2, wherever p was updated."""
     main, startup = fx.Program("averaged"), fx.Program("averaged_startup")
@@ -76,8 +76,7 @@ def test_moving_averages_of_parameters(strategy, ranks):
             assert np.array_equal(scope.get(p.name), ends[1][f"{p.name}_ema_0"] / 0.75), p.name
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@swept(3, strategy=STRATEGIES, ranks=[2, 3, 4])
 def test_a_loss_over_the_tokens_that_count_is_divided_by_the_count_of_all_ranks(strategy, ranks):
     """8 of 42 tokens count. Ranks hold different numbers of them, one of 3 and two of 4 hold none."""
 
@@ -99,8 +98,7 @@ def test_a_loss_over_the_tokens_that_count_is_divided_by_the_count_of_all_ranks(
     assert np.array_equal(state["fc_0.w_0"], w - 0.25 * feed["x"].T @ (2 * y * mask / 8))
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [2, 3])
+@swept(2, strategy=STRATEGIES, ranks=[2, 3])
 def test_a_mean_over_the_masked_rows_of_each_sample_is_a_mean_over_samples(strategy, ranks):
     """Both denominators at once: tokens of a sample, and samples of the whole batch."""
 
@@ -119,8 +117,7 @@ def test_a_mean_over_the_masked_rows_of_each_sample_is_a_mean_over_samples(strat
 COLUMN = np.array([3.0, -3.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@swept(3, strategy=STRATEGIES, ranks=[2, 3, 4])
 def test_batch_norm_weighs_the_rows_of_ranks_by_their_number(strategy, ranks):
     """8 rows on 3 ranks are 2, 3 and 3, whose own means and variances differ from each other and from those of all."""
 
@@ -145,16 +142,13 @@ BY_NORMS = {
 }
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("optimizer", BY_NORMS.values(), ids=BY_NORMS.keys())
+@swept(3, strategy=STRATEGIES, ranks=[2, 3], optimizer=BY_NORMS)
 def test_norms_are_of_whole_gradients_and_parameters(strategy, ranks, optimizer):
     """Each rank has a part of them. Their squares are integers in the first step, so one number comes out whoever adds them up."""
     same_bits(written(squares, None, optimizer()), strategy(), ranks, [{"x": drawn(7)}])
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [2, 3])
+@swept(2, strategy=STRATEGIES, ranks=[2, 3])
 def test_a_clipped_step_has_the_length_that_was_asked_for(strategy, ranks):
     model = written(squares, None, fx.optimizer.SGD(1.0, grad_clip=fx.clip.GradientClipByGlobalNorm(2.0)))
     _, state = train_ranks(model, strategy(), ranks, [{"x": drawn(7)}], [])
@@ -162,8 +156,7 @@ def test_a_clipped_step_has_the_length_that_was_asked_for(strategy, ranks):
     np.testing.assert_allclose(np.sqrt(step), 2.0, rtol=1e-12)  # some hundred squares in float64
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [2, 3])
+@swept(2, strategy=STRATEGIES, ranks=[2, 3])
 def test_a_tied_table_adds_up_its_gradients(strategy, ranks):
     """Rows that are looked up and the columns of the last product are one parameter."""
 
@@ -176,8 +169,7 @@ def test_a_tied_table_adds_up_its_gradients(strategy, ranks):
     same_bits(written(tied, None), strategy(), ranks, [{"ids": np.random.default_rng(0).integers(0, 9, (7, 4))}])
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@swept(3, strategy=STRATEGIES, ranks=[1, 2, 4])
 def test_recomputed_values(strategy, ranks):
     model = integer_mlp("sum", fx.optimizer.RecomputeOptimizer(fx.optimizer.SGD(0.5), ["fc_1.tmp_1"]))
     assert any("RECOMPUTE" in n for op in model.main.ops for n in op.output_arg_names)

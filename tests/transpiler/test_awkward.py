@@ -5,6 +5,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.testing.models import TestModel
+from tests.sweep import swept
 from tests.transpiler.models import STRATEGIES, same_answers
 
 L, D = fx.layers, "float64"
@@ -207,8 +208,7 @@ FED = {
 EVERY = [*PLAIN, *FED]
 
 
-@pytest.mark.parametrize("strategy", ["data_parallel", "ring_optimizer", "zero1"])
-@pytest.mark.parametrize("write", EVERY, ids=lambda f: f.__name__)
+@swept(3, write=EVERY, strategy=["data_parallel", "ring_optimizer", "zero1"])
 def test_values_are_one_devices(write, strategy):
     m, more = model(write, extra=FED.get(write), no_grad=["x@GRAD"] if write is a_gradient_as_a_constant else [])
     gradients = [g for _, g in m.gradients]

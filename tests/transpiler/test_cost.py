@@ -11,6 +11,7 @@ from fluidx.transpiler.algorithms import SEQUENCES, Grid, algorithm
 from fluidx.transpiler.algorithms.cost import over_hosts, rounds_work, sequence_seconds
 from fluidx.transpiler.cluster import Link, Links
 from tests.each import each
+from tests.sweep import swept
 
 
 @each("n", [2, 3, 5, 8, 9])
@@ -87,8 +88,7 @@ def test_the_time_of_a_sequence_is_that_of_its_stages():
     assert found == pytest.approx(inside + direct, rel=1e-4)
 
 
-@pytest.mark.parametrize("links", [Links(), SLOW_CALLS])
-@pytest.mark.parametrize("strategy", ["data_parallel", "zero1", "fsdp", "reduce_broadcast"])
+@swept(2, strategy=["data_parallel", "zero1", "fsdp", "reduce_broadcast"], links={"usual": Links(), "slow calls": SLOW_CALLS})
 def test_what_is_chosen_trains_bit_for_bit(strategy, links):
     model = integer_mlp()
     (one,), scope = train_single(model, [model.feed(24)], [model.loss])

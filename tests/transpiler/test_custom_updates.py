@@ -137,7 +137,7 @@ def model(way) -> TestModel:
     return TestModel(main, startup, loss, feed, [(p.name, g.name) for p, g in pairs])
 
 
-@pytest.mark.parametrize("way, strategy, trainers", some(2, list(WAYS), list(STRATEGIES), [3, fx.Cluster(2, 2)]), ids=str)
+@pytest.mark.parametrize("way, strategy, trainers", some(4, list(WAYS), list(STRATEGIES), [3, fx.Cluster(2, 2)]), ids=str)
 def test_what_a_user_writes_gives_one_devices_values(way, strategy, trainers):
     m = model(WAYS[way])
     feeds = [m.feed(12, k) for k in range(3)] + [m.feed(2, 5)]

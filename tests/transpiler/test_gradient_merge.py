@@ -9,6 +9,7 @@ from fluidx.ir.opdef import opdef
 from fluidx.optimizer import GradientMergeOptimizer as Merge
 from fluidx.testing.models import integer_mlp, train_ranks, train_single
 from fluidx.verify import verify_ranks
+from tests.sweep import swept
 from tests.transpiler.models import STRATEGIES, same_answers, written
 
 P = 4 * (6 * 5 + 5 + 5 * 4 + 4)  # bytes of integer_mlp's parameters
@@ -59,8 +60,7 @@ def test_between_updates_parameters_rest_and_accumulators_grow():
     assert not scope.get(f"{p}_merged_0").any()
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@swept(3, strategy=STRATEGIES, ranks=[1, 2, 3])
 def test_ranks_are_bit_equal_where_sums_are_exact(strategy, ranks):
     model = integer_mlp(optimizer=Merge(fx.optimizer.Momentum(0.5, 0.5), 2))
     feeds = [model.feed(8, k) for k in range(2)]
@@ -87,8 +87,7 @@ def merged_adam():
     return loss, Merge(inner, 2), feed
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [2, 4])
+@swept(2, strategy=STRATEGIES, ranks=[2, 4])
 def test_clips_decays_and_state_are_those_of_one_device(strategy, ranks):
     same_answers(written(merged_adam), strategy(), ranks, rows=(7, 8, 2, 5, 3))
 

@@ -87,7 +87,7 @@ CASES = [(name, n) for n, names in RANKS.items() for name in names if name not i
 
 @pytest.mark.parametrize("strategy, name, ranks", [
     *((s, name, n) for s in STRATEGIES if s not in ELSEWHERE for name in EXACT for n in RANKS),
-    *((s, *case) for s, case in some(3, list(STRATEGIES), CASES)),
+    *((s, *case) for s, case in some(4, list(STRATEGIES), CASES)),
 ])  # fmt: skip
 def test_ranks_give_one_devices_answers(name, strategy, ranks):
     if (strategy, name, ranks) == ("parameter_server", "conv", 1):

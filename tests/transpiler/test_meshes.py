@@ -8,6 +8,7 @@ from fluidx.ir import Shard
 from fluidx.ir.opdef import OPS, Effect
 from fluidx.testing.models import TestModel, train_ranks, train_single
 from fluidx.transpiler.lowering import write_algorithm
+from tests.sweep import swept
 from tests.transpiler.models import STRATEGIES, same_answers
 
 L = fx.layers
@@ -37,8 +38,7 @@ def integer_layers():
     return TestModel(main, startup, loss, feed, [(p.name, g.name) for p, g in pairs])
 
 
-@every_mesh
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@swept(2, strategy=list(STRATEGIES), mesh=MESHES)
 def test_gradients_and_parameters_are_bit_equal_where_sums_are_exact(strategy, mesh):
     model = integer_layers()
     fetch = [model.loss, *[g for _, g in model.gradients]]
@@ -84,8 +84,7 @@ def transformer(optimizer, attend=None):
     return TestModel(main, startup, loss, feed, [(p.name, g.name) for p, g in pairs])
 
 
-@pytest.mark.parametrize("mesh", [fx.Mesh(dp=2, tp=2), fx.Mesh(dp=1, tp=3)], ids=repr)
-@pytest.mark.parametrize("strategy", ["data_parallel", "zero1", "ring_optimizer"])
+@swept(2, strategy=["data_parallel", "zero1", "ring_optimizer"], mesh=[fx.Mesh(dp=2, tp=2), fx.Mesh(dp=1, tp=3)])
 def test_heads_cut_over_the_ranks_and_an_uneven_batch(strategy, mesh):
     clip = fx.clip.GradientClipByGlobalNorm(0.1)
     same_answers(transformer(fx.optimizer.Adam(0.01, grad_clip=clip)), STRATEGIES[strategy](), mesh, rows=(7, 2))
@@ -95,8 +94,7 @@ def causal(q, k, v):
     return L.scaled_dot_product_attention(q, k, v, causal=True)
 
 
-@pytest.mark.parametrize("mesh", [fx.Mesh(dp=2, tp=2), fx.Mesh(dp=1, tp=3)], ids=repr)
-@pytest.mark.parametrize("strategy", ["data_parallel", "zero1", "ring_optimizer"])
+@swept(2, strategy=["data_parallel", "zero1", "ring_optimizer"], mesh=[fx.Mesh(dp=2, tp=2), fx.Mesh(dp=1, tp=3)])
 def test_heads_of_the_attention_operator_are_cut_too(strategy, mesh):
     same_answers(transformer(fx.optimizer.Adam(0.01), causal), STRATEGIES[strategy](), mesh, rows=(7, 2))
 

@@ -9,6 +9,7 @@ import pytest
 import fluidx as fx
 from fluidx.ir.opdef import OPS, Effect
 from fluidx.testing.models import TestModel, train_ranks, train_single
+from tests.sweep import swept
 from tests.transpiler.models import STRATEGIES
 
 L = fx.layers
@@ -56,9 +57,7 @@ def one_step(reduce_dtype):
     return model, feeds, fetch, train_single(model, feeds, fetch)
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("reduce_dtype", ["float16", "float32"])
+@swept(3, strategy=STRATEGIES, ranks=[1, 2, 4], reduce_dtype=["float16", "float32"])
 def test_a_step_in_float16_is_one_devices_to_the_bit(strategy, ranks, reduce_dtype):
     model, feeds, fetch, single = one_step(reduce_dtype)
     same_bits(model, strategy(), ranks, feeds, fetch, single)
@@ -84,9 +83,7 @@ def untouched(optimizer, scale, seeds=()):
     return train_single(model, [model.feed(8, seed) for seed in seeds], [])[1]
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@swept(3, strategy=STRATEGIES, ranks=[1, 2, 4], optimizer=OPTIMIZERS)
 def test_an_overflow_on_the_rows_of_one_rank_skips_the_step_on_all(strategy, ranks, optimizer):
     model, feeds, single = an_overflow(optimizer)
     _, state = same_bits(model, strategy(), ranks, feeds, [model.loss], single)
@@ -95,8 +92,7 @@ def test_an_overflow_on_the_rows_of_one_rank_skips_the_step_on_all(strategy, ran
         assert np.array_equal(value, [SCALING[name]] if name in SCALING else before.get(name)), name
 
 
-@every_strategy
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@swept(2, strategy=STRATEGIES, optimizer=OPTIMIZERS)
 def test_a_skipped_step_leaves_nothing_behind_but_the_scale(strategy, optimizer):
     model, feeds, single = an_overflow(optimizer, then=(1,))
     _, state = same_bits(model, strategy(), 4, feeds, [model.loss], single)
@@ -128,8 +124,7 @@ def test_one_number_says_whether_there_was_an_overflow(strategy, extra):
     assert found[1] == found[0] + Counter({"all_reduce": extra})
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [1, 4])
+@swept(2, strategy=STRATEGIES, ranks=[1, 4])
 def test_a_merged_gradient_is_skipped_when_one_of_its_runs_overflows(strategy, ranks):
     """Of four runs in pairs the second one overflows: the first update is skipped, and the accumulators begin anew."""
 

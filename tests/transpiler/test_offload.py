@@ -18,6 +18,7 @@ from fluidx.testing.models import classifier, integer_mlp, train_ranks, train_si
 from fluidx.transpiler.passes.offload import Offload
 from fluidx.verify import verify_ranks
 from tests.executor.fake_cupy import DeviceArray, fake
+from tests.sweep import swept
 from tests.transpiler import control_models
 from tests.transpiler.models import MODELS, L, same_answers, written
 from tests.transpiler.test_fsdp import deep
@@ -166,8 +167,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("trainers", [1, 2, 3, fx.Cluster(2, 2)], ids=str)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@swept(2, strategy=list(STRATEGIES), trainers=[1, 2, 3, fx.Cluster(2, 2)])
 def test_a_step_is_one_devices_bit_for_bit(strategy, trainers):
     model = integer_mlp("sum")
     fetch = [model.loss, *[g for _, g in model.gradients], *[p for p, _ in model.gradients]]
@@ -180,8 +180,7 @@ def test_a_step_is_one_devices_bit_for_bit(strategy, trainers):
         assert np.array_equal(scope.get(p), state[p]), p
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
+@swept(2, name=list(MODELS), strategy=["fsdp", "zero1"])
 def test_models_keep_their_answers(name, strategy):
     same_answers(name, STRATEGIES[strategy](), 3)
 

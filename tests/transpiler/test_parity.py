@@ -7,7 +7,7 @@ import pytest
 
 import fluidx as fx
 from fluidx.testing.models import classifier, integer_mlp, train_ranks, train_single
-from tests.sweep import some
+from tests.sweep import some, swept
 
 STRATEGIES = {
     "data_parallel": fx.strategies.data_parallel,
@@ -48,14 +48,12 @@ def bit_equal(reduce, strategy, trainers, rows=24):
         assert np.array_equal(scope.get(p), state[p]), p
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@swept(2, strategy=STRATEGIES, ranks=[1, 2, 3, 4, 8])
 def test_gradients_and_parameters_are_bit_equal_where_sums_are_exact(strategy, ranks):
     bit_equal("sum", strategy(), ranks)
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [2, 4])
+@swept(2, strategy=STRATEGIES, ranks=[2, 4])
 def test_a_mean_loss_is_bit_equal_too_when_the_mean_is_by_a_power_of_two(strategy, ranks):
     bit_equal("mean", strategy(), ranks, rows=32)  # 32 rows of 4 columns: the mean is by 128
 

@@ -7,6 +7,7 @@ import fluidx as fx
 from fluidx.ir import Partial
 from fluidx.optimizer import GradientMergeOptimizer, PowerSGDOptimizer
 from fluidx.testing.models import train_ranks, train_single
+from tests.sweep import swept
 from tests.transpiler.models import STRATEGIES, same_answers, written
 
 D = "float64"
@@ -90,8 +91,7 @@ def test_what_is_left_out_is_made_up_for_later():
     np.testing.assert_allclose(used + left, given, atol=1e-13)
 
 
-@every_strategy
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@swept(3, strategy=STRATEGIES, ranks=[1, 2, 3])
 def test_ranks_give_the_answers_of_one_device(strategy, ranks):
     # float64: the ranks' sums differ in the last digit, and a basis magnifies that by what its columns have in common
     same_answers(matrices(), strategy(), ranks, rows=(7, 8, 2, 5))

@@ -14,6 +14,7 @@ from fluidx.ir import Role, Shard
 from fluidx.ir.parts import coords_of, holds, local_shape
 from fluidx.testing.models import classifier, train_single
 from fluidx.transpiler.placement.roots import assign, cut
+from tests.sweep import examples
 from tests.transpiler.random_models import build, recipes
 
 strategies = st.one_of(
@@ -26,7 +27,7 @@ strategies = st.one_of(
     st.builds(fx.strategies.fsdp, st.sampled_from([1e-4, 25, "scope", "parameter"]), st.booleans(), st.integers(0, 3)),
 )
 clusters = st.one_of(st.integers(1, 5), st.sampled_from([fx.Cluster(2, 2), fx.Cluster(3, 1), fx.Cluster(2, 3), fx.Mesh(dp=2, tp=2)]))
-several = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+several = settings(max_examples=examples(10, 100), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def transpiled(model, strategy, trainers):

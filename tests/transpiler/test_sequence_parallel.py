@@ -8,6 +8,7 @@ import pytest
 import fluidx as fx
 from fluidx.ir import Shard
 from fluidx.testing.models import TestModel, train_ranks, train_single
+from tests.sweep import swept
 from tests.transpiler.models import STRATEGIES, same_answers
 from tests.transpiler.tensor_models import HEADS, LENGTH, WIDTH, as_operator, gpt, sent, transpiled, written_out
 
@@ -25,8 +26,7 @@ def test_a_sum_becomes_a_reduce_scatter_and_an_all_gather_around_what_is_cut():
     assert census[1] - census[0] == Counter(all_gather=4, reduce_scatter=4, all_reduce=6)
 
 
-@pytest.mark.parametrize("strategy", ["data_parallel", "zero1", "ring_optimizer"])
-@pytest.mark.parametrize("attend", [as_operator, written_out])
+@swept(2, strategy=["data_parallel", "zero1", "ring_optimizer"], attend=[as_operator, written_out])
 def test_the_regions_train_as_one_device_does(strategy, attend):
     same_answers(gpt(attend=attend, region=along_tp), STRATEGIES[strategy](), fx.Mesh(dp=2, tp=2), rows=(5, 3))
 

@@ -13,6 +13,7 @@ from fluidx.transpiler.algorithms import ALGORITHMS, SEQUENCES, CollectiveSequen
 from fluidx.transpiler.algorithms.symbolic_check import check_sequence
 from fluidx.transpiler.cluster import DATA, NODE, RAIL
 from fluidx.verify.sequence import prove_sequence
+from tests.sweep import swept
 
 
 class ThroughFirst(CollectiveSequence):
@@ -172,8 +173,10 @@ def bit_equal(strategy, cluster):
     assert all(np.array_equal(scope.get(p), state[p]) for p, _ in model.gradients)
 
 
-@pytest.mark.parametrize("cluster", [fx.Cluster(h, d) for h, d in ((2, 1), (2, 2), (3, 2), (2, 4), (3, 3), (5, 1))], ids=str)
-@pytest.mark.parametrize("recipe", ["hierarchical", "rails", *OWN], ids=lambda r: getattr(r, "name", r))
+CLUSTERS = [fx.Cluster(h, d) for h, d in ((2, 1), (2, 2), (3, 2), (2, 4), (3, 3), (5, 1))]
+
+
+@swept(2, recipe={getattr(r, "name", r): r for r in ("hierarchical", "rails", *OWN)}, cluster=CLUSTERS)
 def test_training_by_a_sequence_is_bit_equal(recipe, cluster):
     bit_equal(fx.strategies.data_parallel(algorithm=recipe, bucket_mb=0), cluster)
 

@@ -10,6 +10,7 @@ from fluidx.ir import ProgramError, Shard, parse_pair
 from fluidx.ir.opdef import OPS, Effect
 from fluidx.testing.models import TestModel, train_ranks, train_single
 from fluidx.verify import verify_ranks
+from tests.sweep import swept
 from tests.transpiler.models import STRATEGIES, D, L, same_answers, written
 
 FIRST = ["data_parallel", "ring_optimizer", "zero1"]
@@ -39,16 +40,15 @@ def transpiled(model, strategy="data_parallel", trainers=2):
     return t
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@swept(2, strategy=list(STRATEGIES), ranks=[2, 4])
 def test_training_is_one_devices(strategy, ranks):
     # float64: the order of sums is all that differs; 13, 7 and 5 rows are uneven, of 2 rows and of 1 some runs and ranks have none
     same_answers(convolutions(), STRATEGIES[strategy](), ranks, rows=(8, 13, 7, 2, 1, 5), tol=1e-10)
 
 
-@pytest.mark.parametrize("strategy", FIRST)
-@pytest.mark.parametrize("runs, ranks", [(4, 3), (2, 4), (3, 2)])
-def test_ranks_whose_number_does_not_divide_the_runs_gather_the_batch(strategy, runs, ranks):
+@swept(3, strategy=FIRST, runs_and_ranks=[(4, 3), (2, 4), (3, 2)])
+def test_ranks_whose_number_does_not_divide_the_runs_gather_the_batch(strategy, runs_and_ranks):
+    runs, ranks = runs_and_ranks
     model = convolutions(runs)
     same_answers(model, STRATEGIES[strategy](), ranks, rows=(8, 7, 2), tol=1e-10)
     moved = [line for line in transpiled(model, trainers=ranks).explain() if "ghost_batch_norm" in line]

@@ -8,6 +8,7 @@ import pytest
 import fluidx as fx
 from fluidx.ir import Shard
 from fluidx.testing.models import TestModel
+from tests.sweep import swept
 from tests.transpiler.models import STRATEGIES, same_answers
 from tests.transpiler.tensor_models import as_operator, gpt, sent, transpiled, written_out
 
@@ -34,8 +35,7 @@ def test_over_dp_each_gradient_is_reduced_once_and_over_tp_no_gradient_is():
     ] == []
 
 
-@pytest.mark.parametrize("strategy", ["data_parallel", "zero1", "zero2", "ring_optimizer"])
-@pytest.mark.parametrize("attend", [as_operator, written_out])
+@swept(2, strategy=["data_parallel", "zero1", "zero2", "ring_optimizer"], attend=[as_operator, written_out])
 def test_a_gpt_over_dp_and_tp_trains_as_one_device_does(strategy, attend):
     same_answers(gpt(attend=attend), STRATEGIES[strategy](), fx.Mesh(dp=2, tp=2), rows=(5, 3))
 

@@ -11,6 +11,7 @@ from fluidx.verify import verify_common, verify_ranks
 from fluidx.verify.rank_program import check_rank_program
 from fluidx.verify.recipe import prove_rounds, shifted_rounds_hold
 from fluidx.verify.refusal import Refusal
+from tests.sweep import examples
 
 S = fx.strategies
 NAMES = ("ring", "tree", "double_binary_tree", "halving_doubling", "recursive_doubling", "star", "direct")
@@ -159,7 +160,7 @@ def test_what_is_accepted_of_a_broken_rank_program_the_proof_of_all_accepts(case
 @every_case
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda f: f.__name__)
 def test_what_is_proved_of_a_broken_program_for_all_ranks_the_proof_of_its_rank_programs_accepts(case, mutation):
-    for seed in range(4):
+    for seed in range(examples(2, 8)):
         t = transpiled(case)
         rng = random.Random(f"{mutation.__name__} {case} {seed}")
         k = rng.random() < 0.2

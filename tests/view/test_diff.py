@@ -13,6 +13,7 @@ from fluidx.ir import Operator, Program, ProgramError, Role, TensorType, Var
 from fluidx.ir.parser import parse_pair, parse_program
 from fluidx.view.diff import _matches, census, diff, show_bytes
 from tests.ir.random_programs import programs
+from tests.sweep import examples
 
 BEFORE = """program mnist {
   data %x: f32[-1,784]
@@ -128,7 +129,7 @@ def test_matches_are_a_common_subsequence(x, y):
     assert x != y or len(pairs) == len(x)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10, 200), deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs(), programs())
 def test_any_two_programs_have_a_diff_that_leads_from_one_to_the_other(a, b):
     d = diff(a, b)

@@ -173,14 +173,14 @@ def test_sixteen_ranks_are_drawn_and_the_rest_is_counted():
     assert picture.count('class="h"') == 16 and "3 more ranks not drawn; fluidx show FILE --html PAGE" in picture
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=examples(15, 30))
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=examples(8, 60))
 @given(st.lists(programs(), min_size=1, max_size=3), st.integers(1, 6))
 def test_any_programs_give_well_formed_svg_without_overlaps(ranks, max_ops):
     svg = draw(ranks, max_ops=max_ops)
     assert not overlapping(svg)
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=examples(15, 30))
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=examples(8, 60))
 @given(pairs(), pairs())
 def test_any_pairs_give_well_formed_svg(a, b):
     assert not overlapping(draw_before_after(a, [a, b], highlight=diff(a, b)))
