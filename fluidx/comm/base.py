@@ -63,6 +63,10 @@ class Communicator(Protocol):
     # The calls can be joined with others to a block. `calls` is None for a communicator without C calls.
     calls: Any
 
+    def ring(self, number: int) -> Any:
+        """The Communicator of the same rank whose calls go by ring `number`: over NCCL a communicator and a stream of its own; elsewhere
+        this one, since calls there have no stream."""
+
     def init_group(self, ranks: Ranks) -> None: ...
 
     def barrier(self, ranks: Ranks) -> None: ...

@@ -20,6 +20,8 @@ import numpy as np
 from ..ir.errors import install
 from .base import STOPPED, CommAborted, CommError, CommTimeout, Ranks
 from .least_versions import nccl_version, too_old
+from .nccl_parts import NcclParts, even
+from .nccl_rings import RingOrder
 
 _IN_PROGRESS = 7  # ncclInProgress: not an error
 _POLL = 0.0005  # seconds between looks at a stream that has not finished
@@ -53,16 +55,6 @@ def nccl_dtype(nccl: Any, dtype: np.dtype) -> int:
     return getattr(nccl, f"NCCL_{names[dtype.name]}")
 
 
-def _even(parts: Sequence[Any]) -> bool:
-    return all(p.size == parts[0].size for p in parts)
-
-
-def _in_a_row(parts: Sequence[Any]) -> bool:
-    """Are parts of one size contiguous, each right behind the one before?"""
-    at, step = parts[0].data.ptr, parts[0].nbytes
-    return all(p.flags.c_contiguous and p.data.ptr == at + k * step for k, p in enumerate(parts))
-
-
 class NcclWorld:
     """The state that the rank threads of one executor share: an NCCL id for each group, and the first failure."""
 
@@ -76,7 +68,7 @@ class NcclWorld:
         self.world_size = len(self.devices) if world_size is None else world_size
         self.timeout = timeout
         self._guard = threading.Lock()
-        self._ids: dict[Ranks, bytes] = {}
+        self._ids: dict[tuple[Ranks, int], bytes] = {}
         self._ranks: dict[int, NcclCommunicator] = {}
         self.failure: BaseException | None = None
 
@@ -85,12 +77,12 @@ class NcclWorld:
             self._ranks[rank] = NcclCommunicator(self, rank)
         return self._ranks[rank]
 
-    def unique_id(self, ranks: Ranks, rank: int) -> bytes:
-        """The NCCL id by which the members of a group connect. All members call it; this one is `rank`."""
+    def unique_id(self, ranks: Ranks, rank: int, ring: int = 0) -> bytes:
+        """The NCCL id by which the members of a group connect on a ring. All members call it; this one is `rank`."""
         with self._guard:
-            if ranks not in self._ids:
-                self._ids[ranks] = self.nccl.get_unique_id()
-            return self._ids[ranks]
+            if (ranks, ring) not in self._ids:
+                self._ids[ranks, ring] = self.nccl.get_unique_id()
+            return self._ids[ranks, ring]
 
     def begin(self) -> None:
         """Nothing to do: communication is asynchronous, and no rank has a second thread."""
@@ -135,7 +127,7 @@ class LaunchedNcclWorld(NcclWorld):
         if self.host.world.threaded:
             threading.Thread(target=self._watch, name="fluidx-nccl", daemon=True).start()
 
-    def unique_id(self, ranks: Ranks, rank: int) -> bytes:
+    def unique_id(self, ranks: Ranks, rank: int, ring: int = 0) -> bytes:
         """The first member makes the id and broadcasts it; ranks outside of the group take no part."""
         uid = np.zeros(_ID_BYTES, np.uint8)
         if ranks[0] == rank:
@@ -172,14 +164,15 @@ class LaunchedNcclWorld(NcclWorld):
 class NcclCommunicator:
     """One rank's communicator; implements comm.base.Communicator on CuPy arrays.
 
-    Work goes to the communication stream, which waits for the compute stream by an event. The compute stream goes on meanwhile: the plan
-    says where it must wait (executor/plan/overlap_rules.py).
+    Work goes to the communication stream of its ring, which waits for the compute stream by an event. The compute stream goes on meanwhile:
+    the plan says where it must wait (executor/plan/overlap_rules.py).
     """
 
     asynchronous = True
     calls: Any = None
 
-    def __init__(self, world: NcclWorld, rank: int):
+    def __init__(self, world: NcclWorld, rank: int, number: int = 0, rings: dict[int, NcclCommunicator] | None = None):
+        """`number` is that of its ring. All `rings` of a rank share the order in which their calls run."""
         import cupy
 
         self.world, self.rank, self.world_size = world, rank, world.world_size
@@ -188,11 +181,21 @@ class NcclCommunicator:
         self._device = world.devices[rank]
         with cupy.cuda.Device(self._device):
             self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._parts = NcclParts(cupy, self.stream)
+        self._number, self._rings = number, {} if rings is None else rings
+        self._order: RingOrder = self._rings[0]._order if self._rings else RingOrder()
+        self._rings[number] = self
+        self._order.add(number, self.stream)
+
+    def ring(self, number: int) -> NcclCommunicator:
+        if number not in self._rings:
+            NcclCommunicator(self.world, self.rank, number, self._rings)
+        return self._rings[number]
 
     def _comm(self, ranks: Ranks) -> Any:
         comm = self._comms.get(ranks)
         if comm is None:
-            uid = self._call("get_unique_id", lambda: self.world.unique_id(ranks, self.rank))
+            uid = self._call("get_unique_id", lambda: self.world.unique_id(ranks, self.rank, self._number))
             comm = self._connected(ranks, lambda: self.nccl.NcclCommunicator(len(ranks), uid, ranks.index(self.rank)))
             self._comms[ranks] = comm
         return comm
@@ -229,12 +232,15 @@ class NcclCommunicator:
             self.world.check()  # aborted calls fail too; report the abort instead
             raise CommError(f"rank {self.rank}: NCCL {what} failed: {e}") from None
 
-    def _launch(self, what: str, ranks: Ranks, call: Callable[[Any, int], None]) -> None:
+    def _launch(self, what: str, ranks: Ranks, call: Callable[[Any, int], None], reads: Sequence[Any], writes: Sequence[Any]) -> None:
+        """Start a call that reads and writes these arrays."""
         self.world.check()
         compute = self.cupy.cuda.get_current_stream()
         comm = self._comm(ranks)
         self.stream.wait_event(compute.record())
+        self._order.before(self._number, reads, writes)
         self._call(what, lambda: call(comm, self.stream.ptr))
+        self._order.after(self._number, reads, writes)
 
     @contextmanager
     def _group(self) -> Iterator[None]:
@@ -246,19 +252,21 @@ class NcclCommunicator:
             self.nccl.groupEnd()
 
     def mark(self) -> Any:
-        """An event after the communication that was started so far."""
-        return self.stream.record()
+        """Events after the communication that was started so far on all rings."""
+        return self._order.mark()
 
-    def order_after(self, event: Any) -> None:
-        """The compute stream goes on only when `event` is reached."""
-        self.cupy.cuda.get_current_stream().wait_event(event)
+    def order_after(self, token: Any) -> None:
+        """The compute stream goes on only when the events of the token are reached."""
+        for event in token[1]:
+            self.cupy.cuda.get_current_stream().wait_event(event)
+        self._order.reached(token)
 
     def wait(self) -> None:
-        """Wait for the communication stream, with a deadline, and poll NCCL's asynchronous errors meanwhile."""
+        """Wait for the communication streams, with a deadline, and poll NCCL's asynchronous errors meanwhile."""
         deadline = time.monotonic() + self.world.timeout
-        while not self.stream.done:
+        while not all(stream.done for stream in self._order.streams.values()):
             self.world.check()
-            for ranks, comm in list(self._comms.items()):
+            for ranks, comm in [item for one in list(self._rings.values()) for item in list(one._comms.items())]:
                 try:
                     self._call(f"over ranks {ranks}", comm.check_async_error)
                 except CommError as e:
@@ -270,9 +278,10 @@ class NcclCommunicator:
         self.world.check()  # aborted work counts as done; report the abort instead
 
     def give_back(self, how: str) -> None:
-        comms, self._comms = list(self._comms.values()), {}
-        for c in comms:
-            getattr(c, how)()
+        for one in list(self._rings.values()):
+            comms, one._comms = list(one._comms.values()), {}
+            for c in comms:
+                getattr(c, how)()
 
     # -- the protocol -------------------------------------------------------------------------------------------------------
 
@@ -289,15 +298,15 @@ class NcclCommunicator:
 
     def broadcast(self, x: Any, out: Any, root: int, ranks: Ranks) -> None:
         t = nccl_dtype(self.nccl, x.dtype)
-        self._launch("broadcast", ranks, lambda c, s: c.broadcast(x.data.ptr, out.data.ptr, x.size, t, root, s))
+        self._launch("broadcast", ranks, lambda c, s: c.broadcast(x.data.ptr, out.data.ptr, x.size, t, root, s), [x], [out])
 
     def all_reduce(self, x: Any, out: Any, op: str, ranks: Ranks) -> None:
         t = nccl_dtype(self.nccl, x.dtype)
-        self._launch("all_reduce", ranks, lambda c, s: c.allReduce(x.data.ptr, out.data.ptr, x.size, t, self._op(op), s))
+        self._launch("all_reduce", ranks, lambda c, s: c.allReduce(x.data.ptr, out.data.ptr, x.size, t, self._op(op), s), [x], [out])
 
     def reduce(self, x: Any, out: Any, op: str, root: int, ranks: Ranks) -> None:
         t = nccl_dtype(self.nccl, x.dtype)
-        self._launch("reduce", ranks, lambda c, s: c.reduce(x.data.ptr, out.data.ptr, x.size, t, self._op(op), root, s))
+        self._launch("reduce", ranks, lambda c, s: c.reduce(x.data.ptr, out.data.ptr, x.size, t, self._op(op), root, s), [x], [out])
 
     # All members must start the same calls, so the choice of calls depends on the sizes of the parts, which all of them know, and not on
     # the layout of the parts.
@@ -306,38 +315,38 @@ class NcclCommunicator:
         t, mine = nccl_dtype(self.nccl, x.dtype), ranks.index(self.rank)
 
         def call(c: Any, s: int) -> None:
-            own = self._tight(x)
-            if _even(parts):
+            own = self._parts.tight(x)
+            if even(parts):
                 if not x.size:
                     return
-                with self._landing(parts, together=True) as places:
+                with self._parts.landing(parts, together=True) as places:
                     c.allGather(own.data.ptr, places[0].data.ptr, x.size, t, s)
                 return
-            with self._landing(parts) as places, self._group():
+            with self._parts.landing(parts) as places, self._group():
                 for k, place in enumerate(places):
                     if place.size:
                         c.broadcast((own if k == mine else place).data.ptr, place.data.ptr, place.size, t, k, s)
 
-        self._launch("all_gather", ranks, call)
+        self._launch("all_gather", ranks, call, [x], parts)
 
     def reduce_scatter(self, parts: Sequence[Any], out: Any, op: str, ranks: Ranks) -> None:
         t, mine = nccl_dtype(self.nccl, out.dtype), ranks.index(self.rank)
 
         def call(c: Any, s: int) -> None:
-            if _even(parts) and not out.size:
+            if even(parts) and not out.size:
                 return
-            with self._landing([out]) as (place,):
-                if _even(parts):
-                    row = self._together(parts)
+            with self._parts.landing([out]) as (place,):
+                if even(parts):
+                    row = self._parts.together(parts)
                     c.reduceScatter(row.data.ptr, place.data.ptr, out.size, t, self._op(op), s)
                     return
-                tight = [self._tight(p) for p in parts]
+                tight = [self._parts.tight(p) for p in parts]
                 with self._group():
                     for k, p in enumerate(tight):
                         if p.size:
                             c.reduce(p.data.ptr, (place if k == mine else p).data.ptr, p.size, t, self._op(op), k, s)
 
-        self._launch("reduce_scatter", ranks, call)
+        self._launch("reduce_scatter", ranks, call, parts, [*parts, out])
 
     def all_to_all(self, sends: Sequence[Any], recvs: Sequence[Any], ranks: Ranks) -> None:
         self._hand("all_to_all", ranks, list(enumerate(sends)), list(enumerate(recvs)))
@@ -352,8 +361,8 @@ class NcclCommunicator:
         """Send arrays to members of a group, by their index in it, and receive arrays from members."""
 
         def call(c: Any, s: int) -> None:
-            tight = [(k, self._tight(x)) for k, x in sends]
-            with self._landing([place for _, place in recvs]) as places, self._group():
+            tight = [(k, self._parts.tight(x)) for k, x in sends]
+            with self._parts.landing([place for _, place in recvs]) as places, self._group():
                 for k, x in tight:
                     if x.size:
                         c.send(x.data.ptr, x.size, nccl_dtype(self.nccl, x.dtype), k, s)
@@ -361,7 +370,7 @@ class NcclCommunicator:
                     if place.size:
                         c.recv(place.data.ptr, place.size, nccl_dtype(self.nccl, place.dtype), k, s)
 
-        self._launch(what, ranks, call)
+        self._launch(what, ranks, call, [x for _, x in sends], [out for _, out in recvs])
 
     def exchange(self, sends: Sequence[tuple[Any, int]], recvs: Sequence[tuple[Any, int]]) -> None:
         everyone = tuple(range(self.world_size))  # each rank knows only its own messages, so the group is all ranks
@@ -375,45 +384,7 @@ class NcclCommunicator:
                     if out.size:
                         c.recv(out.data.ptr, out.size, nccl_dtype(self.nccl, out.dtype), peer, s)
 
-        self._launch("send/recv", everyone, call)
-
-    # -- strided parts ------------------------------------------------------------------------------------------------------
-
-    # Scratch is allocated and filled on the communication stream, because CuPy's pool reuses its memory only for later work of that stream.
-
-    def _tight(self, x: Any) -> Any:
-        """`x`, or a contiguous copy of it."""
-        if x.flags.c_contiguous:
-            return x
-        with self.stream:
-            return self.cupy.ascontiguousarray(x)
-
-    def _together(self, parts: Sequence[Any]) -> Any:
-        """The first of the parts if they are adjacent in memory, else an array of copies of them."""
-        if _in_a_row(parts):
-            return parts[0]
-        with self.stream:
-            scratch = self.cupy.empty((len(parts), parts[0].size), parts[0].dtype)
-            for row, p in zip(scratch, parts, strict=True):
-                row.reshape(p.shape)[...] = p
-        return scratch
-
-    @contextmanager
-    def _landing(self, parts: Sequence[Any], together: bool = False) -> Iterator[list[Any]]:
-        """Contiguous buffers for received data (adjacent in memory if `together`); after the block, data are copied to `parts`."""
-        if _in_a_row(parts) if together else all(p.flags.c_contiguous for p in parts):
-            yield list(parts)
-            return
-        with self.stream:
-            if together:
-                places = [row.reshape(p.shape) for row, p in zip(self.cupy.empty((len(parts), parts[0].size), parts[0].dtype), parts)]
-            else:
-                places = [p if p.flags.c_contiguous else self.cupy.empty(p.shape, p.dtype) for p in parts]
-        yield places
-        with self.stream:
-            for place, p in zip(places, parts, strict=True):
-                if place is not p:
-                    p[...] = place
+        self._launch("send/recv", everyone, call, [x for x, _ in sends], [out for out, _ in recvs])
 
     def abort(self, reason: BaseException) -> None:
         self.world.abort(reason)

@@ -52,8 +52,9 @@ class DistributeTranspilerConfig:
         if self.mode == "pserver" or not self.sync_mode:
             split = "hash" if getattr(self.split_method, "__name__", self.split_method) == "HashName" else "round_robin"
             return parameter_server(1, self.sync_mode, self.min_block_size if self.slice_var_up else _WHOLE, split)
-        if self.nccl_comm_num != 1:
-            raise TranspileError(f"nccl_comm_num={self.nccl_comm_num} is not available: each group has one communicator; leave it at 1")
+        rings = self.nccl_comm_num
+        if isinstance(rings, bool) or not isinstance(rings, int) or rings < 1:
+            raise TranspileError(f"nccl_comm_num is a number of communicators for each group, 1 or more, got {rings!r}")
         for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
             if getattr(self, name):
                 raise TranspileError(
@@ -68,7 +69,7 @@ class DistributeTranspilerConfig:
             raise TranspileError(f"unknown split_method={named!r}; {nearest(str(named), SPLIT_METHODS, 'there are')}")
         roots = "hash" if named == "HashName" else "greedy"
         if how == "reduce":
-            return reduce_broadcast(roots)
+            return reduce_broadcast(roots, rings=rings)
         if how == "ring_optimizer":
-            return ring_optimizer(self.chunk_mb, roots)
-        return data_parallel()
+            return ring_optimizer(self.chunk_mb, roots, rings=rings)
+        return data_parallel(rings=rings)

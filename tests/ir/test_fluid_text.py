@@ -16,7 +16,7 @@ COMMUNICATE = sorted(
 )
 HOW = {
     "shape": (3, 2), "dtype": "float32", "peer": 1, "root": 1, "to": 0, "to_axis": 1, "trainers": "dp", "group": "tp", "bounds": (0, 2, 6),
-    "axis": 1, "unit": 2, "algorithm": "ring", "wave": 3, "layers": (0, 6), "share": 0.5, "batch": "b1",
+    "axis": 1, "unit": 2, "algorithm": "ring", "wave": 3, "layers": (0, 6), "share": 0.5, "batch": "b1", "ring": 1, "rings": 2,
 }  # fmt: skip
 
 

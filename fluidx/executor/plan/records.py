@@ -175,6 +175,8 @@ class Plan(NamedTuple):
             notes.append("on the host")
         if step.overlapped:
             notes.append("beside compute")
+        if ring := step.op.attrs.get("ring"):
+            notes.append(f"ring {ring}")
         if step.waits_for is not None:
             notes.append(f"waits for step {step.waits_for}")
         told = f"  [{'; '.join(notes)}]" if notes else ""

@@ -26,9 +26,9 @@ from ..shared.samples import counting
 from .volume import share
 
 # how a collective is carried out: the name of an algorithm ("": by the communicator), and the number of the message round in which it
-# travels; Specialize writes the sends and receives (transpiler/lowering/write_algorithm.py). The result of a collective does not depend on
-# them.
-HOW = {"algorithm": "", "wave": 0}
+# travels; Specialize writes the sends and receives (transpiler/lowering/write_algorithm.py). By the communicator: the number of the ring,
+# of those that NCCL has for a group. The result of a collective does not depend on them.
+HOW = {"algorithm": "", "wave": 0, "ring": 0}
 
 
 def check_reduction(op: str) -> None:
@@ -116,25 +116,27 @@ def native_calls(ctx: Any, name: str, *args: Any) -> Any:
 
 
 class NcclInit(OpDef):
-    """Create the communicator of a group; every rank of the group runs it once, in the startup program.
+    """Create the communicators of a group, one for each of its `rings`; every rank of the group runs it once, in the startup program.
 
-    Source: the `ncclInit` operator of Paddle's NCCL design document.
+    Ranks that share memory or send messages have no rings. Source: the `ncclInit` operator of Paddle's NCCL design document.
     """
 
     name = "nccl_init"
     comm = Comm(fluid_names=("ncclInit", "c_comm_init"), activity="INIT_NCCL")
     outputs = ()
-    attrs = {"group": Required(str)}
+    attrs = {"group": Required(str), "rings": 1}
     effect = Effect.COLLECTIVE
 
     @staticmethod
-    def infer(*, group: str) -> tuple:
+    def infer(*, group: str, rings: int) -> tuple:
+        if rings < 1:
+            raise ProgramError(f"op nccl_init: group {group} has 1 ring or more, got {rings}")
         return ()
 
     @staticmethod
     def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         ranks = ctx.group(attrs["group"])
-        return lambda: ctx.comm.init_group(ranks)
+        return lambda: [comm.init_group(ranks) for comm in dict.fromkeys(map(ctx.comm.ring, range(attrs["rings"])))]
 
     @staticmethod
     def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
@@ -156,7 +158,9 @@ class Barrier(OpDef):
     attrs = {"group": Required(str)}
     effect = Effect.COLLECTIVE
 
-    infer = NcclInit.infer
+    @staticmethod
+    def infer(*, group: str) -> tuple:
+        return ()
 
     @staticmethod
     def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
@@ -220,8 +224,8 @@ class AllReduce(OpDef):
         return b.all_reduce(g, group=op.attrs["group"], op=op.attrs["op"])
 
     @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, op: str, **how: Any) -> None:
-        ctx.comm.all_reduce(x, out, op, ctx.group(group))
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, op: str, ring: int, **how: Any) -> None:
+        ctx.comm.ring(ring).all_reduce(x, out, op, ctx.group(group))
 
     @staticmethod
     def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
@@ -281,8 +285,8 @@ class Reduce(OpDef):
         return b.broadcast(g, **where)
 
     @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, op: str, root: int, **how: Any) -> None:
-        ctx.comm.reduce(x, out, op, root, ctx.group(group))
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, op: str, root: int, ring: int, **how: Any) -> None:
+        ctx.comm.ring(ring).reduce(x, out, op, root, ctx.group(group))
 
     @staticmethod
     def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
@@ -337,8 +341,8 @@ class Broadcast(OpDef):
         return b.own_term(b.reduce(g, op="sum", **where), **where)
 
     @staticmethod
-    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, root: int, **how: Any) -> None:
-        ctx.comm.broadcast(x, out, root, ctx.group(group))
+    def kernel(xp: Any, x: Any, *, ctx: Any, out: Any, group: str, root: int, ring: int, **how: Any) -> None:
+        ctx.comm.ring(ring).broadcast(x, out, root, ctx.group(group))
 
     @staticmethod
     def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
@@ -359,7 +363,7 @@ class Parted(OpDef):
 
     @classmethod
     def _bind(cls, ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        return partial(getattr(ctx.comm, cls.name), *cls.arguments(ins, outs, attrs, ctx))
+        return partial(getattr(ctx.comm.ring(attrs["ring"]), cls.name), *cls.arguments(ins, outs, attrs, ctx))
 
     @classmethod
     def _calls(cls, ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:

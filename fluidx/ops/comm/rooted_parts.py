@@ -69,7 +69,7 @@ class ScatterParts(_RootedParts):
     @staticmethod
     def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         ranks = ctx.group(attrs["group"])
-        return partial(ctx.comm.scatter, _parts(ins[0], attrs, ranks), outs[0], attrs["root"], ranks)
+        return partial(ctx.comm.ring(attrs["ring"]).scatter, _parts(ins[0], attrs, ranks), outs[0], attrs["root"], ranks)
 
     @staticmethod
     def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
@@ -117,7 +117,7 @@ class GatherParts(_RootedParts):
     @staticmethod
     def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
         ranks = ctx.group(attrs["group"])
-        return partial(ctx.comm.gather, ins[0], _parts(outs[0], attrs, ranks), attrs["root"], ranks)
+        return partial(ctx.comm.ring(attrs["ring"]).gather, ins[0], _parts(outs[0], attrs, ranks), attrs["root"], ranks)
 
     @staticmethod
     def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:

@@ -23,6 +23,7 @@ from ..passes.hosts import OverHosts
 from ..passes.lower import Lower
 from ..passes.offload import Offload
 from ..passes.place import Place
+from ..passes.rings import Rings
 from ..passes.wire import Wire
 from ..placement.parameter_homes import EVERYWHERE
 from .pipeline_text import show_pass, show_stage
@@ -184,7 +185,8 @@ class Common(TypedDict, total=False):
     group and size (algorithms/selection.py), "auto", or "" for the communicator's own. `hierarchical`: True, False, or "auto", which means
     True if there are several hosts. `wire`: the dtype in which gradients travel, "float16" or "bfloat16", or "" for their own dtype; they
     are multiplied by `wire_scale` before and divided by it afterwards (see passes/wire.py for the default scale). `cpu_offload` stores
-    sharded parameters and the optimizer's state in host memory, and updates them there (passes/offload.py).
+    sharded parameters and the optimizer's state in host memory, and updates them there (passes/offload.py). `rings`: how many communicators
+    NCCL has for each group; collectives go over them in turns (passes/rings.py).
     """
 
     loss: Any
@@ -194,6 +196,7 @@ class Common(TypedDict, total=False):
     wire: str
     wire_scale: float | None
     cpu_offload: bool
+    rings: int
 
 
 def no_option(name: str, option: str, own: Sequence[str]) -> TranspileError:
@@ -237,6 +240,8 @@ def strategy(
         raise TranspileError(f"{name}: wire_scale is a number above 0, for wire={' or '.join(map(repr, HALVES))}; got {scale!r}")
     if not isinstance(offload, bool):
         raise TranspileError(f"{name}: cpu_offload is True or False, got {offload!r}")
+    if isinstance(rings := common.get("rings", 1), bool) or not isinstance(rings, int) or rings < 1:
+        raise TranspileError(f"{name}: rings is a number of communicators for each group, 1 or more, got {rings!r}")
     steps: Steps = (
         ("groups", InitGroups()),
         ("place", Place(update, rest, kept, strict=strict, loss=loss, own=own)),
@@ -248,12 +253,13 @@ def strategy(
         ("carry", Carry(algorithm, carried)),
         *schedule,
         *((("offload", Offload()),) if offload else ()),
+        *((("rings", Rings(rings)),) if rings > 1 else ()),
     )
     path = common.get("algorithm")
     named = path if isinstance(path, str) and ":" in path else algorithm  # a module is known in every process
     given = (
         ("algorithm", named, usual), ("hierarchical", hierarchical, "auto"), ("wire", wire, ""), ("wire_scale", scale, None),
-        ("cpu_offload", offload, False), ("strict", strict, False), ("loss", loss, ""),
+        ("cpu_offload", offload, False), ("rings", rings, 1), ("strict", strict, False), ("loss", loss, ""),
     )  # fmt: skip
     shown = {**own_options, **{option: value for option, value, default in given if value != default}}
     return Strategy(name, tuple(shown.items()), steps)

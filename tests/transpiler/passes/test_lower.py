@@ -53,10 +53,8 @@ def test_two_roots_or_a_root_and_a_range_are_not_mistaken_for_each_other():
           %c.1: f32[4] at(1) over dp = assign(%c)
           %c.2: f32[4] at(2) over dp = transfer(%c.1) {group="dp", root=1, to=2}
           %c.0: f32[4] at(0) over dp = transfer(%c.2) {group="dp", root=2, to=0}
-          %c.cut.by1: f32[4] = broadcast(%c.0) {group="dp", root=0}
-          %c.cut: f32[4] pieces(0, 1, 3, 4) over dp = part(%c.cut.by1) {group="dp", bounds=[0, 1, 3, 4]}
-          %c.end.by1: f32[4] = all_gather(%c.cut) {group="dp", bounds=[0, 1, 3, 4]}
-          %c.end: f32[4] at(1) over dp = assign(%c.end.by1)
+          %c.cut: f32[4] pieces(0, 1, 3, 4) over dp = scatter_parts(%c.0) {group="dp", root=0, bounds=[0, 1, 3, 4]}
+          %c.end: f32[4] at(1) over dp = gather_parts(%c.cut) {group="dp", root=1, bounds=[0, 1, 3, 4]}
           %c.same: f32[4] at(1) over dp = assign(%c.end)
         """,
     )
