@@ -18,7 +18,7 @@ from ..hosts.polled_world import EAGER, FAREWELL, PolledWorld
 from .link import OwnTcpLink, Request, TcpLink
 
 _LONGEST_PAUSE = 0.02  # seconds: another thread may have received what this one waits for
-_PUSHES = 0.05  # seconds between two attempts to send posted messages while the rank computes
+_PUSHES = 50  # milliseconds between two attempts to send posted messages while the rank computes, at most
 
 
 class TcpWorld(PolledWorld):
@@ -155,14 +155,15 @@ class TcpWorld(PolledWorld):
     def _open_ranks(self, posted: Posted) -> list[int]:
         return sorted({rank for rank, request in posted if not request.done})
 
-    def push(self) -> bool:
-        """Send posted messages; True if the world has ended."""
+    def push(self) -> list[TcpLink] | None:
+        """Send posted messages: the connections on which more is to be sent; None if the world has ended."""
         with self._guard:
             for link in self.links.values():
                 link.flush()
-            if not self._leaving():
+            left = [link for link in self._by_file.values() if link.leaving and not link.closed]
+            if not left:
                 self._posted.clear()
-            return self._ended
+            return None if self._ended else left
 
 
 class _Left(Exception):
@@ -174,7 +175,10 @@ def _push(world: weakref.ref[TcpWorld], posted: threading.Event) -> None:
     while True:
         posted.wait()
         there = world()
-        if there is None or there.push():
+        if there is None or (left := there.push()) is None:
             return
         del there
-        time.sleep(_PUSHES)
+        writable = select.poll()
+        for link in left:
+            writable.register(link, select.POLLOUT)
+        writable.poll(_PUSHES)
