@@ -13,14 +13,14 @@ from typing import Any
 
 from ... import native
 from ...native.world import MeetWords, mails
-from ..base import Ranks, was_stopped
+from ..base import STOPPED, Ranks, was_stopped
 from ..contribution import Contribution
 from ..processes import ProcessCommunicator, ProcessWorld, SharedCalls
 from ..threads.native_calls import among, layouts
 from .host_leader import HostGroup, HostLeader, Seen
 from .host_pipeline import PipelineRoute, carry, items_of
 from .message_collectives import MessageCommunicator
-from .polled_world import STOPPED, PolledWorld
+from .polled_world import PolledWorld
 
 _LITTLE = 24 * 1024  # bytes of a host's arrays up to which they are sent with the types
 _MOST_LEADS = 128

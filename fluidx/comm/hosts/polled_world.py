@@ -12,14 +12,13 @@ from typing import Any
 
 from ... import config
 from ...native.world import log
-from ..base import CommAborted, CommTimeout
+from ..base import STOPPED, CommAborted, CommTimeout
 from ..threads.python_locks import Pace, some
 from .handshake import MessageWorld, Posted
 from .message_collectives import MessageCommunicator
 
 EAGER = 64 * 1024  # bytes up to which a posted message is copied; a larger one waits until the peer reads
 FAREWELL = 1.0  # seconds for messages to leave when this rank ends
-STOPPED = "stopped because another rank failed: "  # begins the error of a rank that stops because of another one; C has the same
 AWAKE = 5e-5  # seconds in which a rank polls without a pause
 
 
