@@ -125,7 +125,8 @@ def strategy_of(options: BuildStrategy, loss: Any = None) -> Strategy:
     if options.debug_graphviz_path:
         warnings.warn("BuildStrategy: debug_graphviz_path draws nothing here; fluidx.view.html(program, 'page.html') does", stacklevel=3)
     of_one = reduce is BuildStrategy.ReduceStrategy.AllReduce
-    return strategies.data_parallel(loss=loss) if of_one else strategies.reduce_broadcast(loss=loss)
+    make = strategies.data_parallel if of_one else strategies.reduce_broadcast
+    return make(loss=loss, rings=options.nccl_comm_num)
 
 
 class CompiledProgram:

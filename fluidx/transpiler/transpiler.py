@@ -57,6 +57,7 @@ class DistributeTranspiler:
 
     def __init__(self, config: Any = None):
         self._chosen = config is not None
+        self._ranks_of = config.ranks if isinstance(config, DistributeTranspilerConfig) else Cluster.of
         if config is None:
             self.strategy = data_parallel()
         elif isinstance(config, DistributeTranspilerConfig):
@@ -87,7 +88,7 @@ class DistributeTranspiler:
         Raises TranspileError when the program is the result of a transpile, has no batch axis to split, or has gradients without a loss.
         """
         self._take_servers(pservers, sync_mode)
-        ranks = Cluster.of(trainers)
+        ranks = self._ranks_of(trainers)
         cluster = Served.of(ranks, self.strategy.servers, self.strategy.keep) if self.strategy.servers else ranks
         program = program if program is not None else default_main_program()
         startup = startup_program if startup_program is not None else default_startup_program()

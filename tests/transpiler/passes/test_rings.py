@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
+from fluidx.compiler import strategy_of
 from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.ir import ProgramPair
 from fluidx.testing import check_pass
@@ -67,6 +68,46 @@ def test_fluids_nccl_comm_num_makes_rings():
             fx.DistributeTranspilerConfig(nccl_comm_num=wrong).strategy()
         with pytest.raises(fx.TranspileError, match="data_parallel: rings is a number of communicators"):
             fx.strategies.data_parallel(rings=wrong)
+
+
+def test_a_build_strategy_makes_rings_too():
+    options = fx.BuildStrategy()
+    assert repr(strategy_of(options)) == "data_parallel()"
+    options.nccl_comm_num = 2
+    assert repr(strategy_of(options)) == "data_parallel(rings=2)"
+    options.reduce_strategy = fx.BuildStrategy.ReduceStrategy.Reduce
+    assert repr(strategy_of(options)) == "reduce_broadcast(roots='greedy', rings=2)"
+
+
+def hierarchical(inter, trainers):
+    main, startup, _ = mlp()
+    config = fx.DistributeTranspilerConfig(use_hierarchical_allreduce=True, hierarchical_allreduce_inter_nranks=inter)
+    return fx.DistributeTranspiler(config).transpile(program=main, startup_program=startup, trainers=trainers)
+
+
+@pytest.mark.parametrize("inter, trainers", [
+    (2, 4), (2, "a:1,a:2,b:1,b:2"), (0, "a:1,a:2,b:1,b:2"), (1, fx.Cluster(2, 2)),
+])  # fmt: skip
+def test_fluids_hierarchical_all_reduce_reduces_inside_hosts_first(inter, trainers):
+    t = hierarchical(inter, trainers)
+    assert t.main.groups["node"] == ((0, 1), (2, 3))
+    used = {op.attrs["group"] for op in t.main.ops if op.type in ("all_reduce", "reduce_scatter", "all_gather")}
+    assert used == {"node", "rail"}
+    t.verify()
+
+
+@pytest.mark.parametrize("inter, trainers, why", [
+    (3, 4, "hierarchical_allreduce_inter_nranks=3 does not divide 4 trainers into several hosts"),
+    (4, 4, "does not divide 4 trainers"),
+    (2, fx.Cluster(2, 4), "hierarchical_allreduce_inter_nranks=2, but the hosts of the trainers have 4 each; leave it at 0"),
+    (-1, 4, "is a number of ranks, 0 or more, got -1"),
+    (0, 4, "hierarchical=True"),
+])  # fmt: skip
+def test_a_hierarchy_without_hosts_is_refused(inter, trainers, why):
+    with pytest.raises(fx.TranspileError, match=why):
+        hierarchical(inter, trainers)
+    with pytest.raises(fx.TranspileError, match="hierarchical_allreduce_inter_nranks=2 needs use_hierarchical_allreduce=True"):
+        fx.DistributeTranspilerConfig(hierarchical_allreduce_inter_nranks=2).ranks(4)
 
 
 def test_programs_and_plans_say_which_ring():
