@@ -7,6 +7,7 @@ import numpy as np
 from ...ir.dtypes import np_dtype
 from ...ir.types import ANY
 from ..export_graph import Op
+from ..host_builder import HostBuilder
 from ..limits import checked_shape
 from ..node import Node
 from ..table import dynamic, exports, on_numpy
@@ -39,32 +40,13 @@ def constant_of_shape(n: Node) -> object:
     return n.constant(np.full(checked_shape(n.ints(0) or (), value.itemsize), value.reshape(-1)[0], value.dtype))
 
 
-# -- constants --------------------------------------------------------------------------------------------------------------------
+# -- export -------------------------------------------------------------------------------------------------------------------------
 
 
-@exports("fill_constant")
-def fill_constant(op: Op) -> str:
-    a = op.attrs
-    return op.emit("Constant", value=op.tensor(np.full(a["shape"], a["value"], np_dtype(a["dtype"]))))
-
-
-@exports("assign_value")
-def assign_value(op: Op) -> str:
-    a = op.attrs
-    return op.emit("Constant", value=op.tensor(np.array(a["values"], np_dtype(a["dtype"])).reshape(a["shape"])))
-
-
-@exports("range", "linspace", "eye")
-def numbers(op: Op) -> str:
-    a = op.attrs
-    if op.type == "range":
-        value = np.arange(a["start"], a["end"], a["step"])
-    elif op.type == "linspace":
-        value = np.linspace(a["start"], a["stop"], a["num"])
-    else:
-        rows, columns = op.out_type("Out").shape
-        value = np.eye(rows, columns)
-    return op.emit("Constant", value=op.tensor(value.astype(np_dtype(a["dtype"]))))
+@exports("fill_constant", "assign_value", "range", "linspace", "eye")
+def computed_once(op: Op) -> str:
+    """An operator without operands is its value."""
+    return op.emit("Constant", value=op.tensor(HostBuilder().emit(op.type, **op.attrs).array))
 
 
 @exports("diag")

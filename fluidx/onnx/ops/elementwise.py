@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ...ir import Variable
-from ...ir.dtypes import FLOATS, np_dtype
+from ...ir.dtypes import FLOATS, TINY, np_dtype
 from ..export_graph import Op
 from ..expression_nodes import aligned, by_expression
 from ..node import Node
-from ..table import EXPORT, IMPORT, OneToOne, entry, exports, imports, on_numpy
+from ..table import EXPORT, IMPORT, OneToOne, entry, exports, imports
 
 _SELU = 1.67326319217681884765625, 1.05070102214813232421875
 
@@ -40,7 +40,6 @@ for _onnx, _op in {
     "Ceil": "ceil", "Erf": "erf", "Sign": "sign", "Softsign": "softsign", "Softplus": "softplus", "Mish": "mish",
     "Reciprocal": "reciprocal", "Sin": "sin", "Cos": "cos", "Tan": "tan", "Sinh": "sinh", "Cosh": "cosh", "Asin": "asin", "Acos": "acos",
     "Atan": "atan", "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh", "Not": "logical_not", "BitwiseNot": "bitwise_not",
-    "IsNaN": "isnan",
 }.items():  # fmt: skip
     _elementwise(_onnx, _op)
 
@@ -66,14 +65,20 @@ _elementwise("BitShift", "shift_left", theirs={"direction": "LEFT"})
 _elementwise("BitShift", "shift_right", theirs={"direction": "RIGHT"})
 _elementwise("Mod", "elementwise_fmod", theirs={"fmod": 1}, factors=True)
 entry("Mod", "elementwise_mod", way=IMPORT, theirs={"fmod": 0}, factors=True)  # exported from its expression: the sign is the divisor's
+_elementwise("IsNaN", "isnan", read=lambda made, n: made.read(n, [_comparable(n, 0)]))
 _EXPORTED = {"IsInf": "isinf", "Equal": "equal", "Pow": "elementwise_pow", "Max": "elementwise_max", "Min": "elementwise_min"}
 for _onnx, _op in _EXPORTED.items():
     _elementwise(_onnx, _op, way=EXPORT)
 
 
+def _comparable(n: Node, k: int) -> Variable:
+    """Operand k. Types of less than 16 bits, which fluidx only stores, are converted to float32."""
+    return n.cast(n.x(k), "float32") if n.dtype(k) in TINY else n.x(k)
+
+
 @imports("Equal", factors=True)
 def equal(n: Node) -> object:
-    return n.b.emit("string_equal" if n.dtype() == "string" else "equal", n.x(0), n.x(1))
+    return n.b.string_equal(n.x(0), n.x(1)) if n.dtype() == "string" else n.b.equal(_comparable(n, 0), _comparable(n, 1))
 
 
 @imports("PRelu")
@@ -129,31 +134,12 @@ def power(n: Node) -> object:
 
 @imports("IsInf")
 def is_infinite(n: Node) -> object:
-    x, up, down = n.x(), n.attr("detect_positive", 1), n.attr("detect_negative", 1)
+    x, up, down = _comparable(n, 0), n.attr("detect_positive", 1), n.attr("detect_negative", 1)
     if up and down:
         return n.b.isinf(x)
     if not up and not down:
         return n.b.fill_any_like(x, value=0.0, dtype="bool")
     return n.b.equal(x, n.b.fill_any_like(x, value=np.inf if up else -np.inf))
-
-
-# -- on the host ------------------------------------------------------------------------------------------------------------------
-
-
-@on_numpy("Equal", pure=True)
-def equal_on_host(n: Node) -> object:
-    return np.asarray(n.value(0) == n.value(1), bool)
-
-
-@on_numpy("IsNaN", pure=True)
-def is_nan_on_host(n: Node) -> object:
-    return np.isnan(n.value(0).astype(np.float32))
-
-
-@on_numpy("IsInf", pure=True)
-def is_infinite_on_host(n: Node) -> object:
-    x = n.value(0).astype(np.float32)
-    return (np.isposinf(x) & bool(n.attr("detect_positive", 1))) | (np.isneginf(x) & bool(n.attr("detect_negative", 1)))
 
 
 # -- export -------------------------------------------------------------------------------------------------------------------------

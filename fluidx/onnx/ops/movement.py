@@ -156,14 +156,10 @@ def host_pad(n: Node) -> object:
     for axis, start, end in zip(*_crop_bounds(borders), strict=True):
         x = x[(slice(None),) * axis + (slice(start, end),)]
     borders = [(max(lo, 0), max(hi, 0)) for lo, hi in borders]
-    if n.attr("mode", "constant") != "constant":
-        for axis, border in enumerate(borders):
-            x = np.take(x, _source_positions(n, x.shape[axis], *border), axis=axis)
-        return x
-    value = np.ravel(n.value(2))[0] if n.has(2) else "" if x.dtype == object else 0
-    out = np.full(checked_shape([lo + d + hi for d, (lo, hi) in zip(x.shape, borders, strict=True)], x.itemsize), value, x.dtype)
-    out[tuple(slice(lo, lo + d) for d, (lo, _) in zip(x.shape, borders, strict=True))] = x
-    return out
+    checked_shape([lo + d + hi for d, (lo, hi) in zip(x.shape, borders, strict=True)], x.itemsize)
+    mode = n.attr("mode", "constant")
+    value = {} if mode != "constant" else {"constant_values": n.value(2).reshape(()) if n.has(2) else "" if x.dtype == object else 0}
+    return np.pad(x, borders, mode=mode, **value)
 
 
 # -- blocks and depth -----------------------------------------------------------------------------------------------------------------
