@@ -1,0 +1,67 @@
+"""The table of operators that ONNX and fluidx both have: what it says of either side holds there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import TensorProto, helper  # noqa: E402
+
+import fluidx as fx  # noqa: E402
+from fluidx.ir.opdef import opdef  # noqa: E402
+from fluidx.onnx.export import to_onnx  # noqa: E402
+from fluidx.onnx.normalize import NEWEST  # noqa: E402
+from fluidx.onnx.table import ENTRIES, Attribute, load_all  # noqa: E402
+
+load_all()
+NAMED = {f"{e.onnx}-{e.op}": e for e in ENTRIES}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_attributes_are_those_of_the_schema_with_its_defaults(name):
+    e = NAMED[name]
+    schema = onnx.defs.get_schema(e.onnx, NEWEST, e.domain)
+    for attribute, own in e.attrs.items():
+        said = schema.attributes[attribute].default_value
+        if said.type:
+            default = helper.get_attribute_value(said)
+            default = default.decode() if isinstance(default, bytes) else default
+            assert np.float32(own.default) == np.float32(default) if isinstance(default, float) else own.default == default
+    assert set(e.theirs) <= set(schema.attributes)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_attributes_and_slots_are_those_of_the_operator(name):
+    e = NAMED[name]
+    definition = opdef(e.op)
+    assert {a.name for a in e.attrs.values()} | set(e.ours) <= set(definition.attrs)
+    assert set(e.operands) <= {slot.name for slot in definition.in_slots}
+
+
+def test_values_are_translated_both_ways():
+    words = Attribute("approximate", "none", {"none": False, "tanh": True})
+    assert (words.read("tanh"), words.written(True), words.written(False)) == (True, "tanh", "none")
+    flag = Attribute("zeros", False)
+    assert (flag.read(1), flag.written(True), flag.written(False)) == (True, 1, None)
+    listed = Attribute("stopwords", ())
+    assert (listed.read(["a"]), listed.written(("a",)), listed.written(())) == (("a",), ["a"], None)
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs"),
+    [
+        ("HardSigmoid", {"alpha": 0.25, "beta": 0.125}),
+        ("Selu", {"alpha": 2.0, "gamma": 1.5}),
+        ("Gelu", {"approximate": "tanh"}),
+    ],
+)
+def test_a_node_comes_back_as_it_went_in(op, attrs):
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 3]) for n in "xy")
+    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], **attrs)], "g", [x], [y])
+    loaded = fx.onnx.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    assert len(loaded.program.ops) == 1
+    (node,) = to_onnx(loaded.program, None, loaded.fetches).graph.node
+    found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    assert node.op_type == op and {n: v.decode() if isinstance(v, bytes) else v for n, v in found.items()} == attrs
