@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..native.shared import Memory
 from ..native.world import NativeWorld
 
-REDUCE_OPS = ("sum", "avg", "max", "min", "prod")
 UFUNCS = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+REDUCE_OPS = tuple(UFUNCS)
 
 STOPPED = "stopped because another rank failed: "  # begins the text of a CommAborted; world.c has it too
 
@@ -153,6 +154,16 @@ class World(Protocol):
 
     def close(self) -> None:
         """Release what the library behind it holds. No call follows."""
+
+
+class LaunchedWorld(World, Protocol):
+    """The world of ranks that are processes of a launched script, in the process of one of them."""
+
+    rank: int
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memory that all ranks share; None if some are on other hosts."""
 
 
 class LocalWorld(World, Protocol):

@@ -22,11 +22,9 @@ from .. import config, native
 from ..ir.errors import ExecutionError, RankError
 from ..native.shared import take, why_not
 from . import flight_recorder, launch_environment, local_rendezvous
-from .base import CommError, Ranks, was_stopped
+from .base import CommError, LaunchedWorld, Ranks, was_stopped
 from .contribution import Contribution
 from .flight_recorder import FlightRecord
-from .hosts.multi_host import HostsWorld
-from .hosts.polled_world import PolledWorld
 from .launch_environment import Launched
 from .mpi import start as mpi
 from .process_spawner import Channel, die_with
@@ -52,7 +50,7 @@ class _InternalCall(Contribution):
 class LaunchedRank:
     """A rank of a launched script. `tell(message)` sends a message to the launcher, if it listens."""
 
-    def __init__(self, there: Launched, world: ProcessWorld | HostsWorld | PolledWorld, tell: Callable[[Any], None] | None = None):
+    def __init__(self, there: Launched, world: LaunchedWorld, tell: Callable[[Any], None] | None = None):
         self.launched, self.world, self.tell = there, world, tell or (lambda message: None)
         self.rank, self.world_size = there.rank, there.world_size
         self.comm: Any = world.communicator(there.rank)
@@ -96,7 +94,7 @@ class LaunchedRank:
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """`nbytes` zero bytes, in shared memory if there is any."""
-        return np.zeros(nbytes, np.uint8) if isinstance(self.world, PolledWorld) else take(nbytes)
+        return np.zeros(nbytes, np.uint8) if self.world.shared is None else take(nbytes)
 
     def view_at(self, at: int, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
         """An array for the contents of another rank's array at an address: a view of shared memory, or a new array that `exchange`

@@ -8,9 +8,9 @@ import weakref
 from .. import config
 from ..ir.errors import ExecutionError
 from ..native.shared import MOST_RANKS, make_world_in, take, world_at
-from .base import STOPPED, CommAborted, World
+from .base import STOPPED, CommAborted, LaunchedWorld, World
 from .launched_rank import LaunchedRank
-from .processes import ProcessCommunicator, ProcessWorld
+from .processes import ProcessCommunicator
 
 _BYTES = 64 << 20  # for the world, its meetings and mailboxes; memory is taken where it is touched
 _LOOK = 0.05  # seconds between looks at whether a process has failed
@@ -23,7 +23,7 @@ def world_of(member: LaunchedRank, each: int) -> World:
     """
     if each == 1:
         return member.world
-    if not isinstance(member.world, ProcessWorld):
+    if member.memory is None:
         raise ExecutionError(
             f"each process holds {each} ranks, which needs processes of one host that share memory; over MPI or TCP start one process for "
             "each rank"
@@ -42,7 +42,7 @@ class SeveralRanksWorld:
 
     threaded = True
 
-    def __init__(self, processes: ProcessWorld, each: int, at: int, memory: object):
+    def __init__(self, processes: LaunchedWorld, each: int, at: int, memory: object):
         self.processes, self.memory, self._keeps = processes, processes.memory, memory
         self.own = range(processes.rank * each, (processes.rank + 1) * each)
         self.world_size, self.timeout, self.stall = processes.world_size * each, processes.timeout, config.stall()

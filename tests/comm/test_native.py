@@ -10,6 +10,7 @@ import pytest
 import fluidx as fx
 from fluidx import native
 from fluidx.comm import CommAborted, CommError, CommTimeout, ThreadWorld, flight_recorder
+from fluidx.comm.base import REDUCE_OPS
 from fluidx.native import world as worlds
 from fluidx.testing import each_rank
 from fluidx.testing.models import classifier
@@ -296,6 +297,10 @@ def test_a_world_ends_with_the_last_block_that_meets_there():
     del world
     block()
     assert x.tolist() == [1, 1, 1, 1]
+
+
+def test_c_reduces_by_every_op():
+    assert set(worlds._HOW) - {""} == set(REDUCE_OPS)
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------------

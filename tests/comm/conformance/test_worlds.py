@@ -10,6 +10,7 @@ from fluidx.comm.hosts.multi_host import HostsWorld
 from fluidx.comm.mpi.world import MpiWorld
 from fluidx.comm.nccl import LaunchedNcclWorld, NcclWorld
 from fluidx.comm.processes import ProcessWorld
+from fluidx.comm.several_ranks import SeveralRanksWorld
 from fluidx.comm.tcp.world import TcpWorld
 from fluidx.comm.threads.world import ThreadWorld
 from tests.comm.conformance.test_conformance import body
@@ -17,7 +18,10 @@ from tests.comm.conformance.test_conformance import body
 assert body  # a fixture
 
 
-@pytest.mark.parametrize("world", [ThreadWorld, ProcessWorld, MpiWorld, TcpWorld, HostsWorld, NcclWorld, LaunchedNcclWorld])
+LAUNCHED = [ProcessWorld, MpiWorld, TcpWorld, HostsWorld]
+
+
+@pytest.mark.parametrize("world", [ThreadWorld, SeveralRanksWorld, NcclWorld, LaunchedNcclWorld, *LAUNCHED])
 def test_every_world_has_all_calls(world):
     """With the parameters of the protocol, in its order."""
     for protocol in (World, LocalWorld) if world in (ThreadWorld, NcclWorld) else (World,):
