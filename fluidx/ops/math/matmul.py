@@ -6,7 +6,6 @@ With NumPy, `bind` passes 2-D products directly to np.dot, transposed operands a
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -18,17 +17,6 @@ from ...ir.axis_letters import letters, match_axes
 from ..shared.broadcast import broadcast_sizes, reduced
 from ..shared.samples import bits, f32, ints
 from ..shared.types import meet, mul_sizes, same_dtype
-
-
-def bind_product(a: Any, b: Any, out: Any) -> Any:
-    """A call without arguments for out = a @ b over the last two axes of NumPy arrays, with broadcast batch axes: one direct GEMM call
-    where that is possible.
-    """
-    if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
-        a, out = _flat(a, a.ndim - 1), _flat(out, out.ndim - 1)
-    if a.ndim == b.ndim == out.ndim == 2 and out.flags.c_contiguous:
-        return partial(np.dot, a, b, out)
-    return partial(np.matmul, a, b, out)
 
 
 def native_product(a: Any, b: Any, out: Any, alpha: float = 1.0) -> list[native.NativeCall] | None:
@@ -47,18 +35,6 @@ def _item(x: Any, k: int, ndim: int) -> Any:
     return x if x.ndim < ndim else x[k if x.shape[0] > 1 else 0]
 
 
-def _then_scale(run: Any, out: Any, alpha: float) -> Any:
-    if alpha == 1.0:
-        return run
-    factor = out.dtype.type(alpha)
-
-    def scaled():
-        run()
-        np.multiply(out, factor, out=out)
-
-    return scaled
-
-
 class Product(OpDef):
     """Base of ops that are one matrix product; `matrices` gives its arrays."""
 
@@ -69,14 +45,6 @@ class Product(OpDef):
     matrices: ClassVar[Callable[..., Any]]
 
     @classmethod
-    def _bind(cls, ins, outs, attrs, ctx):
-        found = cls.matrices(ins, outs[0], **attrs)
-        if found is None:
-            return None
-        a, b, out = found
-        return _then_scale(bind_product(a, b, out), outs[0], attrs.get("alpha", 1.0))
-
-    @classmethod
     def _calls(cls, ins, outs, attrs, dry=False):
         found = cls.matrices(ins, outs[0], **attrs)
         if found is None:
@@ -84,7 +52,7 @@ class Product(OpDef):
         a, b, out = found
         return native_product(a, b, out, attrs.get("alpha", 1.0))
 
-    native = Native(calls=_calls, any_size=True, tail=True, bind=_bind)
+    native = Native(calls=_calls, any_size=True, tail=True)
 
 
 def _linear(x: TensorType, *operands: int) -> str:

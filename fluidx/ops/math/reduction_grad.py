@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from ...ir import ANY, Arithmetic, Native, OpDef, ProgramError, Sample, TensorType, np_dtype
 from ...ir.axis_letters import letters
 from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
-from ..shared.blocked import in_order
 from ..shared.broadcast import aligned
 from ..shared.native import copy_calls, reduce_calls
 from ..shared.samples import points
@@ -20,7 +17,6 @@ from .reduction import (
     ReduceMean,
     ReduceProd,
     ReduceSum,
-    bind_sum,
     count_of,
     kept_shape,
     reduced_axes,
@@ -72,16 +68,11 @@ class ReduceSumGrad(OpDef):
         xp.copyto(out, g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", dim, x.ndim))))
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        x, g = ins
-        return partial(np.copyto, outs[0], g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", attrs["dim"], x.ndim))))
-
-    @staticmethod
     def _calls(ins, outs, attrs, dry=False):
         x, g = ins
         return copy_calls(outs[0], g.reshape(kept_shape(x.shape, reduced_axes("reduce_sum_grad", attrs["dim"], x.ndim))), dry)
 
-    native = Native(calls=_calls, any_size=True, bind=_bind)
+    native = Native(calls=_calls, any_size=True)
 
 
 class ReduceMeanGrad(OpDef):
@@ -100,17 +91,6 @@ class ReduceMeanGrad(OpDef):
         out[...] = g.reshape(kept_shape(x.shape, axes)) / count_of(x, axes, part)
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx, part=None):
-        x, g = ins
-        axes = reduced_axes("reduce_mean_grad", attrs["dim"], x.ndim)
-        g = g.reshape(kept_shape(x.shape, axes))
-        n = np.array(count_of(x, axes, part), g.dtype)
-        if g.size * 8 > x.size:
-            return partial(np.divide, g, n, outs[0])
-        small = np.empty_like(g)  # one division per result, then copies
-        return in_order([partial(np.divide, g, n, small), partial(np.copyto, outs[0], small)])
-
-    @staticmethod
     def _calls(ins, outs, attrs, dry=False, part=None):
         x, g = ins
         axes = reduced_axes("reduce_mean_grad", attrs["dim"], x.ndim)
@@ -118,7 +98,7 @@ class ReduceMeanGrad(OpDef):
         e = make_node("div", sym("g"), const(float(count)))
         return expression_calls(e, {"g": g.reshape(kept_shape(x.shape, axes))}, outs[0], dry) if count else None
 
-    native = Native(calls=_calls, any_size=True, bind=_bind)
+    native = Native(calls=_calls, any_size=True)
 
 
 class ReduceMaxGrad(OpDef):
@@ -137,20 +117,13 @@ class ReduceMaxGrad(OpDef):
         xp.multiply(g.reshape(kept), x == y.reshape(kept), out)
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        x, y, g = ins
-        kept = kept_shape(x.shape, reduced_axes("reduce_max_grad", attrs["dim"], x.ndim))
-        mask = np.empty(x.shape, bool)
-        return in_order([partial(np.equal, x, y.reshape(kept), mask), partial(np.multiply, g.reshape(kept), mask, outs[0])])
-
-    @staticmethod
     def _calls(ins, outs, attrs, dry=False):
         x, y, g = ins
         kept = kept_shape(x.shape, reduced_axes("reduce_max_grad", attrs["dim"], x.ndim))
         e = make_node("mul", sym("g"), make_node("eq", sym("x"), sym("y")))
         return expression_calls(e, {"x": x, "y": y.reshape(kept), "g": g.reshape(kept)}, outs[0], dry)
 
-    native = Native(calls=_calls, bind=_bind)
+    native = Native(calls=_calls)
 
 
 class ReduceProdGrad(OpDef):
@@ -258,14 +231,10 @@ class ReduceTo(OpDef):
         out[...] = x.sum(axis=axes).reshape(out.shape)
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        return in_order(bind_sum(ins[0], _broadcast_axes(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0]))
-
-    @staticmethod
     def _calls(ins, outs, attrs, dry=False):
         return reduce_calls("sum", ins[0], _broadcast_axes(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0], dry=dry)
 
-    native = Native(calls=_calls, any_size=True, bind=_bind)
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():

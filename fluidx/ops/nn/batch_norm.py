@@ -1,21 +1,17 @@
-"""batch_norm and its gradient. Sums over channels are matrix-vector products, and every pass works on channels that stay in cache."""
+"""batch_norm and its gradient. The operators that a sharded batch needs (batch_norm_parts.py) compute with the same functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from ...ir import Arithmetic, Native, OpDef, ProgramError, Rewrite, Sample, Storage, TensorType
-from ..shared.blocked import column_sum, row_blocks
 from ..shared.samples import f32, positive
 from . import batch_norm_native
 from .norm_shared import by_copy, channel_count, check_weight, only_first_has_gradient, put, weight_dtype
 
-EVERY = slice(None)
 _BATCH_ATTRS = {"momentum": 0.9, "epsilon": 1e-5, "is_test": False, "data_layout": "NCHW", "use_global_stats": False}
 
 
@@ -89,39 +85,28 @@ class BatchNorm(OpDef):
         return dx, ds, db, None, None
 
     @staticmethod
-    def kernel(xp, x, scale, bias, mean, variance, *, out, **attrs):
-        BatchNorm._run(xp, partial(batch_statistics, xp), attrs, (x, scale, bias, mean, variance), out)()
+    def kernel(xp, *ins, out, **attrs):
+        BatchNorm._run(xp, attrs, ins, out)
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        return BatchNorm._run(np, statistics_in_cache, attrs, ins, outs)
-
-    native = Native(calls=batch_norm_native.forward, scratch=batch_norm_native.scratch_types, any_size=True, tail=True, bind=_bind)
-
-    @staticmethod
-    def _run(xp, statistics, attrs, ins, outs):
+    def _run(xp, attrs, ins, outs):
         (x, scale, bias, mean, variance), (y, *stat_outs) = ins, outs
         x3, y3 = by_channel(x, attrs["data_layout"]), by_channel(y, attrs["data_layout"])
         if x3 is None or y3 is None:  # a view of another array whose axes cannot be merged
-            return partial(by_copy, xp, partial(BatchNorm._run, xp, statistics, attrs), ins, outs, (0,), (0,))
+            return by_copy(xp, partial(BatchNorm._run, xp, attrs), ins, outs, (0,), (0,))
         eps, keep = attrs["epsilon"], attrs["momentum"]
         if attrs["is_test"] or attrs["use_global_stats"]:
-            return partial(normalize_with, xp, x3, scale, bias, mean, variance, y3, stat_outs, eps)
+            return normalize_with(xp, x3, scale, bias, mean, variance, y3, stat_outs, eps)
         if not x.size:
             raise ProgramError(f"op batch_norm cannot take statistics over an empty batch: X has shape {list(x.shape)}")
-        used = (xp.empty(mean.shape, mean.dtype), xp.empty(mean.shape, mean.dtype))
-        run = statistics(x3, scale, bias, y3, used, eps)
+        batch_mean, batch_variance = statistics(xp, x3)
+        normalize(xp, x3, scale, bias, batch_mean, batch_variance, y3, eps)
+        moved = mean * keep + batch_mean * (1 - keep), variance * keep + batch_variance * (1 - keep)
+        for target, value in zip(stat_outs, (*moved, batch_mean, 1 / xp.sqrt(batch_variance + eps))):
+            put(target, value)
+        return None
 
-        def step():
-            run()
-            batch_mean, batch_var = used
-            mean_out, var_out, saved_mean, saved_inv = stat_outs
-            put(mean_out, mean * keep + batch_mean * (1 - keep))
-            put(var_out, variance * keep + batch_var * (1 - keep))
-            put(saved_mean, batch_mean)
-            put(saved_inv, 1 / xp.sqrt(batch_var + eps))
-
-        return step
+    native = Native(calls=batch_norm_native.forward, scratch=batch_norm_native.scratch_types, any_size=True, tail=True)
 
     @staticmethod
     def samples():
@@ -145,63 +130,48 @@ def normalize_with(xp, x3, scale, bias, mean, variance, y3, stat_outs, eps):
             target[...] = value
 
 
-def channel_blocks(x3: Any) -> list[slice]:
-    return list(row_blocks(x3.shape[1], x3.shape[0] * x3.shape[2] * x3.itemsize, 128 << 10))
+def by_rows(a):
+    """Values of channels, shaped as [N, C, everything else]."""
+    return a[None, :, None]
 
 
-def is_rows(*arrays: Any) -> bool:
-    """True for contiguous [N, C, 1] and NHWC arrays: they are matrices with the channels as columns."""
-    return all(a.transpose(0, 2, 1).flags.c_contiguous for a in arrays)
+def mean_of(xp, x3, count):
+    """The mean of each channel; `count` is its number of elements in the whole batch."""
+    return x3.sum(axis=(0, 2)) / count
 
 
-def as_rows(a: Any) -> Any:
-    return a.transpose(0, 2, 1).reshape(a.shape[0] * a.shape[2], a.shape[1])
+def variance_of(xp, x3, mean, count):
+    t = x3 - by_rows(mean)
+    return xp.einsum("nck,nck->c", t, t) / count
 
 
-def statistics_in_cache(x3, scale, bias, y3, used, eps) -> Callable[[], None]:
-    """A call that normalizes `x3` with its own statistics into `y3` and writes these into `used`, some rows or channels at a time."""
-    (mean, var), count = used, x3.shape[0] * x3.shape[2]
-    if not is_rows(x3, y3):
-        return batch_statistics(np, x3, scale, bias, y3, used, eps, channel_blocks(x3))
-    x2, y2 = as_rows(x3), as_rows(y3)
-    total, square = column_sum(x2, mean), np.empty_like(mean)
-    blocks = list(row_blocks(len(x2), x2.shape[1] * x2.itemsize))
-
-    def step():
-        total()
-        np.divide(mean, count, out=mean)
-        var.fill(0)
-        for rows in blocks:
-            part = y2[rows]
-            np.subtract(x2[rows], mean, out=part)
-            np.einsum("ij,ij->j", part, part, out=square)
-            np.add(var, square, out=var)
-        np.divide(var, count, out=var)
-        factor = scale / np.sqrt(var + x2.dtype.type(eps))
-        for rows in blocks:
-            part = y2[rows]
-            np.multiply(part, factor, out=part)
-            np.add(part, bias, out=part)
-
-    return step
+def statistics(xp, x3):
+    """Mean and variance of each channel."""
+    count = x3.shape[0] * x3.shape[2]
+    mean = mean_of(xp, x3, count)
+    return mean, variance_of(xp, x3, mean, count)
 
 
-def batch_statistics(xp, x3, scale, bias, y3, used, eps, blocks=(EVERY,)) -> Callable[[], None]:
-    """`statistics_in_cache` for any array module, for each of `blocks` of channels."""
-    (mean, var), count = used, x3.shape[0] * x3.shape[2]
+def normalize(xp, x3, scale, bias, mean, variance, y3, eps):
+    t = x3 - by_rows(mean)
+    t *= by_rows(scale / xp.sqrt(variance + eps))
+    t += by_rows(bias)
+    y3[...] = t
 
-    def step():
-        for c in blocks:
-            a, y = x3[:, c], y3[:, c]
-            m, v = mean[c], var[c]
-            m[...] = a.sum(axis=(0, 2)) / count
-            xp.subtract(a, m[None, :, None], out=y)
-            v[...] = xp.einsum("nck,nck->c", y, y) / count
-            factor = (scale[c] / xp.sqrt(v + eps)).astype(m.dtype)
-            xp.multiply(y, factor[None, :, None], out=y)
-            xp.add(y, bias[c][None, :, None], out=y)
 
-    return step
+def gradient_sums(xp, x3, mean, inv, g3):
+    """The gradients of Bias and Scale."""
+    return g3.sum(axis=(0, 2)), xp.einsum("nck,nck->c", g3, x3 - by_rows(mean)) * inv
+
+
+def gradient_of_x(xp, x3, scale, mean, inv, g3, dbias, dscale, count, dx3):
+    """From the gradients of Bias and Scale over the whole batch, which has `count` elements for each channel."""
+    t = x3 - by_rows(mean)
+    t *= by_rows(dscale * inv / count)
+    xp.subtract(g3, t, out=t)
+    t -= by_rows(dbias / count)
+    t *= by_rows(scale * inv)
+    dx3[...] = t
 
 
 class BatchNormGrad(OpDef):
@@ -232,23 +202,24 @@ class BatchNormGrad(OpDef):
         return x, scale, scale
 
     @staticmethod
-    def kernel(xp, x, scale, mean, inv, g, *, out, **attrs):
-        BatchNormGrad._run(xp, partial(batch_gradient, xp), attrs, (x, scale, mean, inv, g), out)()
+    def kernel(xp, *ins, out, **attrs):
+        BatchNormGrad._run(xp, attrs, ins, out)
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        return BatchNormGrad._run(np, gradient_in_cache, attrs, ins, outs)
-
-    native = Native(calls=batch_norm_native.backward, scratch=batch_norm_native.scratch_types, any_size=True, bind=_bind)
-
-    @staticmethod
-    def _run(xp, gradient, attrs, ins, outs):
+    def _run(xp, attrs, ins, outs):
         (x, scale, mean, inv, g), (dx, dscale, dbias) = ins, outs
-        layout, fixed = attrs["data_layout"], attrs["use_global_stats"]
-        x3, g3, dx3 = (by_channel(a, layout) for a in (x, g, dx))
+        x3, g3, dx3 = (by_channel(a, attrs["data_layout"]) for a in (x, g, dx))
         if x3 is None or g3 is None or dx3 is None:
-            return partial(by_copy, xp, partial(BatchNormGrad._run, xp, gradient, attrs), ins, outs, (0, 4), (0,))
-        return gradient(x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed)
+            return by_copy(xp, partial(BatchNormGrad._run, xp, attrs), ins, outs, (0, 4), (0,))
+        of_bias, of_scale = gradient_sums(xp, x3, mean, inv, g3)
+        if attrs["use_global_stats"]:
+            xp.multiply(g3, by_rows(scale * inv), out=dx3)
+        elif x.size:
+            gradient_of_x(xp, x3, scale, mean, inv, g3, of_bias, of_scale, x3.shape[0] * x3.shape[2], dx3)
+        dbias[...], dscale[...] = of_bias, of_scale
+        return None
+
+    native = Native(calls=batch_norm_native.backward, scratch=batch_norm_native.scratch_types, any_size=True)
 
     @staticmethod
     def samples():
@@ -256,65 +227,3 @@ class BatchNormGrad(OpDef):
         stats = [positive(3, seed=2), x.mean(axis=(0, 2, 3)), 1 / x.std(axis=(0, 2, 3))]
         yield Sample.of(x, *stats, g, grad=(), why="a gradient itself")
         yield Sample.of(x, *stats, g, use_global_stats=True, grad=(), why="a gradient itself")
-
-
-def batch_gradient(xp, x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed, blocks=(EVERY,)) -> Callable[[], None]:
-    """`gradient_in_cache` for any array module, for each of `blocks` of channels."""
-    count = x3.shape[0] * x3.shape[2]
-    longest = max((len(range(*b.indices(x3.shape[1]))) for b in blocks), default=0)
-    scratch = xp.empty((x3.shape[0], longest, x3.shape[2]), x3.dtype)
-
-    def step():
-        for c in blocks:
-            a, d, o = x3[:, c], g3[:, c], dx3[:, c]
-            t = scratch[:, : a.shape[1]]
-            s, r = scale[c], inv[c]
-            xp.subtract(a, mean[c][None, :, None], out=t)
-            bias_sum = d.sum(axis=(0, 2))
-            dot = xp.einsum("nck,nck->c", d, t) * r  # sum of g * normalized x
-            dbias[c], dscale[c] = bias_sum, dot
-            factor = (s * r).astype(t.dtype)
-            if fixed:
-                xp.multiply(d, factor[None, :, None], out=o)
-            else:
-                xp.multiply(t, (dot * r / count).astype(t.dtype)[None, :, None], out=t)
-                xp.subtract(d, t, out=o)
-                xp.subtract(o, (bias_sum / count).astype(t.dtype)[None, :, None], out=o)
-                xp.multiply(o, factor[None, :, None], out=o)
-
-    return step
-
-
-def gradient_in_cache(x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed) -> Callable[[], None]:
-    """A call for the gradients of batch_norm, on arrays with a channel axis, some rows or channels at a time."""
-    if not is_rows(x3, g3, dx3):
-        return batch_gradient(np, x3, scale, mean, inv, g3, dx3, dscale, dbias, fixed, channel_blocks(x3))
-    x2, g2, dx2 = as_rows(x3), as_rows(g3), as_rows(dx3)
-    count, columns = x2.shape
-    blocks = list(row_blocks(count, columns * x2.itemsize))
-    scratch = np.empty((max((b.stop - b.start for b in blocks), default=0), columns), x2.dtype)
-    total, dot = column_sum(g2, np.empty_like(mean)), np.empty(columns, x2.dtype)
-
-    def step():
-        bias_sum, part = total(), np.empty(columns, x2.dtype)
-        dot.fill(0)
-        for rows in blocks:
-            t = np.subtract(x2[rows], mean, out=scratch[: rows.stop - rows.start])
-            np.einsum("ij,ij->j", g2[rows], t, out=part)
-            np.add(dot, part, out=dot)
-        np.multiply(dot, inv, out=dot)
-        factor = scale * inv
-        slope, shift = dot * inv / x2.dtype.type(count), bias_sum / x2.dtype.type(count)
-        for rows in blocks:
-            o = dx2[rows]
-            if fixed:
-                np.multiply(g2[rows], factor, out=o)
-                continue
-            t = np.subtract(x2[rows], mean, out=scratch[: rows.stop - rows.start])
-            np.multiply(t, slope, out=t)
-            np.subtract(g2[rows], t, out=o)
-            np.subtract(o, shift, out=o)
-            np.multiply(o, factor, out=o)
-        dbias[...], dscale[...] = bias_sum, dot
-
-    return step

@@ -6,10 +6,9 @@ of squared deviations from the complete mean: a difference of E[x^2] and E[x]^2 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +16,9 @@ from ...ir import Native, OpDef, ProgramError, Sample, Storage, TensorType
 from ...ir.parts import Part
 from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
-from ..shared.blocked import column_sum, row_blocks
 from ..shared.native import all_of, reduce_calls
 from ..shared.samples import f32, positive
-from .batch_norm import EVERY, as_rows, by_channel, channel_blocks, channel_words, is_rows
+from .batch_norm import by_channel, channel_words, gradient_of_x, gradient_sums, mean_of, normalize, variance_of
 from .norm_shared import channel_count, check_weight, put, stat_dtype
 
 
@@ -43,89 +41,6 @@ def _count(x3: Any, part: Part | None) -> int:
     if not count:
         raise ProgramError("op batch_norm cannot take statistics over an empty batch")
     return count
-
-
-class _WholeArrays:
-    """Kernels for any array module: they process whole arrays at once."""
-
-    def __init__(self, xp: Any):
-        self.xp = xp
-
-    def cuts(self, *arrays: Any) -> Iterable[tuple[slice, slice]]:
-        return ((EVERY, EVERY),)
-
-    def blocks(self, *arrays: Any) -> Iterator[tuple[slice, slice, list[Any]]]:
-        """(rows, channels, the arrays there) for each block."""
-        for rows, c in self.cuts(*arrays):
-            yield rows, c, [a[rows, c] for a in arrays]
-
-    def add_products(self, a: Any, b: Any, total: Any) -> None:
-        """`total` [channels] += the sum of a * b over all axes but the channels."""
-        total += self.xp.einsum("nck,nck->c", a, b)
-
-    def sum(self, x3: Any, out: Any) -> None:
-        """`out` [channels] = the sum over all axes but the channels."""
-        out.fill(0)
-        for _, c, (a,) in self.blocks(x3):
-            out[c] += a.sum(axis=(0, 2))
-
-
-class _CacheBlocks(_WholeArrays):
-    """Kernels for NumPy: they process blocks that stay in the cache."""
-
-    def cuts(self, *arrays: Any) -> Iterable[tuple[slice, slice]]:
-        x3 = arrays[0]
-        if is_rows(*arrays):
-            return [(rows, EVERY) for rows in row_blocks(len(x3), x3.shape[1] * x3.shape[2] * x3.itemsize)]
-        return [(EVERY, c) for c in channel_blocks(x3)]
-
-    def add_products(self, a: Any, b: Any, total: Any) -> None:
-        if is_rows(a, b):
-            total += np.einsum("ij,ij->j", as_rows(a), as_rows(b))
-        else:
-            super().add_products(a, b, total)
-
-    def sum(self, x3: Any, out: Any) -> None:
-        if is_rows(x3):
-            column_sum(as_rows(x3), out)()
-        else:
-            super().sum(x3, out)
-
-
-class _Part(OpDef):
-    """Base of the operators: `run(way, *ins, out, **attrs)` uses the loops of `way`, one of the classes above; `way.xp` is the array
-    module.
-    """
-
-    run: ClassVar[Callable[..., None]]
-
-    @classmethod
-    def kernel(cls, xp, *ins, out, **attrs):
-        cls.run(_WholeArrays(xp), *ins, out=out, **attrs)
-
-    @classmethod
-    def _bind(cls, ins, outs, attrs, ctx):
-        return partial(cls.run, _CacheBlocks(np), *ins, out=outs[0] if len(outs) == 1 else tuple(outs), **attrs)
-
-    native = Native(bind=_bind)
-
-
-class _NeedsBatchSize(_Part):
-    """Base of the operators that need the size of the whole batch."""
-
-    @classmethod
-    def kernel(cls, xp, *ins, out, part=None, **attrs):
-        super().kernel(xp, *ins, out=out, part=part, **attrs)
-
-    @classmethod
-    def _bind(cls, ins, outs, attrs, ctx, part=None):
-        return super()._bind(ins, outs, {**attrs, "part": part}, ctx)
-
-    native = Native(bind=_bind)
-
-
-def _by_rows(a: Any) -> Any:
-    return a[None, :, None]
 
 
 def _rest(x: Any, layout: str) -> tuple[int, ...]:
@@ -154,7 +69,7 @@ def _samples(seed: int = 0) -> Iterator[tuple[np.ndarray, str]]:
         yield f32(*shape, seed=seed), layout
 
 
-class BnMean(_NeedsBatchSize):
+class BnMean(OpDef):
     """The mean of each channel over the whole batch."""
 
     name = "bn_mean"
@@ -170,11 +85,9 @@ class BnMean(_NeedsBatchSize):
         return TensorType(stat_dtype(x), (channel_count("bn_mean", x, data_layout),))
 
     @staticmethod
-    def run(way, x, *, out, data_layout, part):
-        x3 = _channels(way.xp, x, data_layout)
-        count = _count(x3, part)
-        way.sum(x3, out)
-        way.xp.divide(out, count, out=out)
+    def kernel(xp, x, *, out, data_layout, part=None):
+        x3 = _channels(xp, x, data_layout)
+        out[...] = mean_of(xp, x3, _count(x3, part))
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False, part=None):
@@ -190,7 +103,7 @@ class BnMean(_NeedsBatchSize):
             yield Sample.of(x, data_layout=layout)
 
 
-class BnVariance(_NeedsBatchSize):
+class BnVariance(OpDef):
     """The mean of the squared deviation from Mean, for each channel over the whole batch."""
 
     name = "bn_variance"
@@ -207,14 +120,9 @@ class BnVariance(_NeedsBatchSize):
         return mean
 
     @staticmethod
-    def run(way, x, mean, *, out, data_layout, part):
-        x3 = _channels(way.xp, x, data_layout)
-        count = _count(x3, part)
-        out.fill(0)
-        for _, c, (a,) in way.blocks(x3):
-            t = a - _by_rows(mean[c])
-            way.add_products(t, t, out[c])
-        way.xp.divide(out, count, out=out)
+    def kernel(xp, x, mean, *, out, data_layout, part=None):
+        x3 = _channels(xp, x, data_layout)
+        out[...] = variance_of(xp, x3, mean, _count(x3, part))
 
     @staticmethod
     def _scratch(ins, outs, attrs):
@@ -237,7 +145,7 @@ class BnVariance(_NeedsBatchSize):
             yield Sample.of(x, f32(3, seed=1), data_layout=layout)
 
 
-class BnApply(_Part):
+class BnApply(OpDef):
     """The outputs of batch_norm in training, from the mean and the variance of the whole batch; the values are the same."""
 
     name = "bn_apply"
@@ -260,15 +168,10 @@ class BnApply(_Part):
         return x, mean, variance, mean, variance
 
     @staticmethod
-    def run(way, x, scale, bias, mean, variance, batch_mean, batch_variance, *, out, momentum, epsilon, data_layout):
-        xp = way.xp
+    def kernel(xp, x, scale, bias, mean, variance, batch_mean, batch_variance, *, out, momentum, epsilon, data_layout):
         y, mean_out, variance_out, saved_mean, saved_inv = out
         y3 = _channels(xp, y, data_layout)
-        for rows, c, (a,) in way.blocks(_channels(xp, x, data_layout)):
-            t = a - _by_rows(batch_mean[c])
-            t *= _by_rows((scale[c] / xp.sqrt(batch_variance[c] + epsilon)).astype(t.dtype))
-            t += _by_rows(bias[c])
-            y3[rows, c] = t
+        normalize(xp, _channels(xp, x, data_layout), scale, bias, batch_mean, batch_variance, y3, epsilon)
         _put_channels(y, y3, data_layout)
         put(mean_out, mean * momentum + batch_mean * (1 - momentum))
         put(variance_out, variance * momentum + batch_variance * (1 - momentum))
@@ -298,7 +201,7 @@ class BnApply(_Part):
             yield Sample.of(x, *rest, data_layout=layout)
 
 
-class BnGradSums(_Part):
+class BnGradSums(OpDef):
     """The gradients of batch_norm's Bias and Scale, sums over the batch; the gradient of X needs them too.
 
     Only the type of Scale is read.
@@ -318,14 +221,9 @@ class BnGradSums(_Part):
         return scale, scale
 
     @staticmethod
-    def run(way, x, scale, mean, inv, g, *, out, data_layout):
-        xp = way.xp
-        dbias, dscale = (xp.zeros(mean.shape, mean.dtype) for _ in out)
+    def kernel(xp, x, scale, mean, inv, g, *, out, data_layout):
         x3, g3 = _channels(xp, x, data_layout), _channels(xp, g, data_layout)
-        for _, c, (a, d) in way.blocks(x3, g3):
-            way.add_products(d, a - _by_rows(mean[c]), dscale[c])
-        way.sum(g3, dbias)
-        out[0][...], out[1][...] = dbias, dscale * inv
+        out[0][...], out[1][...] = gradient_sums(xp, x3, mean, inv, g3)
 
     @staticmethod
     def _scratch(ins, outs, attrs):
@@ -352,7 +250,7 @@ class BnGradSums(_Part):
                             grad=(), why="a gradient itself")  # fmt: skip
 
 
-class BnGradApply(_NeedsBatchSize):
+class BnGradApply(OpDef):
     """The gradient of batch_norm's X in training, from the gradients of Bias and Scale over the whole batch."""
 
     name = "bn_grad_apply"
@@ -369,17 +267,9 @@ class BnGradApply(_NeedsBatchSize):
         return x
 
     @staticmethod
-    def run(way, x, scale, mean, inv, g, dbias, dscale, *, out, data_layout, part):
-        xp = way.xp
+    def kernel(xp, x, scale, mean, inv, g, dbias, dscale, *, out, data_layout, part=None):
         x3, g3, dx3 = (_channels(xp, a, data_layout) for a in (x, g, out))
-        count = _count(x3, part)
-        for rows, c, (a, d) in way.blocks(x3, g3):
-            t = a - _by_rows(mean[c])
-            t *= _by_rows((dscale[c] * inv[c] / count).astype(t.dtype))
-            xp.subtract(d, t, out=t)
-            t -= _by_rows((dbias[c] / count).astype(t.dtype))
-            t *= _by_rows((scale[c] * inv[c]).astype(t.dtype))
-            dx3[rows, c] = t
+        gradient_of_x(xp, x3, scale, mean, inv, g3, dbias, dscale, _count(x3, part), dx3)
         _put_channels(out, dx3, data_layout)
 
     @staticmethod

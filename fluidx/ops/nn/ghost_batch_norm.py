@@ -5,22 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from ...ir import Arithmetic, Native, OpDef, ProgramError, Required, Sample, Storage
+from ...ir import Arithmetic, OpDef, ProgramError, Required, Sample, Storage
 from ...ir.parts import Part
 from ..shared.samples import f32, positive
 from ..shared.types import meet
-from .batch_norm import (
-    BatchNormGrad,
-    batch_gradient,
-    batch_statistics,
-    by_channel,
-    channel_words,
-    gradient_in_cache,
-    normalize_with,
-    statistics_in_cache,
-)
+from .batch_norm import BatchNormGrad, by_channel, channel_words, normalize, normalize_with, statistics
 from .norm_shared import by_copy, channel_count, check_weight, only_first_has_gradient, weight_dtype
 
 _MOST = 1 << 16  # statistics are stored for each run, even for one without rows
@@ -90,39 +79,29 @@ class GhostBatchNorm(OpDef):
         return dx, ds, db, None, None
 
     @staticmethod
-    def kernel(xp, x, scale, bias, mean, variance, *, out, part=None, **attrs):
-        GhostBatchNorm._run(xp, partial(batch_statistics, xp), attrs, part, (x, scale, bias, mean, variance), out)()
+    def kernel(xp, *ins, out, part=None, **attrs):
+        GhostBatchNorm._run(xp, attrs, part, ins, out)
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx, part=None):
-        return GhostBatchNorm._run(np, statistics_in_cache, attrs, part, ins, outs)
-
-    native = Native(bind=_bind)
-
-    @staticmethod
-    def _run(xp, statistics, attrs, part, ins, outs):
+    def _run(xp, attrs, part, ins, outs):
         (x, scale, bias, mean, variance), (y, saved_mean, saved_inv, stats) = ins, outs
         x3, y3 = by_channel(x, attrs["data_layout"]), by_channel(y, attrs["data_layout"])
         if x3 is None or y3 is None:  # a view of another array whose axes cannot be merged
-            return partial(by_copy, xp, partial(GhostBatchNorm._run, xp, statistics, attrs, part), ins, outs, (0,), (0,))
+            return by_copy(xp, partial(GhostBatchNorm._run, xp, attrs, part), ins, outs, (0,), (0,))
         eps = attrs["epsilon"]
         if attrs["is_test"]:
-            return partial(normalize_with, xp, x3, scale, bias, mean, variance, y3, (*stats, saved_mean, saved_inv), eps)
+            return normalize_with(xp, x3, scale, bias, mean, variance, y3, (*stats, saved_mean, saved_inv), eps)
         runs, count = _runs("ghost_batch_norm", x, len(saved_mean), attrs["sub_batches"], part)
         means, variances = xp.zeros(saved_mean.shape, saved_mean.dtype), xp.zeros(saved_mean.shape, saved_mean.dtype)
-        filled = [k for k, r in enumerate(runs) if r.stop > r.start]
-        each = [statistics(x3[runs[k]], scale, bias, y3[runs[k]], (means[k], variances[k]), eps) for k in filled]
-
-        def step():
-            for run in each:
-                run()
-            saved_mean[...] = means
-            saved_inv.fill(0)
-            for k in filled:
+        saved_inv.fill(0)
+        for k, rows in enumerate(runs):
+            if rows.stop > rows.start:
+                means[k], variances[k] = statistics(xp, x3[rows])
+                normalize(xp, x3[rows], scale, bias, means[k], variances[k], y3[rows], eps)
                 saved_inv[k] = 1 / xp.sqrt(variances[k] + eps)
-            stats[0], stats[1] = means.sum(axis=0) / count, variances.sum(axis=0) / count
-
-        return step
+        saved_mean[...] = means
+        stats[0], stats[1] = means.sum(axis=0) / count, variances.sum(axis=0) / count
+        return None
 
     @staticmethod
     def samples():
@@ -155,33 +134,15 @@ class GhostBatchNormGrad(OpDef):
         return x, scale, scale
 
     @staticmethod
-    def kernel(xp, x, scale, mean, inv, g, *, out, part=None, **attrs):
-        GhostBatchNormGrad._run(xp, partial(batch_gradient, xp), attrs, part, (x, scale, mean, inv, g), out)()
-
-    @staticmethod
-    def _bind(ins, outs, attrs, ctx, part=None):
-        return GhostBatchNormGrad._run(np, gradient_in_cache, attrs, part, ins, outs)
-
-    native = Native(bind=_bind)
-
-    @staticmethod
-    def _run(xp, gradient, attrs, part, ins, outs):
-        (x, scale, mean, inv, g), (dx, dscale, dbias) = ins, outs
-        runs, _ = _runs("ghost_batch_norm_grad", x, len(mean), attrs["sub_batches"], part)
+    def kernel(xp, x, scale, mean, inv, g, *, out, sub_batches, data_layout, part=None):
+        dx, dscale, dbias = out
+        runs, _ = _runs("ghost_batch_norm_grad", x, len(mean), sub_batches, part)
         scales, biases = (xp.zeros(mean.shape, mean.dtype) for _ in range(2))
-        alone = {"data_layout": attrs["data_layout"], "use_global_stats": False}
-        each = [
-            BatchNormGrad._run(xp, gradient, alone, (x[r], scale, mean[k], inv[k], g[r]), (dx[r], scales[k], biases[k]))
-            for k, r in enumerate(runs)
-            if r.stop > r.start
-        ]
-
-        def step():
-            for run in each:
-                run()
-            dscale[...], dbias[...] = scales.sum(axis=0), biases.sum(axis=0)
-
-        return step
+        for k, r in enumerate(runs):
+            if r.stop > r.start:
+                outs = dx[r], scales[k], biases[k]
+                BatchNormGrad.kernel(xp, x[r], scale, mean[k], inv[k], g[r], out=outs, data_layout=data_layout, use_global_stats=False)
+        dscale[...], dbias[...] = scales.sum(axis=0), biases.sum(axis=0)
 
     @staticmethod
     def samples():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -13,11 +12,10 @@ from ...ir.axis_letters import fold
 from ...ir.parts import Part
 from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
-from ..shared.blocked import binder
 from ..shared.native import all_of, reduce_calls
 from ..shared.samples import f32, positive
 from ..shared.types import mul_sizes
-from .layer_norm import norm_calls, normalize_rows, rows_normalized
+from .layer_norm import norm_calls, normalize_rows
 from .norm_shared import (
     channel_count,
     check_weight,
@@ -41,10 +39,10 @@ class _Grouped:
     """group_norm and instance_norm as row normalization: rows are (image, group), and the channel weights are applied afterwards."""
 
     @staticmethod
-    def forward(xp, rows, x, scale, bias, y, mean, var, groups, eps):
+    def forward(xp, x, scale, bias, y, mean, var, groups, eps):
         """x and y are views [N, C, pixels] and contiguous; mean and var are [N * groups] (var the biased variance)."""
         shape = _rows_of(x, groups)
-        rows(x.reshape(shape), y.reshape(shape), None, None, mean, var, eps)()
+        normalize_rows(xp, x.reshape(shape), y.reshape(shape), None, None, mean, var, eps)
         if scale is not None:
             xp.multiply(y, scale[None, :, None], out=y)
         if bias is not None:
@@ -140,19 +138,15 @@ class GroupNorm(OpDef):
 
     @staticmethod
     def kernel(xp, x, scale, bias, *, out, part=None, **attrs):
-        GroupNorm._run(xp, binder(normalize_rows, xp), (x, scale, bias), out, part=part, **attrs)
+        GroupNorm._run(xp, (x, scale, bias), out, part=part, **attrs)
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx, part=None):
-        return partial(GroupNorm._run, np, rows_normalized, ins, outs, part=part, **attrs)
-
-    @staticmethod
-    def _run(xp, rows, ins, outs, *, groups, epsilon, data_layout, part):
+    def _run(xp, ins, outs, *, groups, epsilon, data_layout, part):
         (x, scale, bias), (y, mean, var) = ins, outs
         a = _channels_view(xp, x, data_layout)
         groups = _local_groups(a, groups, part)
         result, m, v = (xp.empty(shape, a.dtype) for shape in (a.shape, len(a) * groups, len(a) * groups))
-        _Grouped.forward(xp, rows, a, scale, bias, result, m, v, groups, epsilon)
+        _Grouped.forward(xp, a, scale, bias, result, m, v, groups, epsilon)
         _put_channels(y, result, data_layout)
         put(mean, m.reshape(-1, groups))
         put(var, v.reshape(-1, groups))
@@ -170,7 +164,7 @@ class GroupNorm(OpDef):
         e = e if bias is None else e + sym("b")
         return calls if len(values) == 1 else all_of([calls, expression_calls(e, values, values["y"], dry)])
 
-    native = Native(calls=_calls, bind=_bind)
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
@@ -281,20 +275,14 @@ class InstanceNorm(OpDef):
 
     @staticmethod
     def kernel(xp, x, scale, bias, *, out, epsilon):
-        InstanceNorm._run(xp, binder(normalize_rows, xp), (x, scale, bias), out, epsilon=epsilon)
+        InstanceNorm._run(xp, (x, scale, bias), out, epsilon=epsilon)
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        return partial(InstanceNorm._run, np, rows_normalized, ins, outs, **attrs)
-
-    native = Native(bind=_bind)
-
-    @staticmethod
-    def _run(xp, rows, ins, outs, *, epsilon):
+    def _run(xp, ins, outs, *, epsilon):
         (x, scale, bias), (y, mean, inv) = ins, outs
         a, count = _channels_view(xp, x, "NCHW"), x.shape[0] * x.shape[1]
         result, m, v = (xp.empty(shape, a.dtype) for shape in (a.shape, count, count))
-        _Grouped.forward(xp, rows, a, scale, bias, result, m, v, x.shape[1], epsilon)
+        _Grouped.forward(xp, a, scale, bias, result, m, v, x.shape[1], epsilon)
         _put_channels(y, result, "NCHW")
         put(mean, m)
         put(inv, 1 / xp.sqrt(v + epsilon))

@@ -1,25 +1,19 @@
-"""layer_norm and its gradient. Sums over rows are matrix-vector products, and every pass works on rows that stay in cache."""
+"""layer_norm and its gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from math import prod
 from typing import Any
-
-import numpy as np
 
 from ... import native
 from ...ir import Arithmetic, Native, OpDef, ProgramError, Sample, TensorType
 from ...ir.axis_letters import fold, letters
 from ...ir.dtypes import dtype_name
-from ..shared.blocked import binder, column_sum, in_order, row_blocks, row_sum
 from ..shared.native import FLOATS
 from ..shared.samples import f32, positive
 from ..shared.types import mul_sizes, need_float
 from .norm_shared import (
     RowParts,
-    by_copy,
     check_weight,
     linear_in_weights,
     only_first_has_gradient,
@@ -44,26 +38,6 @@ def normalize_rows(xp: Any, x2: Any, y2: Any, scale: Any, bias: Any, mean: Any, 
     y2[...] = t
 
 
-def rows_normalized(x2: Any, y2: Any, scale: Any, bias: Any, mean: Any, var: Any, eps: float) -> Callable[[], None]:
-    """A call of `normalize_rows` for NumPy arrays, some rows at a time."""
-    rows, columns = x2.shape
-    if not x2.size:
-        return partial(normalize_rows, np, x2, y2, scale, bias, mean, var, eps)
-    calls: list[Callable[[], Any]] = []
-    many, small = x2.dtype.type(columns), x2.dtype.type(eps)
-    for block in row_blocks(rows, columns * x2.itemsize):
-        a, y, m, v = x2[block], y2[block], mean[block], var[block]
-        inv = np.empty_like(v)
-        calls += [row_sum(a, m), partial(np.divide, m, many, m), partial(np.subtract, a, m[:, None], y)]
-        calls += [partial(np.vecdot, y, y, v), partial(np.divide, v, many, v), partial(np.add, v, small, inv)]
-        calls += [partial(np.sqrt, inv, inv), partial(np.divide, y, inv[:, None], y)]
-        if scale is not None:
-            calls.append(partial(np.multiply, y, scale, y))
-        if bias is not None:
-            calls.append(partial(np.add, y, bias, y))
-    return in_order(calls)
-
-
 def normalize_rows_grad(xp: Any, x2: Any, scale: Any, mean: Any, var: Any, g2: Any, dx2: Any, dscale: Any, dbias: Any, eps: float) -> None:
     """The gradients of `normalize_rows`; `dx2`, `dscale` and `dbias` may be None."""
     inv = (1 / xp.sqrt(var + eps))[:, None]
@@ -75,46 +49,8 @@ def normalize_rows_grad(xp: Any, x2: Any, scale: Any, mean: Any, var: Any, g2: A
         dx2[...] = (t - t.mean(axis=1, keepdims=True) - hat * (t * hat).mean(axis=1, keepdims=True)) * inv
 
 
-def rows_normalized_grad(
-    x2: Any, scale: Any, mean: Any, var: Any, g2: Any, dx2: Any, dscale: Any, dbias: Any, eps: float
-) -> Callable[[], None]:
-    """A call of `normalize_rows_grad` for NumPy arrays, some rows at a time."""
-    rows, columns = x2.shape
-    if not x2.size:
-        return partial(normalize_rows_grad, np, x2, scale, mean, var, g2, dx2, dscale, dbias, eps)
-    blocks = list(row_blocks(rows, columns * x2.itemsize, 128 << 10))
-    longest = blocks[0].stop
-    hat_all, part_all = np.empty((longest, columns), x2.dtype), np.empty((longest, columns), x2.dtype)
-    column, many, small = np.empty(columns, x2.dtype), x2.dtype.type(columns), x2.dtype.type(eps)
-    calls: list[Callable[[], Any]] = [partial(t.fill, 0) for t in (dscale, dbias) if t is not None]
-    for block in blocks:
-        m = block.stop - block.start
-        a, g, hat, t = x2[block], g2[block], hat_all[:m], part_all[:m]
-        inv, dot = np.empty(m, x2.dtype), np.empty(m, x2.dtype)
-        calls += [partial(np.add, var[block], small, inv), partial(np.sqrt, inv, inv), partial(np.divide, 1, inv, inv)]
-        calls += [partial(np.subtract, a, mean[block][:, None], hat), partial(np.multiply, hat, inv[:, None], hat)]
-        if dbias is not None:
-            calls += [column_sum(g, column), partial(np.add, dbias, column, dbias)]
-        if dscale is not None:
-            calls += [partial(np.multiply, g, hat, t), column_sum(t, column), partial(np.add, dscale, column, dscale)]
-        if dx2 is None:
-            continue
-        if scale is not None:
-            calls.append(partial(np.multiply, g, scale, t))
-            g = t
-        o = dx2[block]
-        calls += [partial(np.vecdot, g, hat, dot), partial(np.divide, dot, many, dot), partial(np.multiply, hat, dot[:, None], hat)]
-        calls += [row_sum(g, dot), partial(np.divide, dot, many, dot), partial(np.subtract, g, dot[:, None], o)]
-        calls += [partial(np.subtract, o, hat, o), partial(np.multiply, o, inv[:, None], o)]
-    return in_order(calls)
-
-
 def layer_rows(x: Any, axis: int) -> Any:
     return x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
-
-
-def dense(*arrays: Any) -> bool:
-    return all(a is None or a.flags.c_contiguous for a in arrays)
 
 
 def norm_calls(
@@ -184,28 +120,20 @@ class LayerNorm(OpDef):
         return b.emit("layer_norm_grad", op["X"], scale, bias, op["Mean"], op["Variance"], g[0], out=skip, **op.attrs)
 
     @staticmethod
-    def kernel(xp, x, scale, bias, *, out, **attrs):
-        LayerNorm._run(xp, binder(normalize_rows, xp), attrs, (x, scale, bias), out)()
-
-    @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        return LayerNorm._run(np, rows_normalized, attrs, ins, outs)
-
-    @staticmethod
-    def _run(xp, rows, attrs, ins, outs):
-        (x, scale, bias), (y, mean, var), axis = ins, outs, attrs["begin_norm_axis"]
-        if not dense(x, y):
-            return partial(by_copy, xp, partial(LayerNorm._run, xp, rows, attrs), ins, outs, (0,), (0,))
-        x2 = layer_rows(x, axis)
-        mean, var = (xp.empty(len(x2), x.dtype) if stat is None else stat.reshape(-1) for stat in (mean, var))
-        return rows(x2, layer_rows(y, axis), scale, bias, mean, var, attrs["epsilon"])
+    def kernel(xp, x, scale, bias, *, out, begin_norm_axis, epsilon):
+        (y, mean, var), x2 = out, layer_rows(x, begin_norm_axis)
+        even, of_rows, spread = xp.empty(x2.shape, x.dtype), xp.empty(len(x2), x.dtype), xp.empty(len(x2), x.dtype)
+        normalize_rows(xp, x2, even, scale, bias, of_rows, spread, epsilon)
+        y[...] = even.reshape(y.shape)
+        for target, value in ((mean, of_rows), (var, spread)):
+            put(target, value if target is None else value.reshape(target.shape))
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False):
         (x, scale, bias), axis = ins, attrs["begin_norm_axis"]
         return norm_calls("layer_norm", (x, scale, bias, *outs), prod(x.shape[:axis]), attrs["epsilon"], dry)
 
-    native = Native(calls=_calls, any_size=True, bind=_bind)
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():
@@ -245,29 +173,19 @@ class LayerNormGrad(OpDef):
             rows.gradients("Variance", "Mean")
 
     @staticmethod
-    def kernel(xp, *arrays, out, **attrs):
-        LayerNormGrad._run(xp, binder(normalize_rows_grad, xp), attrs, arrays, out)()
-
-    @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        return LayerNormGrad._run(np, rows_normalized_grad, attrs, ins, outs)
-
-    @staticmethod
-    def _run(xp, rows, attrs, ins, outs):
-        (x, scale, _, mean, var, g), (dx, dscale, dbias), axis = ins, outs, attrs["begin_norm_axis"]
-        if not dense(x, g, dx):
-            return partial(by_copy, xp, partial(LayerNormGrad._run, xp, rows, attrs), ins, outs, (0, 5), (0,))
-        dx2 = None if dx is None else layer_rows(dx, axis)
-        return rows(
-            layer_rows(x, axis), scale, mean.reshape(-1), var.reshape(-1), layer_rows(g, axis), dx2, dscale, dbias, attrs["epsilon"]
-        )
+    def kernel(xp, x, scale, _, mean, var, g, *, out, begin_norm_axis, epsilon):
+        (dx, dscale, dbias), x2, g2 = out, layer_rows(x, begin_norm_axis), layer_rows(g, begin_norm_axis)
+        dx2 = None if dx is None else xp.empty(x2.shape, x.dtype)
+        normalize_rows_grad(xp, x2, scale, mean.reshape(-1), var.reshape(-1), g2, dx2, dscale, dbias, epsilon)
+        if dx2 is not None:
+            dx[...] = dx2.reshape(dx.shape)
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False):
         (x, scale, _, mean, var, g), axis = ins, attrs["begin_norm_axis"]
         return norm_calls("layer_norm_grad", (x, scale, mean, var, g, *outs), prod(x.shape[:axis]), attrs["epsilon"], dry)
 
-    native = Native(calls=_calls, any_size=True, bind=_bind)
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():

@@ -42,13 +42,13 @@ def put(target: Any, value: Any) -> None:
 
 
 def by_copy(xp: Any, body: Any, ins: Sequence[Any], outs: Sequence[Any], in_at: Sequence[int], out_at: Sequence[int]) -> None:
-    """Run `body(ins, outs)`, which returns a call, on contiguous copies of the inputs and outputs at the given positions."""
+    """Run `body(ins, outs)` on contiguous copies of the inputs and outputs at the given positions."""
     ins, dense = list(ins), list(outs)
     for k in in_at:
         ins[k] = xp.ascontiguousarray(ins[k])
     for k in out_at:
         dense[k] = None if outs[k] is None else xp.empty(outs[k].shape, outs[k].dtype)
-    body(ins, dense)()
+    body(ins, dense)
     for k in out_at:
         put(outs[k], dense[k]) if outs[k] is not None else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...ir import ANY, Arithmetic, Native, OpDef, Precision, ProgramError, Rewrite, Sample, TensorType
-from ..shared.blocked import BLOCK_BYTES, in_order, row_blocks
+from ..shared.blocked import in_order
 from ..shared.samples import apart, f32
 from . import pool_native
 from .windows import Windows, channels_first, image_words, join_image, need_image, pair, place_windows, split_image
@@ -79,46 +79,33 @@ def _area(win: Windows, exclusive: bool, dtype: Any) -> np.ndarray | None:
     return None if (area == win.kernel[0] * win.kernel[1]).all() else area.astype(dtype)
 
 
-Cut = Callable[[Any], Iterable[slice]]  # cuts images into those that are processed at a time
-
-
-def _whole(x: Any) -> Iterable[slice]:
-    return (slice(0, len(x)),) if len(x) else ()
-
-
-def _in_cache(x: Any) -> Iterable[slice]:
-    return row_blocks(len(x), x.nbytes // max(1, len(x)), BLOCK_BYTES * 2)
-
-
-def pool_into(xp: Any, x: Any, out: Any, win: Windows, kind: str, exclusive: bool, cut: Cut) -> Callable[[], None]:
+def pool_into(xp: Any, x: Any, out: Any, win: Windows, kind: str, exclusive: bool) -> Callable[[], None]:
     """A call that pools `x` into `out`, both NCHW views."""
     if not out.size:
         return in_order([])
     join = xp.maximum if kind == "max" else xp.add
-    area = _area(win, exclusive, x.dtype)
+    area = _area(win, exclusive, x.dtype) if kind == "avg" else None
     divide_by = x.dtype.type(win.kernel[0] * win.kernel[1]) if area is None else xp.asarray(area)
     calls: list[Callable[[], Any]] = []
     if win.out == (1, 1) and win.kernel == win.image and not any(win.pad):
         reduce = partial(x.max, (2, 3), out, True) if kind == "max" else partial(x.sum, (2, 3), None, out, True)
         return reduce if kind == "max" else in_order([reduce, partial(xp.divide, out, divide_by, out)])
     empty = -np.inf if kind == "max" else 0
-    for block in cut(x):
-        a, o = x[block], out[block]
-        fresh = True
-        for i, j in win.taps:
-            if (seen := _seen(win, i, j)) is None:
-                continue
-            (r, s), (p, q) = seen
-            part, source = o[:, :, r, s], a[:, :, p, q]
-            if fresh and part.shape == o.shape:
-                calls.append(partial(xp.copyto, part, source))
-            else:
-                if fresh:
-                    calls.append(partial(o.fill, empty))
-                calls.append(partial(join, part, source, out=part))
-            fresh = False
-        if kind == "avg":
-            calls.append(partial(xp.divide, o, divide_by, o))
+    fresh = True
+    for i, j in win.taps:
+        if (seen := _seen(win, i, j)) is None:
+            continue
+        (r, s), (p, q) = seen
+        part, source = out[:, :, r, s], x[:, :, p, q]
+        if fresh and part.shape == out.shape:
+            calls.append(partial(xp.copyto, part, source))
+        else:
+            if fresh:
+                calls.append(partial(out.fill, empty))
+            calls.append(partial(join, part, source, out=part))
+        fresh = False
+    if kind == "avg":
+        calls.append(partial(xp.divide, out, divide_by, out))
     return in_order(calls)
 
 
@@ -127,46 +114,42 @@ def _whole_numbers(xp: Any, a: Any) -> Any:
     return a.view({2: xp.int16, 4: xp.int32, 8: xp.int64}[a.dtype.itemsize])
 
 
-def pool_back(xp: Any, x: Any, out: Any, g: Any, dx: Any, win: Windows, kind: str, exclusive: bool, cut: Cut) -> Callable[[], None]:
+def pool_back(xp: Any, x: Any, out: Any, g: Any, dx: Any, win: Windows, kind: str, exclusive: bool) -> Callable[[], None]:
     """A call that writes the gradient of `pool_into` into `dx`; of equal maxima in a window, the first in row order gets it."""
     if not g.size or not dx.size:
         return partial(dx.fill, 0)
     calls: list[Callable[[], Any]] = []
     tiles = _tiles(win)
-    area = _area(win, exclusive, g.dtype)
+    area = _area(win, exclusive, g.dtype) if kind == "avg" else None
     divide_by = g.dtype.type(win.kernel[0] * win.kernel[1]) if area is None else xp.asarray(area)
-    blocks = list(cut(x))
-    shape = (blocks[0].stop, *g.shape[1:])
-    share = xp.empty(shape, g.dtype)
-    mask, nan, taken = xp.empty(shape, bool), xp.empty(shape, bool), xp.empty(shape, bool)
-    for block in blocks:
-        a, o, d, gb = x[block], out[block], dx[block], g[block]
-        m = len(d)
-        if not tiles:
-            calls.append(partial(d.fill, 0))
-        if kind == "avg":
-            calls.append(partial(xp.divide, gb, divide_by, share[:m]))
-        else:
-            calls.append(partial(taken[:m].fill, False))
-        for i, j in win.taps:
-            if (seen := _seen(win, i, j)) is None:
+    share = xp.empty(g.shape, g.dtype)
+    mask, nan, taken = (xp.empty(g.shape, bool) for _ in range(3))
+    if not tiles:
+        calls.append(partial(dx.fill, 0))
+    if kind == "avg":
+        calls.append(partial(xp.divide, g, divide_by, share))
+    else:
+        calls.append(partial(taken.fill, False))
+    for i, j in win.taps:
+        if (seen := _seen(win, i, j)) is None:
+            continue
+        (r, s), (p, q) = seen
+        target, part = dx[:, :, p, q], share[:, :, r, s]
+        if kind == "max":
+            hit, odd, before = mask[:, :, r, s], nan[:, :, r, s], taken[:, :, r, s]
+            calls.append(partial(xp.equal, x[:, :, p, q], out[:, :, r, s], hit))
+            # NaN is the maximum of a window that contains one. np.isnan 2.4 gives wrong values for outputs with such strides
+            calls.append(partial(xp.not_equal, x[:, :, p, q], x[:, :, p, q], odd))
+            calls.append(partial(xp.logical_or, hit, odd, hit))
+            calls.append(partial(xp.greater, hit, before, hit))
+            calls.append(partial(xp.logical_or, before, hit, before))
+            to = target if tiles else part
+            # all bits or none: an infinite gradient times 0 is NaN
+            calls.append(partial(xp.negative, hit.view(xp.int8), odd.view(xp.int8)))
+            calls.append(partial(xp.bitwise_and, _whole_numbers(xp, g[:, :, r, s]), odd.view(xp.int8), _whole_numbers(xp, to)))
+            if tiles:
                 continue
-            (r, s), (p, q) = seen
-            target, part = d[:, :, p, q], share[:m, :, r, s]
-            if kind == "max":
-                hit, odd, before = mask[:m, :, r, s], nan[:m, :, r, s], taken[:m, :, r, s]
-                calls.append(partial(xp.equal, a[:, :, p, q], o[:, :, r, s], hit))
-                calls.append(partial(xp.isnan, a[:, :, p, q], odd))  # NaN is the maximum of a window that contains one
-                calls.append(partial(xp.logical_or, hit, odd, hit))
-                calls.append(partial(xp.greater, hit, before, hit))
-                calls.append(partial(xp.logical_or, before, hit, before))
-                to = target if tiles else part
-                # all bits or none: an infinite gradient times 0 is NaN
-                calls.append(partial(xp.negative, hit.view(xp.int8), odd.view(xp.int8)))
-                calls.append(partial(xp.bitwise_and, _whole_numbers(xp, gb[:, :, r, s]), odd.view(xp.int8), _whole_numbers(xp, to)))
-                if tiles:
-                    continue
-            calls.append(partial(xp.copyto, target, part) if tiles else partial(xp.add, target, part, target))
+        calls.append(partial(xp.copyto, target, part) if tiles else partial(xp.add, target, part, target))
     return in_order(calls)
 
 
@@ -250,27 +233,23 @@ class Pool2d(OpDef):
 
     @staticmethod
     def kernel(xp, x, *, out, **attrs):
-        Pool2d._run(xp, _whole, (x,), (out,), attrs)()
+        Pool2d._run(xp, (x,), (out,), attrs)()
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        return Pool2d._run(np, _in_cache, ins, outs, attrs)
-
-    @staticmethod
-    def _run(xp, cut, ins, outs, attrs):
+    def _run(xp, ins, outs, attrs):
         x, out, fmt, kind = ins[0], outs[0], attrs["data_format"], attrs["pooling_type"]
         win = _pool_windows("pool2d", x, attrs)
         x, out = channels_first(x, fmt), channels_first(out, fmt)
         if _uneven(win, attrs):
             return _cells(xp, x, out, kind)
-        return pool_into(xp, x, out, win, kind, attrs["exclusive"], cut)
+        return pool_into(xp, x, out, win, kind, attrs["exclusive"])
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False):
         win = _pool_windows("pool2d", ins[0], attrs)
         return None if _uneven(win, attrs) else pool_native.call(ins[0], outs[0], None, None, win, attrs)
 
-    native = Native(calls=_calls, any_size=lambda attrs: not attrs["adaptive"], bind=_bind)
+    native = Native(calls=_calls, any_size=lambda attrs: not attrs["adaptive"])
 
     @staticmethod
     def samples():
@@ -307,27 +286,23 @@ class Pool2dGrad(OpDef):
 
     @staticmethod
     def kernel(xp, x, y, g, *, out, **attrs):
-        Pool2dGrad._run(xp, _whole, (x, y, g), (out,), attrs)()
+        Pool2dGrad._run(xp, (x, y, g), (out,), attrs)()
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        return Pool2dGrad._run(np, _in_cache, ins, outs, attrs)
-
-    @staticmethod
-    def _run(xp, cut, ins, outs, attrs):
+    def _run(xp, ins, outs, attrs):
         fmt, kind = attrs["data_format"], attrs["pooling_type"]
         win = _pool_windows("pool2d_grad", ins[0], attrs)
         x, y, g, dx = (channels_first(a, fmt) for a in (*ins, outs[0]))
         if _uneven(win, attrs):
             return _cells_back(xp, x, g, dx, kind)
-        return pool_back(xp, x, y, g, dx, win, kind, attrs["exclusive"], cut)
+        return pool_back(xp, x, y, g, dx, win, kind, attrs["exclusive"])
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False):
         win = _pool_windows("pool2d_grad", ins[0], attrs)
         return None if _uneven(win, attrs) else pool_native.call(ins[0], ins[1], ins[2], outs[0], win, attrs)
 
-    native = Native(calls=_calls, any_size=lambda attrs: not attrs["adaptive"], bind=_bind)
+    native = Native(calls=_calls, any_size=lambda attrs: not attrs["adaptive"])
 
     @staticmethod
     def samples():

@@ -5,16 +5,12 @@ Along a sharded axis they are expanded into simpler operators, so that a reducti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import Any, ClassVar
-
-import numpy as np
 
 from ...ir import Arithmetic, Native, OpDef, Sample, Storage
 from ...ir.axis_letters import along
 from ...ir.decomposition import Decomposition
-from ..shared.blocked import in_order, row_blocks, row_max, row_sum
 from ..shared.native import row_calls
 from ..shared.samples import f32
 from ..shared.types import need_float, norm_axis
@@ -47,11 +43,10 @@ def softmax_parts(d: Decomposition, x: str, axis: int, out: str = "") -> tuple[s
 
 
 class _AlongAxis(OpDef):
-    """Base of the four ops: operands and result have one shape. Contiguous rows are processed block by block."""
+    """Base of the four ops: operands and result have one shape."""
 
     attrs = {"axis": -1}
     whole: ClassVar[Callable[..., None]]  # (xp, operands and result, axis): everything at once, along any axis
-    calls: ClassVar[Callable[..., Iterator[Any]]]  # for each block of rows the calls, from a list of matrices: the operands and the result
 
     @classmethod
     def kernel(cls, xp, *ins, out, axis):
@@ -59,20 +54,10 @@ class _AlongAxis(OpDef):
             cls.whole(xp, *ins, out, axis=axis)
 
     @classmethod
-    def _bind(cls, ins, outs, attrs, ctx):
-        arrays = (*ins, outs[0])
-        x, axis = arrays[0], attrs["axis"]
-        if not x.size or axis % x.ndim != x.ndim - 1 or not all(a.flags.c_contiguous for a in arrays):
-            return partial(cls.kernel, np, *ins, out=outs[0], axis=axis)
-        matrices = [a.reshape(-1, a.shape[-1]) for a in arrays]
-        rows = row_blocks(len(matrices[0]), x.shape[-1] * x.itemsize)
-        return in_order([*cls.calls([[m[r] for m in matrices] for r in rows])])
-
-    @classmethod
     def _calls(cls, ins, outs, attrs, dry=False):
         return row_calls(cls.name, [*ins, outs[0]], attrs["axis"], dry=dry)
 
-    native = Native(calls=_calls, any_size=True, bind=_bind)
+    native = Native(calls=_calls, any_size=True)
 
 
 class _Forward(_AlongAxis):
@@ -122,16 +107,6 @@ class Softmax(_Forward):
         xp.divide(out, out.sum(axis=axis, keepdims=True), out=out)
 
     @staticmethod
-    def calls(blocks):
-        for x, out in blocks:
-            top = np.empty(len(x), x.dtype)
-            yield from row_max(x, top)
-            yield partial(np.subtract, x, top[:, None], out)
-            yield partial(np.exp, out, out)
-            yield row_sum(out, top)
-            yield partial(np.divide, out, top[:, None], out)
-
-    @staticmethod
     def samples():
         yield Sample.of(f32(3, 5))
         yield Sample.of(f32(5, 3, 4, seed=1), axis=1)
@@ -159,14 +134,6 @@ class SoftmaxGrad(_Gradient):
         xp.subtract(g, (g * y).sum(axis=axis, keepdims=True), out=out)
         xp.multiply(out, y, out=out)
 
-    @staticmethod
-    def calls(blocks):
-        for y, g, out in blocks:
-            dots = np.empty(len(y), y.dtype)
-            yield partial(np.vecdot, y, g, dots)
-            yield partial(np.subtract, g, dots[:, None], out)
-            yield partial(np.multiply, out, y, out)
-
 
 class LogSoftmax(_Forward):
     """The logarithm of softmax along `axis`, x - max - log(sum(exp(x - max))), without the precision loss of two separate steps."""
@@ -183,18 +150,6 @@ class LogSoftmax(_Forward):
     def whole(xp, x, out, *, axis):
         xp.subtract(x, x.max(axis=axis, keepdims=True), out=out)
         xp.subtract(out, xp.log(xp.exp(out).sum(axis=axis, keepdims=True)), out=out)
-
-    @staticmethod
-    def calls(blocks):
-        scratch = np.empty_like(blocks[0][0])
-        for x, out in blocks:
-            top, e = np.empty(len(x), x.dtype), scratch[: len(x)]
-            yield from row_max(x, top)
-            yield partial(np.subtract, x, top[:, None], out)
-            yield partial(np.exp, out, e)
-            yield row_sum(e, top)
-            yield partial(np.log, top, top)
-            yield partial(np.subtract, out, top[:, None], out)
 
     @staticmethod
     def samples():
@@ -221,12 +176,3 @@ class LogSoftmaxGrad(_Gradient):
         xp.exp(y, out=out)
         xp.multiply(out, g.sum(axis=axis, keepdims=True), out=out)
         xp.subtract(g, out, out=out)
-
-    @staticmethod
-    def calls(blocks):
-        for y, g, out in blocks:
-            total = np.empty(len(y), y.dtype)
-            yield row_sum(g, total)
-            yield partial(np.exp, y, out)
-            yield partial(np.multiply, out, total[:, None], out)
-            yield partial(np.subtract, g, out, out)

@@ -22,11 +22,6 @@ def row_blocks(rows: int, row_bytes: int, block_bytes: int = BLOCK_BYTES) -> Ite
         yield slice(start, min(rows, start + step))
 
 
-def binder(body: Callable[..., Any], *first: Any) -> Callable[..., Callable[[], Any]]:
-    """A function whose calls return `body` bound to the arguments `first` and the given ones."""
-    return partial(partial, body, *first)
-
-
 def in_order(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
     """One call that runs all of `calls` in order; a single call is returned as it is."""
     return calls[0] if len(calls) == 1 else partial(_run, tuple(calls))
@@ -65,8 +60,3 @@ def row_sum(x: np.ndarray, out: np.ndarray) -> Callable[[], Any]:
     A matrix-vector product is several times faster than np.add.reduce for rows of up to a few hundred elements.
     """
     return partial(np.dot, x, np.ones(x.shape[1], x.dtype), out)
-
-
-def column_sum(x: np.ndarray, out: np.ndarray) -> Callable[[], Any]:
-    """A call that writes the sum of each column of the contiguous float matrix `x` into `out` [columns]."""
-    return partial(np.dot, np.ones(x.shape[0], x.dtype), x, out)

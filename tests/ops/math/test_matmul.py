@@ -16,12 +16,9 @@ def ints(seed, *shape, dtype="float32"):
 def run(op, *arrays, **attrs):
     attrs = {**op.attrs, **attrs}
     t = op.infer(*(TensorType(a.dtype.name, a.shape) for a in arrays), **attrs)
-    by_kernel, by_bind = (np.full(t.shape, 77).astype(arrays[0].dtype) for _ in range(2))
-    op.kernel(np, *arrays, out=by_kernel, **attrs)
-    call = op.native.bind(arrays, (by_bind,), attrs, None)
-    call(), call()
-    assert (by_kernel == by_bind).all()
-    return by_kernel
+    found = np.full(t.shape, 77).astype(arrays[0].dtype)
+    op.kernel(np, *arrays, out=found, **attrs)
+    return found
 
 
 SIZE = st.integers(1, 5)

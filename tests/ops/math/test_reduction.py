@@ -5,7 +5,6 @@ import pytest
 
 from fluidx.ir import OPS, Builder, Program, ProgramError
 from fluidx.ir.parts import Part
-from fluidx.ops.math.reduction import bind_sum
 from fluidx.testing.reference import run_op
 
 
@@ -22,21 +21,6 @@ def test_sums_of_small_integers_are_exact_in_every_layout():
             got = run("reduce_sum", given, dim=dims)
             assert got.dtype == given.dtype
             assert (got == (want if want.ndim else want[None])).all()
-
-
-def test_the_bias_gradient_is_one_call():
-    calls = bind_sum(np.ones((64, 10), "float32"), (0,), np.empty(10, "float32"))
-    assert [c.func for c in calls] == [np.dot]
-
-
-def test_the_bias_gradient_of_a_convolution_is_two_products():
-    x = np.random.default_rng(0).integers(-8, 9, (4, 3, 5, 5)).astype("float32")
-    out = np.empty(3, "float32")
-    calls = bind_sum(x, (0, 2, 3), out)
-    assert [c.func for c in calls] == [np.dot, np.dot]
-    for c in calls:
-        c()
-    assert (out == x.sum((0, 2, 3))).all()
 
 
 def test_reducing_everything_gives_shape_1():

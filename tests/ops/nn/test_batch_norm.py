@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 import fluidx as fx
 from fluidx.ir import ProgramError, TensorType
-from fluidx.ops.nn import batch_norm as batch_norm_ops
 from fluidx.ops.nn.batch_norm import BatchNorm, BatchNormGrad
 from fluidx.testing import numeric_grad
 
@@ -74,20 +73,6 @@ def test_running_statistics_may_be_updated_in_place_and_do_not_change_at_test_ti
     BatchNorm.kernel(np, x, one, one, mean, var, out=(y, mean, var, saved, inv), **{**attrs, "is_test": True})
     assert (mean[0], var[0], saved[0]) == (3, 1, 3) and y.tolist() == [[-1], [1]]
 
-
-def test_channels_in_many_blocks_give_what_one_block_gives(run_bound, monkeypatch):
-    rng = np.random.default_rng(0)
-    x, g, weights = normal(rng, 4, 6, 3, 3), normal(rng, 4, 6, 3, 3), [normal(rng, 6) for _ in range(4)]
-    weights[3] = np.abs(weights[3])
-
-    def both():
-        outs = run_bound(BatchNorm, x, *weights)
-        return *outs, *run_bound(BatchNormGrad, x, weights[0], outs[3], outs[4], g)
-
-    whole = both()
-    monkeypatch.setattr(batch_norm_ops, "row_blocks", lambda rows, size, *rest: [slice(k, k + 1) for k in range(rows)])
-    for a, b in zip(whole, both()):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

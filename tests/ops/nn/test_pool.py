@@ -71,12 +71,10 @@ def test_pooling_and_its_gradient_equal_the_loops(case):
 
     inferred = Pool2d.infer(TensorType("float32", to(x).shape), **attrs)
     y = np.full(inferred.shape, np.nan, "float32")
-    run = Pool2d.native.bind((to(x),), (y,), attrs, None)
-    run(), run()
+    Pool2d.kernel(np, to(x), out=y, **attrs)
     np.testing.assert_allclose(y, to(want), rtol=1e-6)  # thirds and ninths are not exact in float32
     dx = np.full(to(x).shape, np.nan, "float32")
-    run = Pool2dGrad.native.bind((to(x), y, to(g[:, :, : want.shape[2], : want.shape[3]])), (dx,), attrs, None)
-    run(), run()
+    Pool2dGrad.kernel(np, to(x), y, to(g[:, :, : want.shape[2], : want.shape[3]]), out=dx, **attrs)
     np.testing.assert_allclose(dx, to(want_dx), rtol=1e-5, atol=1e-5)  # the same
     if kind == "max":
         assert (y == to(want)).all() and (dx == to(want_dx)).all()

@@ -11,12 +11,9 @@ from fluidx.ops.shared import blocked
 
 
 def run(op, *arrays, axis=-1):
-    by_kernel, by_bind = np.full_like(arrays[0], np.nan), np.full_like(arrays[0], np.nan)
-    op.kernel(np, *arrays, out=by_kernel, axis=axis)
-    call = op.native.bind(arrays, (by_bind,), {"axis": axis}, None)
-    call(), call()
-    np.testing.assert_allclose(by_kernel, by_bind, rtol=1e-4, atol=1e-5)  # sums in another order
-    return by_bind
+    found = np.full_like(arrays[0], np.nan)
+    op.kernel(np, *arrays, out=found, axis=axis)
+    return found
 
 
 @settings(max_examples=100, deadline=None)
@@ -52,7 +49,7 @@ def test_results_may_overwrite_their_input():
     x = np.random.default_rng(0).standard_normal((5, 33)).astype("float32")
     for op in (Softmax, LogSoftmax):
         want, y = run(op, x), x.copy()
-        op.native.bind((y,), (y,), {"axis": -1}, None)()
+        op.kernel(np, y, out=y, axis=-1)
         assert (y == want).all()
 
 
