@@ -48,6 +48,7 @@ KINDS = {
     "Parameter updates": "update.*",
     "Collectives": "comm.collective",
     "Annotations": "data.annotate",
+    "Collectives between a root and parts": "comm.rooted_parts",
     "Changes of placement": "comm.parts",
     "Conversions to a wire dtype": "comm.wire",
     "Replica-local values": "comm.replicas",
