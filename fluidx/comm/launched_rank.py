@@ -219,6 +219,7 @@ def _join_tcp(there: Launched) -> LaunchedRank:
     """This process as a rank on one of several hosts that are connected by TCP."""
     if there.rank == 0:
         print(f"fluidx: {there.world_size} ranks, launched by {there.by}, over TCP", file=sys.stderr)
+    _end_with(there)
     rank = tcp.connect(there, config.timeout())
     names = rank.joined.names
     _look_after(there, rank.world.abort, rank.news.peers, rank.gone, rank.trails, rank.reports, lambda r: names[r])
