@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 STYLES = ("nccl", "c")  # of the NCCL design (`ncclAllReduce`), of fluid 1.5 and later (`c_allreduce_sum`)
 REDUCTIONS = ("sum", "avg", "max", "min", "prod")
 
-# fluid's names of attributes, for "c": (op, attribute) -> name
-_ATTRS = {("reduce", "root"): "root_id", ("recv", "shape"): "out_shape"}
-_COUNTED = frozenset({"nccl_init", "all_gather", "reduce_scatter", "scatter_parts"})  # fluid writes the number of ranks with these
 _FOLLOWS = "the plan says where compute and communication wait for each other"
 _CONNECTS = "ranks connect by themselves when a group is used first"
 _LAYERS = "layers with a placement, such as Shard(1, 'tp'), become operators with collectives"
@@ -66,19 +63,21 @@ class FluidNames(NamedTuple):
         elif shown.get("op") == "sum":
             del shown["op"]
         if self.style == "c":
-            shown = {_ATTRS.get((definition.name, k), k): v for k, v in shown.items()}
+            shown = {definition.comm.fluid_attrs.get(k, k): v for k, v in shown.items()}
             group = str(shown.get("group", ""))
             if group in self.groups:
                 del shown["group"]
                 shown["ring_id"] = list(self.groups).index(group)
-                shown |= self._counts(definition.name, self.groups[group])
+                counts = self._counts(self.groups[group])
+                shown |= {k: counts[k] for k in definition.comm.fluid_counts if k in counts}
         return name, shown
 
-    def _counts(self, kind: str, sets: Sequence[Sequence[int]]) -> dict[str, int]:
+    def _counts(self, sets: Sequence[Sequence[int]]) -> dict[str, int]:
+        """The number of ranks in each set of a group, if it is one number, and this rank's index in its set."""
         sizes = {len(s) for s in sets}
-        counts = {"nranks": sizes.pop()} if kind in _COUNTED and len(sizes) == 1 else {}
+        counts = {"nranks": sizes.pop()} if len(sizes) == 1 else {}
         mine = next((tuple(s) for s in sets if self.rank in s), ())
-        if kind == "nccl_init" and self.rank is not None and mine:
+        if self.rank is not None and mine:
             counts["rank"] = mine.index(self.rank)
         return counts
 
@@ -98,7 +97,7 @@ def read_attrs(kind: str, name: str, attrs: dict[str, Any], program: Any) -> dic
     kind, _, reduction = kind.partition(".") if kind != name else (kind, "", "")
     if kind not in OPS or OPS[kind].comm.fluid_names is None or (name == kind and "ring_id" not in attrs):
         return attrs
-    back = {fluid: own for (op, own), fluid in _ATTRS.items() if op == kind}
+    back = {fluid: own for own, fluid in OPS[kind].comm.fluid_attrs.items()}
     found = {back.get(k, k): v for k, v in attrs.items() if k != "use_calc_stream"}  # where ranks wait follows from the plan
     if reduction:
         found["op"] = reduction
@@ -110,7 +109,7 @@ def read_attrs(kind: str, name: str, attrs: dict[str, Any], program: Any) -> dic
             listed = ", ".join(f"{k} is {g}" for k, g in enumerate(groups)) or "it declares no group"
             raise ProgramError(f"{name}: there is no ring {ring!r}; rings are the groups of {program.label()} in order: {listed}")
         group = found["group"] = list(groups)[ring]
-        counts = FluidNames("c", groups, program.rank)._counts("nccl_init", groups[group])
+        counts = FluidNames("c", groups, program.rank)._counts(groups[group])
         for key, what in (("nranks", "ranks"), ("rank", "as this rank's index")):
             given = found.pop(key, counts.get(key))
             if key in counts and given != counts[key]:

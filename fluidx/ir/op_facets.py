@@ -174,6 +174,10 @@ class Comm(Facet):
     annotation: Function = None
     # fluid's names of a collective, in the NCCL design and since 1.5; a program text can use them
     fluid_names: tuple[str, str] | None = None
+    # in the names since 1.5: fluid's names of attributes that are called otherwise here, and the numbers of ranks that fluid writes beside
+    # them, of "nranks" (in the group) and "rank" (this one's index)
+    fluid_attrs: Mapping[str, str] = {}
+    fluid_counts: tuple[str, ...] = ()
     # the name of this op's time in Horovod's timeline
     activity: str = ""
 

@@ -122,7 +122,7 @@ class NcclInit(OpDef):
     """
 
     name = "nccl_init"
-    comm = Comm(fluid_names=("ncclInit", "c_comm_init"), activity="INIT_NCCL")
+    comm = Comm(fluid_names=("ncclInit", "c_comm_init"), fluid_counts=("nranks", "rank"), activity="INIT_NCCL")
     outputs = ()
     attrs = {"group": Required(str), "rings": 1}
     effect = Effect.COLLECTIVE
@@ -267,6 +267,7 @@ class Reduce(OpDef):
         algorithm_method="reduce",
         blocks=lambda t, n, attrs: owned_by(attrs["root"], n, t.numel),
         fluid_names=("ncclReduce", "c_reduce_{op}"),
+        fluid_attrs={"root": "root_id"},
         activity="REDUCE",
     )
 
@@ -400,6 +401,7 @@ class AllGather(Parted):
         blocks=lambda t, n, attrs: flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]),
         boxes=_boxes,
         fluid_names=("c_allgather", "c_allgather"),
+        fluid_counts=("nranks",),
         activity="ALLGATHER",
     )
 
@@ -454,6 +456,7 @@ class ReduceScatter(Parted):
         blocks=lambda t, n, attrs: flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"]),
         boxes=_boxes,
         fluid_names=("c_reducescatter", "c_reducescatter"),
+        fluid_counts=("nranks",),
         activity="REDUCESCATTER",
     )
 

@@ -60,7 +60,7 @@ class Recv(OpDef):
     """
 
     name = "recv"
-    comm = Comm(fluid_names=("recv_v2", "recv_v2"))
+    comm = Comm(fluid_names=("recv_v2", "recv_v2"), fluid_attrs={"shape": "out_shape"})
     attrs = {
         "peer": Required(int), "shape": Required(tuple), "dtype": "float32", "group": Required(str), "batch": "", "like": "", "open": (),
     }  # fmt: skip

@@ -52,6 +52,7 @@ class ScatterParts(_RootedParts):
         move=_move,
         blocks=lambda t, n, attrs: _blocks(t, n, attrs, lambda k: attrs["root"] * n + k),
         fluid_names=("c_scatter", "c_scatter"),
+        fluid_counts=("nranks",),
         activity="SCATTER",
     )
 
