@@ -2,144 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from .._checks import number, one_of, wrong
 from ..initializer import Constant
 from ..ir import Variable
 from .helper import LayerWriter
+from .made import row
 from .math import elementwise_pow
 
-_UNARY = {
-    "abs": "The absolute value of x.",
-    "acos": "The angle in radians whose cosine is x.",
-    "asin": "The angle in radians whose sine is x.",
-    "atan": "The angle in radians whose tangent is x.",
-    "ceil": "x rounded up.",
-    "cos": "The cosine of x.",
-    "cosh": "The hyperbolic cosine of x.",
-    "erf": "The error function of x.",
-    "exp": "e to the power of x.",
-    "floor": "x rounded down.",
-    "log": "The natural logarithm of x.",
-    "logsigmoid": "log(1 / (1 + exp(-x))).",
-    "reciprocal": "1 / x.",
-    "relu": "max(x, 0).",
-    "round": "x rounded to the nearest integer, halves away from zero.",
-    "rsqrt": "1 / sqrt(x).",
-    "sigmoid": "1 / (1 + exp(-x)).",
-    "sign": "-1, 0 or 1, by the sign of x.",
-    "sin": "The sine of x.",
-    "sinh": "The hyperbolic sine of x.",
-    "softplus": "log(1 + exp(x)).",
-    "softsign": "x / (1 + |x|).",
-    "sqrt": "The square root of x.",
-    "square": "x * x.",
-    "tan": "The tangent of x.",
-    "tanh": "The hyperbolic tangent of x.",
-    "tanh_shrink": "x - tanh(x).",
-}
+# fmt: off
+abs = row("abs(x, name=None)", "The absolute value of x. The shape and dtype are x's.")
+acos = row("acos(x, name=None)", "The angle in radians whose cosine is x. The shape and dtype are x's.")
+asin = row("asin(x, name=None)", "The angle in radians whose sine is x. The shape and dtype are x's.")
+atan = row("atan(x, name=None)", "The angle in radians whose tangent is x. The shape and dtype are x's.")
+ceil = row("ceil(x, name=None)", "x rounded up. The shape and dtype are x's.")
+cos = row("cos(x, name=None)", "The cosine of x. The shape and dtype are x's.")
+cosh = row("cosh(x, name=None)", "The hyperbolic cosine of x. The shape and dtype are x's.")
+erf = row("erf(x, name=None)", "The error function of x. The shape and dtype are x's.")
+exp = row("exp(x, name=None)", "e to the power of x. The shape and dtype are x's.")
+floor = row("floor(x, name=None)", "x rounded down. The shape and dtype are x's.")
+log = row("log(x, name=None)", "The natural logarithm of x. The shape and dtype are x's.")
+logsigmoid = row("logsigmoid(x, name=None)", "log(1 / (1 + exp(-x))). The shape and dtype are x's.")
+reciprocal = row("reciprocal(x, name=None)", "1 / x. The shape and dtype are x's.")
+relu = row("relu(x, name=None)", "max(x, 0). The shape and dtype are x's.")
+round = row("round(x, name=None)", "x rounded to the nearest integer, halves away from zero. The shape and dtype are x's.")
+rsqrt = row("rsqrt(x, name=None)", "1 / sqrt(x). The shape and dtype are x's.")
+sigmoid = row("sigmoid(x, name=None)", "1 / (1 + exp(-x)). The shape and dtype are x's.")
+sign = row("sign(x, name=None)", "-1, 0 or 1, by the sign of x. The shape and dtype are x's.")
+sin = row("sin(x, name=None)", "The sine of x. The shape and dtype are x's.")
+sinh = row("sinh(x, name=None)", "The hyperbolic sine of x. The shape and dtype are x's.")
+softplus = row("softplus(x, name=None)", "log(1 + exp(x)). The shape and dtype are x's.")
+softsign = row("softsign(x, name=None)", "x / (1 + |x|). The shape and dtype are x's.")
+sqrt = row("sqrt(x, name=None)", "The square root of x. The shape and dtype are x's.")
+square = row("square(x, name=None)", "x * x. The shape and dtype are x's.")
+tan = row("tan(x, name=None)", "The tangent of x. The shape and dtype are x's.")
+tanh = row("tanh(x, name=None)", "The hyperbolic tangent of x. The shape and dtype are x's.")
+tanh_shrink = row("tanh_shrink(x, name=None)", "x - tanh(x). The shape and dtype are x's.")
+brelu = row("brelu(x, t_min=0.0, t_max=24.0, name=None)", "x kept within [t_min, t_max].")
+elu = row("elu(x, alpha=1.0, name=None)", "x where it is positive, alpha * (exp(x) - 1) elsewhere.")
+hard_shrink = row("hard_shrink(x, threshold: float | None = None)", "x, and 0 where it is within [-threshold, threshold] (0.5).")
+hard_sigmoid = row("hard_sigmoid(x, slope=0.2, offset=0.5, name=None)", "slope * x + offset, kept within [0, 1].")
+hard_swish = row("hard_swish(x, threshold=6.0, scale=6.0, offset=3.0, name=None)", "x * min(max(x + offset, 0), threshold) / scale.")
+relu6 = row("relu6(x, threshold=6.0, name=None)", "min(max(x, 0), threshold).")
+selu = row(
+    "selu(x, scale: float | None = None, alpha: float | None = None, name=None)",
+    "scale * x where x is positive, scale * alpha * (exp(x) - 1) elsewhere; the defaults are those of Klambauer et al. (2017).",
+)
+softshrink = row("softshrink(x, alpha: float | None = None)", "x moved towards 0 by alpha (0.5); 0 if it is closer than alpha.")
+stanh = row("stanh(x, scale_a=0.67, scale_b=1.7159, name=None)", "scale_b * tanh(scale_a * x).")
+swish = row("swish(x, beta=1.0, name=None)", "x * sigmoid(beta * x).")
+thresholded_relu = row("thresholded_relu(x, threshold: float | None = None)", "x where it is above the threshold (1.0), 0 elsewhere.")
 
+gelu = row("gelu(x, approximate=False, name=None)", """x times the normal distribution function of x; `approximate` uses the tanh formula.
 
-def _unary(op_type: str, doc: str) -> Callable[..., Variable]:
-    def layer(x: Variable, name: str | None = None) -> Variable:
-        helper = LayerWriter(op_type, name)
-        return helper.op(op_type, helper.variable(x, "x"))
+    Shapes: the result has x's shape.
 
-    layer.__name__ = layer.__qualname__ = op_type
-    layer.__doc__ = f"{doc} The shape and dtype are x's."
-    return layer
+    Types: x is float16, bfloat16, float32 or float64, and so is the result.
 
+    >>> fx.layers.gelu(fx.data("x", [-1, 3], "float32"))
+    <Variable gelu_0.tmp_0: f32[-1,3]>
+    """)
 
-for _name, _doc in _UNARY.items():
-    globals()[_name] = _unary(_name, _doc)
+leaky_relu = row("leaky_relu(x, alpha=0.02, name=None)", """x where it is positive, alpha * x elsewhere.
 
+    Shapes: the result has x's shape.
 
-def _with_numbers(op_type: str, x: Variable, name: str | None, **attrs: float) -> Variable:
-    """An activation whose attributes are numbers."""
-    helper = LayerWriter(op_type, name)
-    numbers: dict[str, Any] = {k: number(helper.label, k, v) for k, v in attrs.items()}
-    return helper.op(op_type, helper.variable(x, "x"), **numbers)
+    Types: x is float16, bfloat16, float32 or float64, and so is the result.
+
+    >>> fx.layers.leaky_relu(fx.data("x", [-1, 3], "float32"), alpha=0.1)
+    <Variable leaky_relu_0.tmp_0: f32[-1,3]>
+    """)
+# fmt: on
 
 
 def pow(x: Variable, factor: float | Variable = 1.0, name: str | None = None) -> Variable:
     """x to the power of `factor`, a number or a Variable of one element."""
     if isinstance(factor, Variable):
         return elementwise_pow(x, factor, name=name)
-    return _with_numbers("pow", x, name, factor=factor)
-
-
-def gelu(x: Variable, approximate: bool = False, name: str | None = None) -> Variable:
-    """x times the normal distribution function of x; `approximate` uses the tanh formula.
-
-    Shapes: the result has x's shape.
-
-    Types: x is float16, bfloat16, float32 or float64, and so is the result.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.gelu(fx.data("x", [-1, 3], "float32"))
-    <Variable gelu_0.tmp_0: f32[-1,3]>
-    """
-    helper = LayerWriter("gelu", name)
-    return helper.op("gelu", helper.variable(x, "x"), approximate=bool(approximate))
-
-
-def relu6(x: Variable, threshold: float = 6.0, name: str | None = None) -> Variable:
-    """min(max(x, 0), threshold)."""
-    return _with_numbers("relu6", x, name, threshold=threshold)
-
-
-def leaky_relu(x: Variable, alpha: float = 0.02, name: str | None = None) -> Variable:
-    """x where it is positive, alpha * x elsewhere.
-
-    Shapes: the result has x's shape.
-
-    Types: x is float16, bfloat16, float32 or float64, and so is the result.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.leaky_relu(fx.data("x", [-1, 3], "float32"), alpha=0.1)
-    <Variable leaky_relu_0.tmp_0: f32[-1,3]>
-    """
-    return _with_numbers("leaky_relu", x, name, alpha=alpha)
-
-
-def elu(x: Variable, alpha: float = 1.0, name: str | None = None) -> Variable:
-    """x where it is positive, alpha * (exp(x) - 1) elsewhere."""
-    return _with_numbers("elu", x, name, alpha=alpha)
-
-
-def selu(x: Variable, scale: float | None = None, alpha: float | None = None, name: str | None = None) -> Variable:
-    """scale * x where x is positive, scale * alpha * (exp(x) - 1) elsewhere; the defaults are those of Klambauer et al. (2017)."""
-    given = {k: v for k, v in (("scale", scale), ("alpha", alpha)) if v is not None}
-    return _with_numbers("selu", x, name, **given)
-
-
-def swish(x: Variable, beta: float = 1.0, name: str | None = None) -> Variable:
-    """x * sigmoid(beta * x)."""
-    return _with_numbers("swish", x, name, beta=beta)
-
-
-def hard_sigmoid(x: Variable, slope: float = 0.2, offset: float = 0.5, name: str | None = None) -> Variable:
-    """slope * x + offset, kept within [0, 1]."""
-    return _with_numbers("hard_sigmoid", x, name, slope=slope, offset=offset)
-
-
-def hard_swish(x: Variable, threshold: float = 6.0, scale: float = 6.0, offset: float = 3.0, name: str | None = None) -> Variable:
-    """x * min(max(x + offset, 0), threshold) / scale."""
-    return _with_numbers("hard_swish", x, name, threshold=threshold, scale=scale, offset=offset)
-
-
-def stanh(x: Variable, scale_a: float = 0.67, scale_b: float = 1.7159, name: str | None = None) -> Variable:
-    """scale_b * tanh(scale_a * x)."""
-    return _with_numbers("stanh", x, name, scale_a=scale_a, scale_b=scale_b)
-
-
-def brelu(x: Variable, t_min: float = 0.0, t_max: float = 24.0, name: str | None = None) -> Variable:
-    """x kept within [t_min, t_max]."""
-    return _with_numbers("brelu", x, name, t_min=t_min, t_max=t_max)
+    helper = LayerWriter("pow", name)
+    return helper.op("pow", helper.variable(x, "x"), factor=number(helper.label, "factor", factor))
 
 
 def soft_relu(x: Variable, threshold: float = 40.0, name: str | None = None) -> Variable:
@@ -147,21 +89,6 @@ def soft_relu(x: Variable, threshold: float = 40.0, name: str | None = None) -> 
     limit = number("layers.soft_relu", "threshold", threshold)
     helper = LayerWriter("soft_relu", name)
     return helper.op("softplus", helper.op("clip", helper.variable(x, "x"), min=-limit, max=limit))
-
-
-def softshrink(x: Variable, alpha: float | None = None) -> Variable:
-    """x moved towards 0 by alpha (0.5); 0 if it is closer than alpha."""
-    return _with_numbers("softshrink", x, None, alpha=0.5 if alpha is None else alpha)
-
-
-def hard_shrink(x: Variable, threshold: float | None = None) -> Variable:
-    """x, and 0 where it is within [-threshold, threshold] (0.5)."""
-    return _with_numbers("hard_shrink", x, None, threshold=0.5 if threshold is None else threshold)
-
-
-def thresholded_relu(x: Variable, threshold: float | None = None) -> Variable:
-    """x where it is above the threshold (1.0), 0 elsewhere."""
-    return _with_numbers("thresholded_relu", x, None, threshold=1.0 if threshold is None else threshold)
 
 
 def prelu(x: Variable, mode: str, param_attr: Any = None, name: str | None = None) -> Variable:
@@ -188,6 +115,8 @@ def prelu(x: Variable, mode: str, param_attr: Any = None, name: str | None = Non
 
 
 __all__ = [
-    *_UNARY, "brelu", "elu", "gelu", "hard_shrink", "hard_sigmoid", "hard_swish", "leaky_relu", "pow", "prelu", "relu6", "selu",
-    "soft_relu", "softshrink", "stanh", "swish", "thresholded_relu",
+    "abs", "acos", "asin", "atan", "brelu", "ceil", "cos", "cosh", "elu", "erf", "exp", "floor", "gelu", "hard_shrink", "hard_sigmoid",
+    "hard_swish", "leaky_relu", "log", "logsigmoid", "pow", "prelu", "reciprocal", "relu", "relu6", "round", "rsqrt", "selu", "sigmoid",
+    "sign", "sin", "sinh", "soft_relu", "softplus", "softshrink", "softsign", "sqrt", "square", "stanh", "swish", "tan", "tanh",
+    "tanh_shrink", "thresholded_relu",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from .._checks import number, whole, wholes
 from ..initializer import derive_seed
 from ..ir import Variable, as_dtype
 from .helper import LayerWriter, Sizes
+from .made import at_least, axis_of, row
 from .tensor import assign, cast, expand, unsqueeze
 
 
@@ -43,29 +44,6 @@ def fill_constant(
     y = helper.op("fill_constant", out={} if out is None else {"Out": out}, shape=dims, dtype=as_dtype(dtype), value=value)
     y.stop_gradient = True
     return y
-
-
-def fill_constant_batch_size_like(
-    input: Variable,
-    shape: Sequence[int],
-    dtype: Any,
-    value: float,
-    input_dim_idx: int = 0,
-    output_dim_idx: int = 0,
-    force_cpu: bool = False,
-) -> Variable:
-    """`shape` filled with `value`, its axis `output_dim_idx` as long as input's axis `input_dim_idx`."""
-    helper = LayerWriter("fill_constant_batch_size_like")
-    x = helper.variable(input, "input")
-    return helper.op(
-        "fill_constant_batch_size_like",
-        x,
-        shape=wholes(helper.label, "shape", shape),
-        dtype=as_dtype(dtype),
-        value=number(helper.label, "value", value),
-        input_dim_idx=helper.axis(x, input_dim_idx, "input_dim_idx"),
-        output_dim_idx=whole(helper.label, "output_dim_idx", output_dim_idx, 0),
-    )
 
 
 def _random_like(
@@ -150,18 +128,6 @@ def zeros(shape: Sequence[int], dtype: Any, force_cpu: bool = False) -> Variable
     return fill_constant(shape, dtype, 0.0)
 
 
-def zeros_like(x: Variable, out: Variable | None = None) -> Variable:
-    """Zeros of x's shape and dtype."""
-    helper = LayerWriter("zeros_like")
-    return helper.op("fill_zeros_like", helper.variable(x, "x"), out={} if out is None else {"Out": out})
-
-
-def ones_like(x: Variable, out: Variable | None = None) -> Variable:
-    """Ones of x's shape and dtype."""
-    helper = LayerWriter("ones_like")
-    return helper.op("fill_any_like", helper.variable(x, "x"), out={} if out is None else {"Out": out}, value=1.0)
-
-
 def _random(op_type: str, shape: Sequence[int], dtype: Any, seed: int, name: str | None, **attrs: float) -> Variable:
     helper = LayerWriter(op_type, name)
     dims = wholes(helper.label, "shape", shape, least=0)
@@ -208,13 +174,6 @@ def range(start: Any, end: Any, step: Any, dtype: Any) -> Variable:
     return helper.op("range", dtype=as_dtype(dtype), **numbers)
 
 
-def linspace(start: Any, stop: Any, num: int, dtype: Any = "float32") -> Variable:
-    """`num` values evenly spaced from start to stop, both included."""
-    helper = LayerWriter("linspace")
-    first, last = number(helper.label, "start", start), number(helper.label, "stop", stop)
-    return helper.op("linspace", start=first, stop=last, num=whole(helper.label, "num", num, 1), dtype=as_dtype(dtype))
-
-
 def eye(num_rows: int, num_columns: int | None = None, batch_shape: Sequence[int] | None = None, dtype: Any = "float32") -> Variable:
     """The identity matrix, repeated over `batch_shape` when that is given."""
     helper = LayerWriter("eye")
@@ -234,6 +193,20 @@ def diag(diagonal: Variable | np.ndarray) -> Variable:
     helper.rank(vector, "diagonal", 1)
     return helper.op("diag", vector)
 
+
+# fmt: off
+zeros_like = row("zeros_like(x, out=None)", "Zeros of x's shape and dtype.", "fill_zeros_like")
+ones_like = row("ones_like(x, out=None)", "Ones of x's shape and dtype.", "fill_any_like", always={"value": 1.0})
+linspace = row(
+    "linspace(start: Any, stop: Any, num: int, dtype='float32')",
+    "`num` values evenly spaced from start to stop, both included.", num=at_least(1),
+)
+fill_constant_batch_size_like = row(
+    "fill_constant_batch_size_like(input, shape: Sequence[int], dtype, value: float, input_dim_idx=0, output_dim_idx=0, force_cpu=False)",
+    "`shape` filled with `value`, its axis `output_dim_idx` as long as input's axis `input_dim_idx`.",
+    unused=["force_cpu"], input_dim_idx=axis_of, output_dim_idx=at_least(0),
+)
+# fmt: on
 
 __all__ = [
     "diag", "eye", "fill_constant", "fill_constant_batch_size_like", "gaussian_random", "gaussian_random_batch_size_like", "linspace",

@@ -11,6 +11,7 @@ from .._checks import number, one_of, unsupported, whole, wholes, wrong
 from ..ir import ANY, Variable
 from ..ir.constants import elements
 from .helper import LayerWriter
+from .made import ranked, row
 
 # fluid's name of an interpolation -> (mode of the operator, number of image axes)
 _RESAMPLE = {
@@ -174,24 +175,6 @@ def _lengths(
 # -- points and regions ---------------------------------------------------------------------------------------------------------
 
 
-def grid_sampler(x: Variable, grid: Variable, name: str | None = None) -> Variable:
-    """Values of images [n, c, h, w] at points: grid is [n, h', w', 2], (x, y) from -1 to 1 between the centers of the corners.
-
-    Values between pixels are interpolated bilinearly; pixels outside of the image are 0.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     theta = fx.data("theta", [-1, 2, 3], "float32")
-    ...     grid = fx.layers.affine_grid(theta, [-1, 3, 8, 9])
-    ...     fx.layers.grid_sampler(fx.data("x", [-1, 3, 5, 6], "float32"), grid)
-    <Variable grid_sampler_0.tmp_0: f32[-1,3,8,9]>
-    """
-    helper = LayerWriter("grid_sampler", name)
-    x, grid = helper.variable(x, "x"), helper.variable(grid, "grid")
-    helper.rank(x, "x", 4)
-    return helper.op("grid_sample", x, grid, align_corners=True)
-
-
 def affine_grid(theta: Variable, out_shape: Any, name: str | None = None) -> Variable:
     """The points [n, h, w, 2] at which `grid_sampler` reads to transform images by theta [n, 2, 3] to `out_shape` [n, c, h, w].
 
@@ -346,6 +329,21 @@ def _image(helper: LayerWriter, x: Variable) -> tuple[int, int, int]:
     c, h, w = (helper.known(x, "x", axis) for axis in (1, 2, 3))
     return c, h, w
 
+
+# fmt: off
+grid_sampler = row("grid_sampler(x, grid, name=None)", """
+    Values of images [n, c, h, w] at points: grid is [n, h', w', 2], (x, y) from -1 to 1 between the centers of the corners.
+
+    Values between pixels are interpolated bilinearly; pixels outside of the image are 0.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     theta = fx.data("theta", [-1, 2, 3], "float32")
+    ...     grid = fx.layers.affine_grid(theta, [-1, 3, 8, 9])
+    ...     fx.layers.grid_sampler(fx.data("x", [-1, 3, 5, 6], "float32"), grid)
+    <Variable grid_sampler_0.tmp_0: f32[-1,3,8,9]>
+    """, "grid_sample", always={"align_corners": True}, x=ranked(4))
+# fmt: on
 
 __all__ = [
     "affine_grid", "grid_sampler", "image_resize", "image_resize_short", "pixel_shuffle", "resize_bicubic", "resize_bilinear",

@@ -7,37 +7,7 @@ from typing import Any
 from .._checks import whole, wrong
 from ..ir import Variable
 from .helper import LayerWriter
-
-
-def gather(input: Variable, index: Variable, overwrite: bool = True) -> Variable:
-    """The rows of input at the integers in `index`, [n] or [n, 1]. `overwrite` has no effect: gradients of repeated rows are added.
-
-    Shapes: input [rows, ...] and n indices give [n, ...].
-
-    Types: index is int64 or int32; the result has input's dtype.
-
-    Raises ProgramError for an index of another dtype, and ExecutionError in a run with an index that is not a row.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.gather(fx.data("x", [100, 8], "float32"), fx.data("index", [-1], "int64"))
-    <Variable gather_0.tmp_0: f32[-1,8]>
-    """
-    helper = LayerWriter("gather")
-    return helper.op("gather", helper.variable(input, "input"), helper.variable(index, "index"))
-
-
-def gather_nd(input: Variable, index: Variable, name: str | None = None) -> Variable:
-    """The elements or slices of input at the positions in the last axis of `index`."""
-    helper = LayerWriter("gather_nd", name)
-    return helper.op("gather_nd", helper.variable(input, "input"), helper.variable(index, "index"))
-
-
-def scatter(input: Variable, index: Variable, updates: Variable, name: str | None = None, overwrite: bool = True) -> Variable:
-    """input with the rows at `index` replaced by those of `updates`; overwrite=False sets them to 0 and adds the updates."""
-    helper = LayerWriter("scatter", name)
-    args = helper.variable(input, "input"), helper.variable(index, "index"), helper.variable(updates, "updates")
-    return helper.op("scatter", *args, overwrite=bool(overwrite))
+from .made import axis_of, row
 
 
 def where(condition: Variable, x: Variable | None = None, y: Variable | None = None, name: str | None = None) -> Variable:
@@ -57,39 +27,6 @@ def where(condition: Variable, x: Variable | None = None, y: Variable | None = N
     if x is None or y is None:
         raise wrong(f"{helper.label}: give both x and y, or neither of them for the positions of true elements")
     return helper.op("where", helper.variable(condition, "condition"), helper.variable(x, "x"), helper.variable(y, "y"))
-
-
-def _arg(op_type: str, x: Variable, axis: int) -> Variable:
-    helper = LayerWriter(op_type)
-    x = helper.variable(x, "x")
-    return helper.op(op_type, x, axis=helper.axis(x, axis))
-
-
-def argmax(x: Variable, axis: int = 0) -> Variable:
-    """The index of the largest element along an axis, as int64; the first of equal ones.
-
-    Shapes: [n, c] gives [n] with axis=1.
-
-    Raises ProgramError when x has no such axis.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.argmax(fx.data("x", [-1, 10], "float32"), axis=1)
-    <Variable arg_max_0.tmp_0: i64[-1]>
-    """
-    return _arg("arg_max", x, axis)
-
-
-def argmin(x: Variable, axis: int = 0) -> Variable:
-    """The index of the smallest element along an axis, as int64; the first of equal ones."""
-    return _arg("arg_min", x, axis)
-
-
-def argsort(input: Variable, axis: int = -1, descending: bool = False, name: str | None = None) -> tuple[Variable, Variable]:
-    """The elements sorted along an axis, and their int64 indices in input."""
-    helper = LayerWriter("argsort", name)
-    x = helper.variable(input, "input")
-    return helper.op("argsort", x, axis=helper.axis(x, axis), descending=bool(descending))
 
 
 def topk(input: Variable, k: Any, name: str | None = None) -> tuple[Variable, Variable]:
@@ -117,5 +54,45 @@ def topk(input: Variable, k: Any, name: str | None = None) -> tuple[Variable, Va
         raise wrong(f"{helper.label}: k is {k}, the last axis of variable {x.name!r} has {x.shape[-1]} elements")
     return helper.op("top_k", x, k=k)
 
+
+# fmt: off
+gather_nd = row("gather_nd(input, index, name=None)", "The elements or slices of input at the positions in the last axis of `index`.")
+scatter = row(
+    "scatter(input, index, updates, name=None, overwrite=True)",
+    "input with the rows at `index` replaced by those of `updates`; overwrite=False sets them to 0 and adds the updates.",
+)
+argmin = row(
+    "argmin(x, axis=0)",
+    "The index of the smallest element along an axis, as int64; the first of equal ones.", "arg_min", kind="arg_min", axis=axis_of,
+)
+argsort = row(
+    "argsort(input, axis=-1, descending=False, name=None) -> tuple[Variable, Variable]",
+    "The elements sorted along an axis, and their int64 indices in input.", axis=axis_of,
+)
+
+gather = row("gather(input, index, overwrite=True)", """
+    The rows of input at the integers in `index`, [n] or [n, 1]. `overwrite` has no effect: gradients of repeated rows are added.
+
+    Shapes: input [rows, ...] and n indices give [n, ...].
+
+    Types: index is int64 or int32; the result has input's dtype.
+
+    Raises ProgramError for an index of another dtype, and ExecutionError in a run with an index that is not a row.
+
+    >>> fx.layers.gather(fx.data("x", [100, 8], "float32"), fx.data("index", [-1], "int64"))
+    <Variable gather_0.tmp_0: f32[-1,8]>
+    """, unused=["overwrite"])
+
+argmax = row("argmax(x, axis=0)", """
+    The index of the largest element along an axis, as int64; the first of equal ones.
+
+    Shapes: [n, c] gives [n] with axis=1.
+
+    Raises ProgramError when x has no such axis.
+
+    >>> fx.layers.argmax(fx.data("x", [-1, 10], "float32"), axis=1)
+    <Variable arg_max_0.tmp_0: i64[-1]>
+    """, "arg_max", kind="arg_max", axis=axis_of)
+# fmt: on
 
 __all__ = ["argmax", "argmin", "argsort", "gather", "gather_nd", "scatter", "topk", "where"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._checks import number, one_of, whole, wrong
+from .._checks import number, whole, wrong
 from ..ir import Variable
 from .helper import LayerWriter
+from .made import above_zero, among, row
 from .nn import one_hot
 
 
@@ -74,91 +75,11 @@ def softmax_with_cross_entropy(
     return (loss, softmax) if return_softmax else loss
 
 
-def square_error_cost(input: Variable, label: Variable) -> Variable:
-    """(input - label) squared, element by element.
-
-    Shapes: input and label have one shape, which is that of the result.
-
-    Types: input is float16, bfloat16, float32 or float64, and so is the result.
-
-    Raises ProgramError when the shapes differ.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.mean(fx.layers.square_error_cost(fx.data("y", [-1, 1], "float32"), fx.data("label", [-1, 1], "float32")))
-    <Variable mean_0.tmp_0: f32[1]>
-    """
-    helper = LayerWriter("square_error_cost")
-    return helper.op("square_error_cost", helper.variable(input, "input"), helper.variable(label, "label"))
-
-
 def mse_loss(input: Variable, label: Variable) -> Variable:
     """The mean of (input - label) squared over all elements, as a [1] variable."""
     helper = LayerWriter("mse_loss")
     cost = helper.op("square_error_cost", helper.variable(input, "input"), helper.variable(label, "label"))
     return helper.op("mean", cost)
-
-
-def sigmoid_cross_entropy_with_logits(
-    x: Variable, label: Variable, ignore_index: int = -100, name: str | None = None, normalize: bool = False
-) -> Variable:
-    """The binary cross entropy of sigmoid(x) and labels in [0, 1], element by element, computed without overflow.
-
-    A label of `ignore_index` has loss 0; `normalize` divides by the number of labels that count.
-
-    Shapes: x and label have one shape, which is that of the result.
-
-    Types: x and label are floats, and so is the result.
-
-    Raises ProgramError when the shapes differ.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.sigmoid_cross_entropy_with_logits(fx.data("x", [-1, 5], "float32"), fx.data("label", [-1, 5], "float32"))
-    <Variable sigmoid_cross_entropy_with_logits_0.tmp_0: f32[-1,5]>
-    """
-    helper = LayerWriter("sigmoid_cross_entropy_with_logits", name)
-    x, label = helper.variable(x, "x"), helper.variable(label, "label")
-    index = whole(helper.label, "ignore_index", ignore_index)
-    return helper.op("sigmoid_cross_entropy_with_logits", x, label, ignore_index=index, normalize=bool(normalize))
-
-
-def log_loss(input: Variable, label: Variable, epsilon: float = 1e-4, name: str | None = None) -> Variable:
-    """-label * log(p + epsilon) - (1 - label) * log(1 - p + epsilon), for probabilities p of shape [n, 1]."""
-    helper = LayerWriter("log_loss", name)
-    epsilon = number(helper.label, "epsilon", epsilon)
-    return helper.op("log_loss", helper.variable(input, "input"), helper.variable(label, "label"), epsilon=epsilon)
-
-
-def bce_loss(input: Variable, label: Variable, name: str | None = None) -> Variable:
-    """The binary cross entropy of probabilities and labels, element by element."""
-    helper = LayerWriter("bce_loss", name)
-    return helper.op("bce_loss", helper.variable(input, "input"), helper.variable(label, "label"))
-
-
-def huber_loss(input: Variable, label: Variable, delta: float) -> Variable:
-    """Half the squared error if the error is within `delta`, else delta * (|error| - delta / 2)."""
-    helper = LayerWriter("huber_loss")
-    delta = number(helper.label, "delta", delta)
-    if delta <= 0:
-        raise wrong(f"{helper.label}: delta must be above 0, got {delta}")
-    _, loss = helper.op("huber_loss", helper.variable(input, "input"), helper.variable(label, "label"), delta=delta)
-    return loss
-
-
-def smooth_l1(
-    x: Variable,
-    y: Variable,
-    inside_weight: Variable | None = None,
-    outside_weight: Variable | None = None,
-    sigma: float | None = None,
-) -> Variable:
-    """The smooth L1 loss of each sample, [n, 1]. It is the sum over the elements of d * d * sigma² / 2 if |d| < 1 / sigma², else |d| - 0.5
-    / sigma², with d = (x - y) * inside_weight. Each term is multiplied by `outside_weight`."""
-    helper = LayerWriter("smooth_l1_loss")
-    args = helper.variable(x, "x"), helper.variable(y, "y"), inside_weight, outside_weight
-    _, loss = helper.op("smooth_l1_loss", *args, sigma=1.0 if sigma is None else number(helper.label, "sigma", sigma))
-    return loss
 
 
 def dice_loss(input: Variable, label: Variable, epsilon: float = 1e-5) -> Variable:
@@ -183,20 +104,60 @@ def dice_loss(input: Variable, label: Variable, epsilon: float = 1e-5) -> Variab
     return helper.op("mean", helper.op("scale", helper.op("elementwise_div", overlap, below), scale=-2.0, bias=1.0))
 
 
-def kldiv_loss(x: Variable, target: Variable, reduction: str = "mean", name: str | None = None) -> Variable:
-    """target * (log(target) - x) for log-probabilities x: its "mean", its "sum", the sum over the batch size ("batchmean"), or "none"."""
-    helper = LayerWriter("kldiv_loss", name)
-    one_of(helper.label, "reduction", reduction, ("none", "batchmean", "mean", "sum"))
-    return helper.op("kldiv_loss", helper.variable(x, "x"), helper.variable(target, "target"), reduction=reduction)
+# fmt: off
+log_loss = row(
+    "log_loss(input, label, epsilon=1e-4, name=None)",
+    "-label * log(p + epsilon) - (1 - label) * log(1 - p + epsilon), for probabilities p of shape [n, 1].",
+)
+bce_loss = row("bce_loss(input, label, name=None)", "The binary cross entropy of probabilities and labels, element by element.")
+huber_loss = row(
+    "huber_loss(input, label, delta: float)",
+    "Half the squared error if the error is within `delta`, else delta * (|error| - delta / 2).", result=1, delta=above_zero,
+)
+margin_rank_loss = row(
+    "margin_rank_loss(label, left, right, margin=0.1, name=None)",
+    "max(0, margin - label * (left - right)) for labels 1 (left ranks higher) and -1, element by element.",
+    slots=["left", "right", "label"], result=0,
+)
 
+square_error_cost = row("square_error_cost(input, label)", """
+    (input - label) squared, element by element.
 
-def margin_rank_loss(label: Variable, left: Variable, right: Variable, margin: float = 0.1, name: str | None = None) -> Variable:
-    """max(0, margin - label * (left - right)) for labels 1 (left ranks higher) and -1, element by element."""
-    helper = LayerWriter("margin_rank_loss", name)
-    args = helper.variable(left, "left"), helper.variable(right, "right"), helper.variable(label, "label")
-    loss, _ = helper.op("margin_rank_loss", *args, margin=number(helper.label, "margin", margin))
-    return loss
+    Shapes: input and label have one shape, which is that of the result.
 
+    Types: input is float16, bfloat16, float32 or float64, and so is the result.
+
+    Raises ProgramError when the shapes differ.
+
+    >>> fx.layers.mean(fx.layers.square_error_cost(fx.data("y", [-1, 1], "float32"), fx.data("label", [-1, 1], "float32")))
+    <Variable mean_0.tmp_0: f32[1]>
+    """)
+
+sigmoid_cross_entropy_with_logits = row("sigmoid_cross_entropy_with_logits(x, label, ignore_index=-100, name=None, normalize=False)", """
+    The binary cross entropy of sigmoid(x) and labels in [0, 1], element by element, computed without overflow.
+
+    A label of `ignore_index` has loss 0; `normalize` divides by the number of labels that count.
+
+    Shapes: x and label have one shape, which is that of the result.
+
+    Types: x and label are floats, and so is the result.
+
+    Raises ProgramError when the shapes differ.
+
+    >>> fx.layers.sigmoid_cross_entropy_with_logits(fx.data("x", [-1, 5], "float32"), fx.data("label", [-1, 5], "float32"))
+    <Variable sigmoid_cross_entropy_with_logits_0.tmp_0: f32[-1,5]>
+    """)
+
+smooth_l1 = row(
+    "smooth_l1(x, y, inside_weight: Variable | None = None, outside_weight: Variable | None = None, sigma: float | None = None)", """
+    The smooth L1 loss of each sample, [n, 1]. It is the sum over the elements of d * d * sigma² / 2 if |d| < 1 / sigma², else |d| - 0.5
+    / sigma², with d = (x - y) * inside_weight. Each term is multiplied by `outside_weight`.
+    """, "smooth_l1_loss", kind="smooth_l1_loss", result=1)
+
+kldiv_loss = row("kldiv_loss(x, target, reduction='mean', name=None)", """
+    target * (log(target) - x) for log-probabilities x: its \"mean\", its \"sum\", the sum over the batch size (\"batchmean\"), or \"none\".
+    """, reduction=among("none", "batchmean", "mean", "sum"))
+# fmt: on
 
 __all__ = [
     "bce_loss", "cross_entropy", "dice_loss", "huber_loss", "kldiv_loss", "log_loss", "margin_rank_loss", "mse_loss",

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .._checks import number, whole, wholes, wrong
+from .._checks import number, wholes, wrong
 from ..ir import Variable
-from ..ops.operators import of_dtype
 from .helper import LayerWriter
+from .made import at_least, row
 
-# -- two operands -------------------------------------------------------------------------------------------------------
+# fmt: off
+# -- two operands -----------------------------------------------------------------------------------------------------------
 
-
-def _binary(op_type: str, x: Variable, y: Variable, axis: int, act: str | None, name: str | None) -> Variable:
-    helper = LayerWriter(op_type, name)
-    x, y = helper.variable(x, "x"), helper.variable(y, "y")
-    axis = whole(helper.label, "axis", axis, -1)
-    return helper.activate(helper.op(of_dtype(op_type, x.dtype), x, y, axis=axis), act)
+_binary = partial(row, axis=at_least(-1))
 
 
-def elementwise_add(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
-    """x + y, broadcast.
+elementwise_add = _binary("elementwise_add(x, y, axis=-1, act=None, name=None)", """
+    x + y, broadcast.
 
     With axis=-1 the shapes are aligned at their last axes. Otherwise y's first axis is aligned with x's axis `axis`, and y is repeated
     along the other axes: x[2,3,4,5] and y[3,4] with axis=1.
@@ -34,73 +31,132 @@ def elementwise_add(x: Variable, y: Variable, axis: int = -1, act: str | None = 
 
     Types: x, y and the result have one dtype, of floats or integers.
 
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.elementwise_add(fx.data("x", [-1, 3, 4], "float32"), fx.data("y", [3], "float32"), axis=1)
+    >>> fx.layers.elementwise_add(fx.data("x", [-1, 3, 4], "float32"), fx.data("y", [3], "float32"), axis=1)
     <Variable elementwise_add_0.tmp_0: f32[-1,3,4]>
-    """
-    return _binary("elementwise_add", x, y, axis, act, name)
+    """)
 
+elementwise_sub = _binary("elementwise_sub(x, y, axis=-1, act=None, name=None)", """
+    x - y; `axis` as in elementwise_add.
 
-def elementwise_sub(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
-    """x - y; `axis` as in elementwise_add.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.elementwise_sub(fx.data("x", [-1, 3], "float32"), fx.data("y", [3], "float32"))
+    >>> fx.layers.elementwise_sub(fx.data("x", [-1, 3], "float32"), fx.data("y", [3], "float32"))
     <Variable elementwise_sub_0.tmp_0: f32[-1,3]>
-    """
-    return _binary("elementwise_sub", x, y, axis, act, name)
+    """)
 
+elementwise_mul = _binary("elementwise_mul(x, y, axis=-1, act=None, name=None)", """
+    x * y, element by element; `axis` as in elementwise_add.
 
-def elementwise_mul(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
-    """x * y, element by element; `axis` as in elementwise_add.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.elementwise_mul(fx.data("x", [-1, 3], "float32"), fx.data("y", [3], "float32"))
+    >>> fx.layers.elementwise_mul(fx.data("x", [-1, 3], "float32"), fx.data("y", [3], "float32"))
     <Variable elementwise_mul_0.tmp_0: f32[-1,3]>
-    """
-    return _binary("elementwise_mul", x, y, axis, act, name)
+    """)
 
+elementwise_div = _binary("elementwise_div(x, y, axis=-1, act=None, name=None)", """
+    x / y; `axis` as in elementwise_add.
 
-def elementwise_div(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
-    """x / y; `axis` as in elementwise_add.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.elementwise_div(fx.data("x", [-1, 3], "float32"), fx.data("y", [3], "float32"))
+    >>> fx.layers.elementwise_div(fx.data("x", [-1, 3], "float32"), fx.data("y", [3], "float32"))
     <Variable elementwise_div_0.tmp_0: f32[-1,3]>
-    """
-    return _binary("elementwise_div", x, y, axis, act, name)
-
-
-def elementwise_max(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
-    """The larger of x and y, element by element; `axis` as in elementwise_add."""
-    return _binary("elementwise_max", x, y, axis, act, name)
-
-
-def elementwise_min(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
-    """The smaller of x and y, element by element; `axis` as in elementwise_add."""
-    return _binary("elementwise_min", x, y, axis, act, name)
-
-
-def elementwise_pow(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
-    """x to the power of y; `axis` as in elementwise_add."""
-    return _binary("elementwise_pow", x, y, axis, act, name)
-
-
-def elementwise_mod(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
-    """The remainder of x / y; `axis` as in elementwise_add. Of integers it has the sign of x, of floats that of y. Source: fluid 1.8."""
-    return _binary("elementwise_mod", x, y, axis, act, name)
-
-
-def elementwise_floordiv(x: Variable, y: Variable, axis: int = -1, act: str | None = None, name: str | None = None) -> Variable:
-    """x / y rounded down, of integers towards zero; `axis` as in elementwise_add. Source: fluid 1.8."""
-    return _binary("elementwise_floordiv", x, y, axis, act, name)
+    """)
+elementwise_max = _binary(
+    "elementwise_max(x, y, axis=-1, act=None, name=None)", "The larger of x and y, element by element; `axis` as in elementwise_add."
+)
+elementwise_min = _binary(
+    "elementwise_min(x, y, axis=-1, act=None, name=None)", "The smaller of x and y, element by element; `axis` as in elementwise_add."
+)
+elementwise_pow = _binary("elementwise_pow(x, y, axis=-1, act=None, name=None)", "x to the power of y; `axis` as in elementwise_add.")
+elementwise_mod = _binary(
+    "elementwise_mod(x, y, axis=-1, act=None, name=None)",
+    "The remainder of x / y; `axis` as in elementwise_add. Of integers it has the sign of x, of floats that of y. Source: fluid 1.8.",
+)
+elementwise_floordiv = _binary(
+    "elementwise_floordiv(x, y, axis=-1, act=None, name=None)",
+    "x / y rounded down, of integers towards zero; `axis` as in elementwise_add. Source: fluid 1.8.",
+)
+# fmt: on
 
 
 # -- sums, scaling, clipping -----------------------------------------------------------------------------------------------
+
+
+def _dims(helper: LayerWriter, what: str, dim: Any, x: Variable) -> tuple[int, ...]:
+    """The axes of a reduction."""
+    dims = wholes(helper.label, what, dim, None) if isinstance(dim, (list, tuple, np.ndarray)) else (dim,)
+    axes = tuple(helper.axis(x, d, what) for d in dims)
+    if len(set(axes)) != len(axes):
+        raise wrong(f"{helper.label}: {what} {list(dims)} names an axis twice")
+    return axes
+
+
+_reduce = partial(row, dim=_dims)
+
+# fmt: off
+
+reduce_sum = _reduce("reduce_sum(input, dim: Any = None, keep_dim=False, name=None)", """
+    The sum over the axes `dim` (an integer or a list; None is all, giving a [1] variable); `keep_dim` leaves them with size 1.
+
+    Shapes: [n, 3, 4] gives [n, 4] with dim=1, and [n, 1, 4] with keep_dim=True.
+
+    Types: input is of floats or integers; the result has its dtype.
+
+    Raises ProgramError if input has no axis `dim`, or if an axis occurs twice.
+
+    >>> fx.layers.reduce_sum(fx.data("x", [-1, 3, 4], "float32"), dim=[1, 2], keep_dim=True)
+    <Variable reduce_sum_0.tmp_0: f32[-1,1,1]>
+    """)
+
+reduce_mean = _reduce("reduce_mean(input, dim: Any = None, keep_dim=False, name=None)", """
+    The mean over the axes `dim`; arguments as in reduce_sum.
+
+    Types: input is of floats; the result has its dtype.
+
+    >>> fx.layers.reduce_mean(fx.data("x", [-1, 3, 4], "float32"), dim=1)
+    <Variable reduce_mean_0.tmp_0: f32[-1,4]>
+    """)
+
+reduce_max = _reduce("reduce_max(input, dim: Any = None, keep_dim=False, name=None)", """
+    The largest element over the axes `dim`; arguments as in reduce_sum.
+
+    >>> fx.layers.reduce_max(fx.data("x", [-1, 3, 4], "float32"), dim=-1)
+    <Variable reduce_max_0.tmp_0: f32[-1,3]>
+    """)
+reduce_min = _reduce(
+    "reduce_min(input, dim: Any = None, keep_dim=False, name=None)", "The smallest element over the axes `dim`; arguments as in reduce_sum."
+)
+reduce_prod = _reduce(
+    "reduce_prod(input, dim: Any = None, keep_dim=False, name=None)", "The product over the axes `dim`; arguments as in reduce_sum."
+)
+reduce_all = _reduce(
+    "reduce_all(input, dim: Any = None, keep_dim=False, name=None)",
+    "Whether all elements of a bool variable are true over the axes `dim`; arguments as in reduce_sum.",
+)
+reduce_any = _reduce(
+    "reduce_any(input, dim: Any = None, keep_dim=False, name=None)",
+    "Whether any element of a bool variable is true over the axes `dim`; arguments as in reduce_sum.",
+)
+
+mean = row("mean(x, name=None)", """
+    The mean of all elements of x, as a [1] variable.
+
+    Types: x is float16, bfloat16, float32 or float64, and so is the result.
+
+    Raises ProgramError for integers; cast them first.
+
+    >>> fx.layers.mean(fx.data("x", [-1, 3], "float32"))
+    <Variable mean_0.tmp_0: f32[1]>
+    """)
+sums = row(
+    "sums(input: Variable | Sequence[Variable], out=None)",
+    "The sum of several variables of one shape; `out`, when given, receives it.", "sum", kind="sum",
+)
+
+replica_mean = row("replica_mean(x, name=None)", """
+    The mean of x over ranks that train separately (`strategies.replicas`), on every rank. On one device, and if all ranks have the same
+    x, it is x itself.
+    """)
+# fmt: on
+
+
+def sum(x: Variable | Sequence[Variable]) -> Variable:
+    """The sum of several variables of one shape (not over axes: that is reduce_sum)."""
+    return sums(x)
 
 
 def scale(
@@ -138,105 +194,6 @@ def scale(
     if bias and bias_after_scale:
         y = helper.op("scale", y, scale=1.0, bias=bias)
     return helper.activate(y, act)
-
-
-def mean(x: Variable, name: str | None = None) -> Variable:
-    """The mean of all elements of x, as a [1] variable.
-
-    Types: x is float16, bfloat16, float32 or float64, and so is the result.
-
-    Raises ProgramError for integers; cast them first.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.mean(fx.data("x", [-1, 3], "float32"))
-    <Variable mean_0.tmp_0: f32[1]>
-    """
-    helper = LayerWriter("mean", name)
-    return helper.op("mean", helper.variable(x, "x"))
-
-
-def sums(input: Variable | Sequence[Variable], out: Variable | None = None) -> Variable:
-    """The sum of several variables of one shape; `out`, when given, receives it."""
-    helper = LayerWriter("sum")
-    xs = helper.variables(input, "input")
-    return helper.op("sum", xs, out={} if out is None else {"Out": out})
-
-
-def sum(x: Variable | Sequence[Variable]) -> Variable:
-    """The sum of several variables of one shape (not over axes: that is reduce_sum)."""
-    return sums(x)
-
-
-def _reduce(op_type: str, input: Variable, dim: Any, keep_dim: bool, name: str | None) -> Variable:
-    helper = LayerWriter(op_type, name)
-    x = helper.variable(input, "input")
-    dims = () if dim is None else wholes(helper.label, "dim", dim, None) if isinstance(dim, (list, tuple, np.ndarray)) else (dim,)
-    axes = tuple(helper.axis(x, d, "dim") for d in dims)
-    if len(set(axes)) != len(axes):
-        raise wrong(f"{helper.label}: dim {list(dims)} names an axis twice")
-    return helper.op(op_type, x, dim=axes, keep_dim=bool(keep_dim))
-
-
-def reduce_sum(input: Variable, dim: Any = None, keep_dim: bool = False, name: str | None = None) -> Variable:
-    """The sum over the axes `dim` (an integer or a list; None is all, giving a [1] variable); `keep_dim` leaves them with size 1.
-
-    Shapes: [n, 3, 4] gives [n, 4] with dim=1, and [n, 1, 4] with keep_dim=True.
-
-    Types: input is of floats or integers; the result has its dtype.
-
-    Raises ProgramError if input has no axis `dim`, or if an axis occurs twice.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.reduce_sum(fx.data("x", [-1, 3, 4], "float32"), dim=[1, 2], keep_dim=True)
-    <Variable reduce_sum_0.tmp_0: f32[-1,1,1]>
-    """
-    return _reduce("reduce_sum", input, dim, keep_dim, name)
-
-
-def reduce_mean(input: Variable, dim: Any = None, keep_dim: bool = False, name: str | None = None) -> Variable:
-    """The mean over the axes `dim`; arguments as in reduce_sum.
-
-    Types: input is of floats; the result has its dtype.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.reduce_mean(fx.data("x", [-1, 3, 4], "float32"), dim=1)
-    <Variable reduce_mean_0.tmp_0: f32[-1,4]>
-    """
-    return _reduce("reduce_mean", input, dim, keep_dim, name)
-
-
-def reduce_max(input: Variable, dim: Any = None, keep_dim: bool = False, name: str | None = None) -> Variable:
-    """The largest element over the axes `dim`; arguments as in reduce_sum.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.reduce_max(fx.data("x", [-1, 3, 4], "float32"), dim=-1)
-    <Variable reduce_max_0.tmp_0: f32[-1,3]>
-    """
-    return _reduce("reduce_max", input, dim, keep_dim, name)
-
-
-def reduce_min(input: Variable, dim: Any = None, keep_dim: bool = False, name: str | None = None) -> Variable:
-    """The smallest element over the axes `dim`; arguments as in reduce_sum."""
-    return _reduce("reduce_min", input, dim, keep_dim, name)
-
-
-def reduce_prod(input: Variable, dim: Any = None, keep_dim: bool = False, name: str | None = None) -> Variable:
-    """The product over the axes `dim`; arguments as in reduce_sum."""
-    return _reduce("reduce_prod", input, dim, keep_dim, name)
-
-
-def reduce_all(input: Variable, dim: Any = None, keep_dim: bool = False, name: str | None = None) -> Variable:
-    """Whether all elements of a bool variable are true over the axes `dim`; arguments as in reduce_sum."""
-    return _reduce("reduce_all", input, dim, keep_dim, name)
-
-
-def reduce_any(input: Variable, dim: Any = None, keep_dim: bool = False, name: str | None = None) -> Variable:
-    """Whether any element of a bool variable is true over the axes `dim`; arguments as in reduce_sum."""
-    return _reduce("reduce_any", input, dim, keep_dim, name)
 
 
 def clip(x: Variable, min: float, max: float, name: str | None = None) -> Variable:
@@ -286,13 +243,6 @@ def increment(x: Variable, value: float = 1.0, in_place: bool = True) -> Variabl
     helper = LayerWriter("increment")
     x = helper.variable(x, "x")
     return helper.op("increment", x, out={"Out": x} if in_place else {}, step=number(helper.label, "value", value))
-
-
-def replica_mean(x: Variable, name: str | None = None) -> Variable:
-    """The mean of x over ranks that train separately (`strategies.replicas`), on every rank. On one device, and if all ranks have the same
-    x, it is x itself."""
-    helper = LayerWriter("replica_mean", name)
-    return helper.op("replica_mean", helper.variable(x, "x"))
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from .._checks import number, one_of, whole, wholes, wrong
 from ..initializer import derive_seed
 from ..ir import Variable, as_dtype
 from .helper import LayerWriter
+from .made import among, at_least, axis_as_given, layout_of, ranked, row, sized
 
 # -- dense ---------------------------------------------------------------------------------------------------------------
 
@@ -141,60 +142,6 @@ def _ends_in_one(x: Variable) -> bool:
     return x.ndim >= 2 and x.shape[-1] == 1
 
 
-def mul(x: Variable, y: Variable, x_num_col_dims: int = 1, y_num_col_dims: int = 1, name: str | None = None) -> Variable:
-    """The matrix product of x and y, each flattened to a matrix at its `num_col_dims`; the result has the axes that remain.
-
-    Shapes: x [n, k] and y [k, m] give [n, m]; with x_num_col_dims=2 x [n, t, k] gives [n, t, m].
-
-    Types: x, y and the result have one dtype.
-
-    Raises ProgramError if the number of columns of x differs from the number of rows of y.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.mul(fx.data("x", [-1, 7, 4], "float32"), fx.data("y", [4, 2], "float32"), x_num_col_dims=2)
-    <Variable mul_0.tmp_0: f32[-1,7,2]>
-    """
-    helper = LayerWriter("mul", name)
-    dims = whole(helper.label, "x_num_col_dims", x_num_col_dims, 1), whole(helper.label, "y_num_col_dims", y_num_col_dims, 1)
-    return helper.op("mul", helper.variable(x, "x"), helper.variable(y, "y"), x_num_col_dims=dims[0], y_num_col_dims=dims[1])
-
-
-def matmul(
-    x: Variable, y: Variable, transpose_x: bool = False, transpose_y: bool = False, alpha: float = 1.0, name: str | None = None
-) -> Variable:
-    """alpha * x @ y over the last two axes, the others broadcast; `transpose_x` and `transpose_y` swap those two axes first.
-
-    Shapes: x [..., n, k] and y [..., k, m] give [..., n, m].
-
-    Types: x, y and the result have one dtype.
-
-    Raises ProgramError when the k of both differ, or the other axes do not broadcast.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     q = fx.data("q", [-1, 8, 16], "float32")
-    ...     fx.layers.matmul(q, q, transpose_y=True, alpha=0.25)
-    <Variable matmul_0.tmp_0: f32[-1,8,8]>
-    """
-    helper = LayerWriter("matmul", name)
-    x, y = helper.variable(x, "x"), helper.variable(y, "y")
-    alpha = number(helper.label, "alpha", alpha)
-    return helper.op("matmul", x, y, transpose_x=bool(transpose_x), transpose_y=bool(transpose_y), alpha=alpha)
-
-
-def bmm(x: Variable, y: Variable, name: str | None = None) -> Variable:
-    """The matrix products of two batches: [b, n, k] and [b, k, m] give [b, n, m].
-
-    Raises ProgramError if x or y does not have three axes, or if their sizes do not fit.
-    """
-    helper = LayerWriter("bmm", name)
-    x, y = helper.variable(x, "x"), helper.variable(y, "y")
-    helper.rank(x, "x", 3)
-    helper.rank(y, "y", 3)
-    return helper.op("matmul", x, y)
-
-
 # -- dropout, softmax and the rest ---------------------------------------------------------------------------------------------
 
 
@@ -234,26 +181,6 @@ def dropout(
     attrs: dict[str, Any] = {"dropout_prob": p, "is_test": bool(is_test), "seed": chosen, "dropout_implementation": dropout_implementation}
     y, *_ = helper.op("dropout", x, out={"Out": result}, **attrs)
     return y
-
-
-def softmax(input: Variable, use_cudnn: bool = False, name: str | None = None, axis: int = -1) -> Variable:
-    """exp(x) / sum(exp(x)) along an axis; `use_cudnn` has no effect.
-
-    Shapes: the result has input's shape.
-
-    Types: input is float16, bfloat16, float32 or float64, and so is the result.
-
-    Raises ProgramError when input has no axis `axis`.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.softmax(fx.data("x", [-1, 10], "float32"))
-    <Variable softmax_0.tmp_0: f32[-1,10]>
-    """
-    helper = LayerWriter("softmax", name)
-    x = helper.variable(input, "input")
-    helper.axis(x, axis)
-    return helper.op("softmax", x, axis=axis)
 
 
 def scaled_dot_product_attention(
@@ -384,23 +311,61 @@ def pad(x: Variable, paddings: Sequence[int], pad_value: float = 0.0, name: str 
     return helper.op("pad", x, paddings=sizes, pad_value=number(helper.label, "pad_value", pad_value))
 
 
-def pad2d(
-    input: Variable,
-    paddings: Sequence[int] = (0, 0, 0, 0),
-    mode: str = "constant",
-    pad_value: float = 0.0,
-    data_format: str = "NCHW",
-    name: str | None = None,
-) -> Variable:
-    """[n, c, h, w] padded at (top, bottom, left, right) with a constant, its reflection ("reflect") or its edge ("edge")."""
-    helper = LayerWriter("pad2d", name)
-    x = helper.variable(input, "input")
-    one_of(helper.label, "mode", mode, ("constant", "reflect", "edge"))
-    layout = helper.layout(data_format)
-    helper.rank(x, "input", 4)
-    sizes = wholes(helper.label, "paddings", paddings, 4, 0)
-    return helper.op("pad2d", x, paddings=sizes, mode=mode, pad_value=number(helper.label, "pad_value", pad_value), data_format=layout)
+# fmt: off
+pad2d = row(
+    "pad2d(input, paddings: Sequence[int] = (0, 0, 0, 0), mode='constant', pad_value=0.0, data_format='NCHW', name=None)",
+    '[n, c, h, w] padded at (top, bottom, left, right) with a constant, its reflection ("reflect") or its edge ("edge").',
+    input=ranked(4), paddings=sized(4), mode=among("constant", "reflect", "edge"), data_format=layout_of,
+)
 
+mul = row("mul(x, y, x_num_col_dims=1, y_num_col_dims=1, name=None)", """
+    The matrix product of x and y, each flattened to a matrix at its `num_col_dims`; the result has the axes that remain.
+
+    Shapes: x [n, k] and y [k, m] give [n, m]; with x_num_col_dims=2 x [n, t, k] gives [n, t, m].
+
+    Types: x, y and the result have one dtype.
+
+    Raises ProgramError if the number of columns of x differs from the number of rows of y.
+
+    >>> fx.layers.mul(fx.data("x", [-1, 7, 4], "float32"), fx.data("y", [4, 2], "float32"), x_num_col_dims=2)
+    <Variable mul_0.tmp_0: f32[-1,7,2]>
+    """, x_num_col_dims=at_least(1), y_num_col_dims=at_least(1))
+
+matmul = row("matmul(x, y, transpose_x=False, transpose_y=False, alpha=1.0, name=None)", """
+    alpha * x @ y over the last two axes, the others broadcast; `transpose_x` and `transpose_y` swap those two axes first.
+
+    Shapes: x [..., n, k] and y [..., k, m] give [..., n, m].
+
+    Types: x, y and the result have one dtype.
+
+    Raises ProgramError when the k of both differ, or the other axes do not broadcast.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     q = fx.data("q", [-1, 8, 16], "float32")
+    ...     fx.layers.matmul(q, q, transpose_y=True, alpha=0.25)
+    <Variable matmul_0.tmp_0: f32[-1,8,8]>
+    """)
+
+bmm = row("bmm(x, y, name=None)", """
+    The matrix products of two batches: [b, n, k] and [b, k, m] give [b, n, m].
+
+    Raises ProgramError if x or y does not have three axes, or if their sizes do not fit.
+    """, "matmul", x=ranked(3), y=ranked(3))
+
+softmax = row("softmax(input, use_cudnn=False, name=None, axis=-1)", """
+    exp(x) / sum(exp(x)) along an axis; `use_cudnn` has no effect.
+
+    Shapes: the result has input's shape.
+
+    Types: input is float16, bfloat16, float32 or float64, and so is the result.
+
+    Raises ProgramError when input has no axis `axis`.
+
+    >>> fx.layers.softmax(fx.data("x", [-1, 10], "float32"))
+    <Variable softmax_0.tmp_0: f32[-1,10]>
+    """, unused=["use_cudnn"], axis=axis_as_given)
+# fmt: on
 
 __all__ = [
     "bmm", "dropout", "embedding", "fc", "label_smooth", "log_softmax", "matmul", "mul", "one_hot", "pad", "pad2d",

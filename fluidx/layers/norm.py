@@ -10,6 +10,7 @@ from ..initializer import Constant
 from ..ir import Variable
 from ..param_attr import ParamAttr
 from .helper import LayerWriter
+from .made import row
 
 
 def _wide(dtype: str) -> str:
@@ -228,15 +229,6 @@ def instance_norm(
     return y
 
 
-def l2_normalize(x: Variable, axis: int, epsilon: float = 1e-12, name: str | None = None) -> Variable:
-    """x divided by its L2 norm along an axis: x / sqrt(sum(x * x) + epsilon)."""
-    helper = LayerWriter("l2_normalize", name)
-    x = helper.variable(x, "x")
-    axis = helper.axis(x, 0 if x.ndim == 1 else axis)
-    y, _ = helper.op("norm", x, axis=axis, epsilon=number(helper.label, "epsilon", epsilon))
-    return y
-
-
 def cos_sim(X: Variable, Y: Variable) -> Variable:
     """The cosine of the angle between each row of X [n, d] and that of Y, [n, d] or [1, d], as [n, 1].
 
@@ -272,5 +264,16 @@ def lrn(
     y, _ = helper.op("lrn", x, n=whole(helper.label, "n", n, 1), **numbers)
     return y
 
+
+def _axis_or_only(helper: LayerWriter, what: str, value: Any, x: Variable) -> int:
+    return helper.axis(x, 0 if x.ndim == 1 else value, what)
+
+
+# fmt: off
+l2_normalize = row(
+    "l2_normalize(x, axis: int, epsilon=1e-12, name=None)",
+    "x divided by its L2 norm along an axis: x / sqrt(sum(x * x) + epsilon).", "norm", result=0, axis=_axis_or_only,
+)
+# fmt: on
 
 __all__ = ["batch_norm", "cos_sim", "group_norm", "instance_norm", "l2_normalize", "layer_norm", "lrn", "rms_norm"]

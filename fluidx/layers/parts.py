@@ -7,20 +7,7 @@ from collections.abc import Sequence
 from .._checks import whole, wholes, wrong
 from ..ir import Variable
 from .helper import LayerWriter
-
-
-def scatter_nd_add(ref: Variable, index: Variable, updates: Variable, name: str | None = None) -> Variable:
-    """ref with `updates` added to the elements or slices at the positions in the last axis of `index`. Positions may repeat.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     ref, ids = fx.data("ref", [3, 5, 9], "float32"), fx.data("ids", [4, 2], "int64")
-    ...     fx.layers.scatter_nd_add(ref, ids, fx.data("updates", [4, 9], "float32")).shape
-    (3, 5, 9)
-    """
-    helper = LayerWriter("scatter_nd_add", name)
-    args = helper.variable(ref, "ref"), helper.variable(index, "index"), helper.variable(updates, "updates")
-    return helper.op("scatter_nd_add", *args)
+from .made import row
 
 
 def scatter_nd(index: Variable, updates: Variable, shape: Sequence[int], name: str | None = None) -> Variable:
@@ -70,5 +57,17 @@ def unbind(input: Variable, axis: int = 0) -> list[Variable]:
     count = helper.known(x, "input", axis)
     return list(helper.op("unstack", x, n_out=count, axis=axis, num=count))
 
+
+# fmt: off
+scatter_nd_add = row("scatter_nd_add(ref, index, updates, name=None)", """
+    ref with `updates` added to the elements or slices at the positions in the last axis of `index`. Positions may repeat.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+    ...     ref, ids = fx.data("ref", [3, 5, 9], "float32"), fx.data("ids", [4, 2], "int64")
+    ...     fx.layers.scatter_nd_add(ref, ids, fx.data("updates", [4, 9], "float32")).shape
+    (3, 5, 9)
+    """)
+# fmt: on
 
 __all__ = ["einsum", "maxout", "scatter_nd", "scatter_nd_add", "unbind"]

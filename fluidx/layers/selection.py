@@ -8,22 +8,7 @@ from typing import Any
 from .._checks import number, whole, wrong
 from ..ir import Variable, as_dtype
 from .helper import LayerWriter
-
-
-def masked_select(x: Variable, mask: Variable, name: str | None = None) -> Variable:
-    """The elements of x where `mask`, a bool of its shape, is true, as a vector. These elements get the gradients.
-
-    >>> import numpy as np
-    >>> import fluidx as fx
-    >>> main = fx.Program()
-    >>> with fx.program_guard(main, fx.Program()):
-    ...     x = fx.data("x", [-1, 3], "float32")
-    ...     y = fx.layers.masked_select(x, x > 1.0)
-    >>> fx.Executor().run(main, feed={"x": np.float32([[1, 2, 3]])}, fetch_list=[y])[0].tolist()
-    [2.0, 3.0]
-    """
-    helper = LayerWriter("masked_select", name)
-    return helper.op("masked_select", helper.variable(x, "x"), helper.variable(mask, "mask"))
+from .made import row
 
 
 def _unique(kind: str, x: Variable, dtype: Any, counted: bool) -> tuple[Variable, ...]:
@@ -94,5 +79,20 @@ def multiclass_nms(
     found = [v for v in (out, index, count) if v is not None]
     return found[0] if len(found) == 1 else tuple(found)
 
+
+# fmt: off
+masked_select = row("masked_select(x, mask, name=None)", """
+    The elements of x where `mask`, a bool of its shape, is true, as a vector. These elements get the gradients.
+
+    >>> import numpy as np
+    >>> import fluidx as fx
+    >>> main = fx.Program()
+    >>> with fx.program_guard(main, fx.Program()):
+    ...     x = fx.data("x", [-1, 3], "float32")
+    ...     y = fx.layers.masked_select(x, x > 1.0)
+    >>> fx.Executor().run(main, feed={"x": np.float32([[1, 2, 3]])}, fetch_list=[y])[0].tolist()
+    [2.0, 3.0]
+    """)
+# fmt: on
 
 __all__ = ["masked_select", "multiclass_nms", "unique", "unique_with_counts"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from .._checks import unsupported, whole, wholes, wrong
 from ..ir import Variable, as_dtype
 from ..ir.constants import elements
 from .helper import LayerWriter, Sizes
+from .made import axes_of, axis_of, row
 
 
 def assign(input: Any, output: Variable | None = None) -> Variable:
@@ -36,41 +38,6 @@ def assign(input: Any, output: Variable | None = None) -> Variable:
     y = helper.op("assign_value", out=out, shape=array.shape, dtype=dtype, values=elements(array))
     y.stop_gradient = True
     return y
-
-
-def cast(x: Variable, dtype: Any) -> Variable:
-    """x converted to another dtype.
-
-    Shapes: the result has x's shape.
-
-    Raises ProgramError if `dtype` is not a dtype.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.cast(fx.data("x", [-1, 3], "int64"), "float32")
-    <Variable cast_0.tmp_0: f32[-1,3]>
-    """
-    helper = LayerWriter("cast")
-    return helper.op("cast", helper.variable(x, "x"), dtype=as_dtype(dtype))
-
-
-def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Variable:
-    """Variables joined along an axis; the other sizes must agree.
-
-    Shapes: [n, 3] and [n, 5] give [n, 8] along axis 1.
-
-    Types: the variables and the result have one dtype.
-
-    Raises ProgramError when dtypes or other sizes differ.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.concat([fx.data("x", [-1, 3], "float32"), fx.data("y", [-1, 5], "float32")], axis=1)
-    <Variable concat_0.tmp_0: f32[-1,8]>
-    """
-    helper = LayerWriter("concat", name)
-    xs = helper.variables(input, "input")
-    return helper.op("concat", xs, axis=helper.axis(xs[0], axis))
 
 
 def split(input: Variable, num_or_sections: int | Sequence[int], dim: int = -1, name: str | None = None) -> list[Variable]:
@@ -107,25 +74,6 @@ def split(input: Variable, num_or_sections: int | Sequence[int], dim: int = -1, 
     if size >= 0 and builtins.sum(sections) != size:
         raise wrong(f"{helper.label}: sections {sections} add up to {builtins.sum(sections)}; axis {axis} of variable {x.name!r} is {size}")
     return helper.op("split", x, n_out=len(sections), axis=axis, sections=tuple(sections))
-
-
-def stack(x: Sequence[Variable], axis: int = 0, name: str | None = None) -> Variable:
-    """Variables of one shape stacked along a new axis.
-
-    Shapes: k variables [n, 3] give [k, n, 3], or [n, k, 3] with axis=1.
-
-    Types: the variables and the result have one dtype.
-
-    Raises ProgramError when shapes or dtypes differ.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.stack([fx.data("x", [-1, 3], "float32"), fx.data("y", [-1, 3], "float32")], axis=1)
-    <Variable stack_0.tmp_0: f32[-1,2,3]>
-    """
-    helper = LayerWriter("stack", name)
-    xs = helper.variables(x, "x")
-    return helper.op("stack", xs, axis=helper.axis(xs[0], axis, extra=1))
 
 
 def unstack(x: Variable, axis: int = 0, num: int | None = None) -> list[Variable]:
@@ -169,98 +117,8 @@ def reshape(
     return helper.activate(helper.op("reshape", helper.variable(x, "x"), shape=sizes), act)
 
 
-def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Variable:
-    """x with its axes in the order `perm`.
-
-    Shapes: axis i of the result is x's axis `perm[i]`.
-
-    Types: x is of any dtype; the result has the same.
-
-    Raises ProgramError if `perm` does not contain each axis once.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.transpose(fx.data("x", [-1, 3, 28, 32], "float32"), [0, 2, 3, 1])
-    <Variable transpose_0.tmp_0: f32[-1,28,32,3]>
-    """
-    helper = LayerWriter("transpose", name)
-    x = helper.variable(x, "x")
-    axes = tuple(helper.axis(x, a, "perm") for a in wholes(helper.label, "perm", perm))
-    if sorted(axes) != list(builtins.range(x.ndim)):
-        raise wrong(f"{helper.label}: perm {list(perm)} is not an order of the {x.ndim} axes of variable {x.name!r}")
-    return helper.op("transpose", x, axis=axes)
-
-
-def _axes(helper: LayerWriter, x: Variable, axes: Any, extra: int = 0) -> tuple[int, ...]:
-    items = wholes(helper.label, "axes", axes, None if isinstance(axes, (list, tuple, np.ndarray)) else 1)
-    out = tuple(helper.axis(x, a, "axes", extra and len(items)) for a in items)
-    if len(set(out)) != len(out):
-        raise wrong(f"{helper.label}: axes {list(items)} names an axis twice")
-    return out
-
-
-def squeeze(input: Variable, axes: Sequence[int], name: str | None = None) -> Variable:
-    """input without the given axes, which have size 1; if no axes are given, without all axes of size 1.
-
-    Shapes: [n, 1, 3] gives [n, 3] with axes [1].
-
-    Types: input is of any dtype; the result has the same.
-
-    Raises ProgramError if a given axis has another size.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.squeeze(fx.data("x", [-1, 1, 3], "float32"), [1])
-    <Variable squeeze_0.tmp_0: f32[-1,3]>
-    """
-    helper = LayerWriter("squeeze", name)
-    x = helper.variable(input, "input")
-    return helper.op("squeeze", x, axes=_axes(helper, x, axes))
-
-
-def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = None) -> Variable:
-    """input with new axes of size 1 at the given positions of the result.
-
-    Shapes: [n, 3] gives [n, 1, 3] with axes [1].
-
-    Types: input is of any dtype; the result has the same.
-
-    Raises ProgramError when the result has no such axis.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.unsqueeze(fx.data("x", [-1, 3], "float32"), [1])
-    <Variable unsqueeze_0.tmp_0: f32[-1,1,3]>
-    """
-    helper = LayerWriter("unsqueeze", name)
-    x = helper.variable(input, "input")
-    return helper.op("unsqueeze", x, axes=_axes(helper, x, axes, extra=1))
-
-
-def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
-    """x as a matrix: the axes before `axis` become its rows, the others its columns.
-
-    Shapes: [n, 3, 4] gives [n, 12].
-
-    Types: x is of any dtype; the result has the same.
-
-    Raises ProgramError when x has no such axis.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.flatten(fx.data("x", [-1, 3, 4], "float32"))
-    <Variable flatten_0.tmp_0: f32[-1,12]>
-    """
-    helper = LayerWriter("flatten", name)
-    x = helper.variable(x, "x")
-    axis = whole(helper.label, "axis", axis)
-    if not 0 <= axis <= x.ndim:
-        raise wrong(f"{helper.label}: axis is {axis}; variable {x.name!r} with shape {list(x.shape)} allows 0 to {x.ndim}")
-    return helper.op("flatten", x, axis=axis)
-
-
 def _slice_args(helper: LayerWriter, x: Variable, axes: Any, **lists: Any) -> dict[str, Any]:
-    out = {"axes": _axes(helper, x, axes)}
+    out = {"axes": axes_of(helper, "axes", axes, x)}
     for name, value in lists.items():
         if any(isinstance(v, Variable) for v in (value if isinstance(value, (list, tuple)) else [value])):
             raise wrong(f"{helper.label}: {name} must be integers known while the program is written, not Variables")
@@ -290,7 +148,7 @@ def slice(input: Variable, axes: Sequence[int], starts: Sizes, ends: Sizes) -> V
     computed = [helper.sizes(v, what) for what, v in (("starts", starts), ("ends", ends))]
     if any(v is not None for v in computed):
         known = [assign(np.array(wholes(helper.label, "bounds", v), "int64")) if c is None else c for c, v in zip(computed, (starts, ends))]
-        return helper.op("slice_by", x, *known, axes=_axes(helper, x, axes))
+        return helper.op("slice_by", x, *known, axes=axes_of(helper, "axes", axes, x))
     return helper.op("slice", x, **_slice_args(helper, x, axes, starts=starts, ends=ends))
 
 
@@ -328,50 +186,6 @@ def expand(x: Variable, expand_times: Sizes, name: str | None = None) -> Variabl
     return helper.op("expand", x, expand_times=times)
 
 
-def expand_as(x: Variable, target_tensor: Variable, name: str | None = None) -> Variable:
-    """x repeated to the shape of `target_tensor`, whose sizes are multiples of x's."""
-    helper = LayerWriter("expand_as", name)
-    return helper.op("expand_as", helper.variable(x, "x"), helper.variable(target_tensor, "target_tensor"))
-
-
-def reverse(x: Variable, axis: int | Sequence[int]) -> Variable:
-    """x with its elements reversed along the given axes."""
-    helper = LayerWriter("reverse")
-    x = helper.variable(x, "x")
-    return helper.op("reverse", x, axis=_axes(helper, x, axis))
-
-
-def flip(x: Variable, dims: int | Sequence[int]) -> Variable:
-    """x with its elements reversed along the given axes."""
-    return reverse(x, dims)
-
-
-def tril(input: Variable, diagonal: int = 0, name: str | None = None) -> Variable:
-    """The lower triangle of the last two axes, zero above `diagonal`."""
-    helper = LayerWriter("tril", name)
-    x = helper.variable(input, "input")
-    return helper.op("tril_triu", x, diagonal=whole(helper.label, "diagonal", diagonal), lower=True)
-
-
-def triu(input: Variable, diagonal: int = 0, name: str | None = None) -> Variable:
-    """The upper triangle of the last two axes, zero below `diagonal`."""
-    helper = LayerWriter("triu", name)
-    x = helper.variable(input, "input")
-    return helper.op("tril_triu", x, diagonal=whole(helper.label, "diagonal", diagonal), lower=False)
-
-
-def shape(input: Variable) -> Variable:
-    """The shape of input as an int32 vector; open axes have their size at run time.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
-    ...     fx.layers.shape(fx.data("x", [-1, 3], "float32"))
-    <Variable shape_0.tmp_0: i32[2]>
-    """
-    helper = LayerWriter("shape")
-    return helper.op("shape", helper.variable(input, "input"))
-
-
 def rank(input: Variable) -> Variable:
     """The number of axes of input, as an int32 [1]."""
     helper = LayerWriter("rank")
@@ -383,6 +197,133 @@ def size(input: Variable) -> Variable:
     helper = LayerWriter("size")
     return helper.op("reduce_prod", helper.op("shape", helper.variable(input, "input"), dtype="int64"), dim=())
 
+
+def _permutation(helper: LayerWriter, what: str, value: Any, x: Variable) -> tuple[int, ...]:
+    order = tuple(helper.axis(x, a, what) for a in wholes(helper.label, what, value))
+    if sorted(order) != list(builtins.range(x.ndim)):
+        raise wrong(f"{helper.label}: {what} {list(value)} is not an order of the {x.ndim} axes of variable {x.name!r}")
+    return order
+
+
+def _first_column(helper: LayerWriter, what: str, value: Any, x: Variable) -> int:
+    at = whole(helper.label, what, value)
+    if not 0 <= at <= x.ndim:
+        raise wrong(f"{helper.label}: {what} is {at}; variable {x.name!r} with shape {list(x.shape)} allows 0 to {x.ndim}")
+    return at
+
+
+# fmt: off
+expand_as = row("expand_as(x, target_tensor, name=None)", "x repeated to the shape of `target_tensor`, whose sizes are multiples of x's.")
+reverse = row("reverse(x, axis: int | Sequence[int])", "x with its elements reversed along the given axes.", axis=axes_of)
+flip = row(
+    "flip(x, dims: int | Sequence[int])",
+    "x with its elements reversed along the given axes.", "reverse", kind="reverse", dims=("axis", axes_of),
+)
+tril = row(
+    "tril(input, diagonal=0, name=None)",
+    "The lower triangle of the last two axes, zero above `diagonal`.", "tril_triu", always={"lower": True},
+)
+triu = row(
+    "triu(input, diagonal=0, name=None)",
+    "The upper triangle of the last two axes, zero below `diagonal`.", "tril_triu", always={"lower": False},
+)
+
+cast = row("cast(x, dtype)", """
+    x converted to another dtype.
+
+    Shapes: the result has x's shape.
+
+    Raises ProgramError if `dtype` is not a dtype.
+
+    >>> fx.layers.cast(fx.data("x", [-1, 3], "int64"), "float32")
+    <Variable cast_0.tmp_0: f32[-1,3]>
+    """)
+
+concat = row("concat(input: Sequence[Variable], axis=0, name=None)", """
+    Variables joined along an axis; the other sizes must agree.
+
+    Shapes: [n, 3] and [n, 5] give [n, 8] along axis 1.
+
+    Types: the variables and the result have one dtype.
+
+    Raises ProgramError when dtypes or other sizes differ.
+
+    >>> fx.layers.concat([fx.data("x", [-1, 3], "float32"), fx.data("y", [-1, 5], "float32")], axis=1)
+    <Variable concat_0.tmp_0: f32[-1,8]>
+    """, axis=axis_of)
+
+stack = row("stack(x: Sequence[Variable], axis=0, name=None)", """
+    Variables of one shape stacked along a new axis.
+
+    Shapes: k variables [n, 3] give [k, n, 3], or [n, k, 3] with axis=1.
+
+    Types: the variables and the result have one dtype.
+
+    Raises ProgramError when shapes or dtypes differ.
+
+    >>> fx.layers.stack([fx.data("x", [-1, 3], "float32"), fx.data("y", [-1, 3], "float32")], axis=1)
+    <Variable stack_0.tmp_0: f32[-1,2,3]>
+    """, axis=partial(axis_of, extra=1))
+
+transpose = row("transpose(x, perm: Sequence[int], name=None)", """
+    x with its axes in the order `perm`.
+
+    Shapes: axis i of the result is x's axis `perm[i]`.
+
+    Types: x is of any dtype; the result has the same.
+
+    Raises ProgramError if `perm` does not contain each axis once.
+
+    >>> fx.layers.transpose(fx.data("x", [-1, 3, 28, 32], "float32"), [0, 2, 3, 1])
+    <Variable transpose_0.tmp_0: f32[-1,28,32,3]>
+    """, perm=("axis", _permutation))
+
+squeeze = row("squeeze(input, axes: Sequence[int], name=None)", """
+    input without the given axes, which have size 1; if no axes are given, without all axes of size 1.
+
+    Shapes: [n, 1, 3] gives [n, 3] with axes [1].
+
+    Types: input is of any dtype; the result has the same.
+
+    Raises ProgramError if a given axis has another size.
+
+    >>> fx.layers.squeeze(fx.data("x", [-1, 1, 3], "float32"), [1])
+    <Variable squeeze_0.tmp_0: f32[-1,3]>
+    """, axes=axes_of)
+
+unsqueeze = row("unsqueeze(input, axes: int | Sequence[int], name=None)", """
+    input with new axes of size 1 at the given positions of the result.
+
+    Shapes: [n, 3] gives [n, 1, 3] with axes [1].
+
+    Types: input is of any dtype; the result has the same.
+
+    Raises ProgramError when the result has no such axis.
+
+    >>> fx.layers.unsqueeze(fx.data("x", [-1, 3], "float32"), [1])
+    <Variable unsqueeze_0.tmp_0: f32[-1,1,3]>
+    """, axes=partial(axes_of, extra=1))
+
+flatten = row("flatten(x, axis=1, name=None)", """
+    x as a matrix: the axes before `axis` become its rows, the others its columns.
+
+    Shapes: [n, 3, 4] gives [n, 12].
+
+    Types: x is of any dtype; the result has the same.
+
+    Raises ProgramError when x has no such axis.
+
+    >>> fx.layers.flatten(fx.data("x", [-1, 3, 4], "float32"))
+    <Variable flatten_0.tmp_0: f32[-1,12]>
+    """, axis=_first_column)
+
+shape = row("shape(input)", """
+    The shape of input as an int32 vector; open axes have their size at run time.
+
+    >>> fx.layers.shape(fx.data("x", [-1, 3], "float32"))
+    <Variable shape_0.tmp_0: i32[2]>
+    """)
+# fmt: on
 
 __all__ = [
     "assign", "cast", "concat", "expand", "expand_as", "flatten", "flip", "rank", "reshape", "reverse", "shape", "size", "slice", "split",
