@@ -9,6 +9,7 @@ import numpy as np
 
 from ..executor.context import RunContext
 from ..ir import ExecutionError, OpDef, Program, TensorType, np_dtype, opdef
+from ..ir.dtypes import dtype_name
 from ..ir.parts import Part
 from ..ops import kernels
 
@@ -17,7 +18,7 @@ def type_of(value: Any) -> Any:
     """The TensorType of an array, of each array in a list, or None for None."""
     if isinstance(value, list):
         return [type_of(v) for v in value]
-    return None if value is None else TensorType(value.dtype.name, value.shape)
+    return None if value is None else TensorType(dtype_name(value.dtype), value.shape)
 
 
 def run_op(

@@ -15,8 +15,8 @@ from fluidx.ops.expr.native import bind_native
 from fluidx.ops.expr.nodes import trace
 from fluidx.testing import check_op
 from fluidx.testing.reference import run_op
-from fluidx.testing.rows import small_factors
 from tests.each import each
+from tests.small_factors import small_factors
 
 # other test files declare ops of their own
 OURS = [op.name for op in all_ops() if op.__module__.startswith("fluidx.ops.")]

@@ -7,7 +7,8 @@ import fluidx.ops  # noqa: F401 - fills OPS
 from fluidx.ir import OPS, Comm, OpDef, ProgramError, Sample, TensorType
 from fluidx.ir.rows import rows
 from fluidx.testing import check_rows, missing_rows
-from fluidx.testing.rows import execute_rows, small_factors
+from fluidx.testing.rows import execute_rows
+from tests.small_factors import small_factors
 
 
 def f64(*shape, seed=0):

@@ -44,9 +44,9 @@ def evaluate(e: Expr, xp: Any, values: Mapping[str, Any]) -> Any:
     array([2., 5.])
     """
     arrays = [v for v in values.values() if hasattr(v, "dtype") and v.dtype != bool]
-    e = _lower(e, dtype_name(arrays[0].dtype) if arrays else "float64", select=False)
+    order = _in_order(e, dtype_name(arrays[0].dtype) if arrays else "float64")
     got: dict[Expr, Any] = {}
-    for n in nodes(e):
+    for n in order:
         if n.fn == "const":
             got[n] = n.args[0]
         elif n.fn == "sym":
@@ -55,7 +55,13 @@ def evaluate(e: Expr, xp: Any, values: Mapping[str, Any]) -> Any:
             got[n] = xp.where(*(got[a] for a in n.args))
         else:
             got[n] = getattr(xp, _UFUNC[n.fn])(*(got[a] for a in n.args))
-    return got[e]
+    return got[order[-1]]
+
+
+@lru_cache(maxsize=1024)
+def _in_order(e: Expr, dtype: str) -> tuple[Expr, ...]:
+    """The nodes of `e` in terms of ufuncs, arguments before the functions of them."""
+    return tuple(nodes(_lower(e, dtype, select=False)))
 
 
 # -- lowering to ufuncs --------------------------------------------------------------------------------------------------------------

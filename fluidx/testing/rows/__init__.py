@@ -4,7 +4,7 @@ A row is a lemma: if the operands have its input placements, then running the ke
 local values of outputs with its output placements. This holds for any number of ranks and any bounds.
 """
 
-from .execute import RowReport, WrongRow, check_rows, execute_rows, small_factors
+from .execute import RowReport, WrongRow, check_rows, execute_rows
 from .search import MissingRow, missing_rows
 
-__all__ = ["MissingRow", "RowReport", "WrongRow", "check_rows", "execute_rows", "missing_rows", "small_factors"]
+__all__ = ["MissingRow", "RowReport", "WrongRow", "check_rows", "execute_rows", "missing_rows"]

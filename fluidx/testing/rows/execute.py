@@ -67,31 +67,6 @@ def execute_rows(op: str | type[OpDef]) -> RowReport:
     return RowReport(rows_seen, executions, wrong)
 
 
-def small_factors(op: str | type[OpDef], least: int = 2) -> list[str]:
-    """The factors of an op's pattern whose size is below `least` in all of its samples, so that rows over them are hardly tested."""
-    definition = opdef(op) if isinstance(op, str) else op
-    best: dict[str, int] = {}
-    if not has_rows(definition):
-        return []
-    for k, sample in enumerate(definition.samples()):
-        case = Case(definition, k, sample, False)
-        for f in _named_factors(definition, case):
-            best[f] = max(best.get(f, 1), *(case.size(g) for g in case.pattern.sizes if g == f or (f == "*" and g[0] == "*")), 1)
-    return [f for f, size in best.items() if size < least]
-
-
-def _named_factors(definition: type[OpDef], case: Case) -> set[str]:
-    """The factors that the pattern for a sample names, including factors of size 1 and 0."""
-    pattern = definition.pattern
-    if callable(pattern):
-        pattern = pattern(case.in_types, case.out_types, case.attrs)
-    text = pattern[0] if isinstance(pattern, tuple) else pattern
-    body = (text or "").partition("|")[0]
-    for mark in ("->", ",", "(", ")", "~"):
-        body = body.replace(mark, " ")
-    return {w for w in body.split() if w != "."}
-
-
 def _cases(definition: type[OpDef], seen: set[bytes]) -> Iterator[_ExecutedCase]:
     """The samples of an op: as they are, with floats as float64 (rounding then hides no error), and without an optional output."""
     for k, sample in enumerate(definition.samples()):
@@ -288,16 +263,19 @@ class _ExecutedCase(Case):
                 raise RowFailure(f"rank {r} should make {want.dtype.name}{list(s)} of {name} and makes {found}")
         if entry is not None and entry.op == "sum" and want.dtype.kind == "b":
             raise RowFailure(f"{name} is bool, which cannot be a sum of terms")
-        tolerance = self.tolerance(want, got)
+
+        def wrong(found: np.ndarray, wanted: np.ndarray) -> str | None:
+            return None if np.array_equal(found, wanted) else differs(found, wanted, self.tolerance(want, got))
+
         if entry is None:
             for r, g in enumerate(got):
-                if (why := differs(g, want, tolerance)) is not None:
+                if (why := wrong(g, want)) is not None:
                     raise RowFailure(f"rank {r} has {name} wrong: {why}")
                 if differs(g, got[0], 0.0) is not None:
                     raise RowFailure(f"{name} should be the same everywhere; rank {r} differs from rank 0")
             return
         whole = want.reshape(-1) if entry.bounds is not None else want
-        if (why := differs(entry.join(got), whole, tolerance)) is not None:
+        if (why := wrong(entry.join(got), whole)) is not None:
             raise RowFailure(f"{name} at {show_entry(entry)} joins wrong: {why}")
 
 
