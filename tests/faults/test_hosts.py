@@ -237,7 +237,7 @@ def test_what_is_no_rank_does_not_disturb(job, three, junk):
         f"    if s.connect_ex({there(made)!r}) == 0: break\n    time.sleep(0.05)\n"
         f"s.sendall({junk!r})\nprint(len(s.recv(1000)))\n"
     )
-    done = subprocess.run([*three[1].enter, "python3", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*three[1].enter, sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "40\n", done.stderr  # the greeting, and nothing else
     made.start_rank(3)
     assert [status for status, _, _ in made.end().values()] == [0] * 4
@@ -246,7 +246,7 @@ def test_what_is_no_rank_does_not_disturb(job, three, junk):
 def test_a_port_that_is_taken_is_named(job, three):
     made = job(each={1: None, 2: None, 3: None}, timeout=LATE)
     code = f"import socket\ns = socket.create_server({there(made)!r})\nprint(1, flush=True)\ninput()"
-    with subprocess.Popen([*three[0].enter, "python3", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen([*three[0].enter, sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         made.start_rank(0)
         ended(
@@ -263,7 +263,7 @@ def test_another_program_at_the_address_is_not_taken_for_rank_0(job, three):
         f"import socket\nd = socket.create_server({there(made)!r})\n"
         "print(1, flush=True)\ns = d.accept()[0]\ns.sendall(b'SSH-2.0-another' * 9)\ninput()"
     )
-    with subprocess.Popen([*three[0].enter, "python3", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen([*three[0].enter, sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         made.start_rank(2)
         ended(made.end(), 2, f"the socket of rank 0 at {made.address} belongs to another program, and not to rank 0 of a job of fluidx")
@@ -293,7 +293,7 @@ def test_who_listens_can_be_seen_on_the_chosen_interface_only(job, three):
 
     def opened(address):
         code = f"import socket\nprint(socket.socket().connect_ex(({address!r}, {port})))"
-        return subprocess.run([*enter, "python3", "-c", code], capture_output=True, text=True, check=True).stdout == "0\n"
+        return subprocess.run([*enter, sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "0\n"
 
     while not opened(three[0].address):
         assert time.monotonic() < deadline
