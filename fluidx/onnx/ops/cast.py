@@ -63,6 +63,9 @@ def bit_cast(n: Node) -> object:
     return from_bits(bits_of(x), to) if to.name in low_bit.BITS else np.ascontiguousarray(x).reshape(x.shape).view(to)
 
 
+# -- export -------------------------------------------------------------------------------------------------------------------------
+
+
 @exports("cast")
 def export_cast(op: Op) -> str:
     said = {} if op.attrs["saturate"] else {"saturate": 0}

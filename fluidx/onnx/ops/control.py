@@ -285,6 +285,9 @@ def _outer_names(graph: Any) -> Iterator[str]:
     yield from (o.name for o in graph.output if o.name not in made)
 
 
+# -- export -------------------------------------------------------------------------------------------------------------------------
+
+
 @exports("cond")
 def cond(op: Op) -> Any:
     graphs = {

@@ -148,6 +148,9 @@ def _is_first(layout: str) -> bool:
     return layout in ("NCHW", "NCW", "NCDHW")
 
 
+# -- export -------------------------------------------------------------------------------------------------------------------------
+
+
 def pads_of(op: Op) -> dict[str, Any]:
     algorithm = op.attrs["padding_algorithm"]
     if algorithm != "EXPLICIT":

@@ -212,6 +212,9 @@ def _as_dtype(n: Node, y: Variable, dtype: str) -> Variable:
     return n.b.cast(y, dtype=dtype)
 
 
+# -- export -------------------------------------------------------------------------------------------------------------------------
+
+
 @exports("resize")
 def export_resize(op: Op) -> str:
     a = op.attrs

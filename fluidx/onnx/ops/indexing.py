@@ -152,15 +152,10 @@ def scatter_nd(n: Node) -> object:
     return reshaped(n, _scattered(n, reshaped(n, n.x(), (prod(sizes), *rest)), flat, rows), old)
 
 
-def _cache_order(n: Node) -> tuple[int, ...]:
-    """The order of axes of TensorScatter's cache: samples, steps, all others."""
-    axis = n.attr("axis", -2) % n.rank()
-    return (0, axis, *(k for k in range(1, n.rank()) if k != axis))
-
-
 @imports("TensorScatter")
 def tensor_scatter(n: Node) -> object:
-    order = _cache_order(n)
+    axis = n.attr("axis", -2) % n.rank()
+    order = (0, axis, *(k for k in range(1, n.rank()) if k != axis))  # samples, steps, all others
     cache, update = (n.b.transpose(n.x(k), axis=order) for k in (0, 1))
     (samples, room, *rest), steps = known_sizes(n, cache.shape), update.shape[1]
     at = n.const(np.arange(steps)[None].repeat(samples, 0), np.int64)
@@ -174,12 +169,12 @@ def tensor_scatter(n: Node) -> object:
     return n.b.transpose(reshaped(n, made, cache.shape), axis=tuple(int(k) for k in np.argsort(order)))
 
 
+# -- export -------------------------------------------------------------------------------------------------------------------------
+
+
 @exports("index_select")
 def index_select(op: Op) -> str:
     return op.emit("Gather", op["X"], op["Index"], axis=op.attrs["dim"])
-
-
-# -- looking up ---------------------------------------------------------------------------------------------------------------
 
 
 @exports("lookup_table", "lookup_table_v2")

@@ -148,17 +148,15 @@ def _class_labels(n: Node) -> list[Any]:
     return n.attr("classlabels_strings") or n.attr("classlabels_int64s") or []
 
 
-# -- maps -------------------------------------------------------------------------------------------------------------------------
+# -- export -------------------------------------------------------------------------------------------------------------------------
 
-_export_CASTS = {"float32": "TO_FLOAT", "int64": "TO_INT64", "string": "TO_STRING"}
 _LISTS = {"string": "strings", "int64": "int64s", "float32": "floats"}
-_export_ML = "ai.onnx.ml"
 
 
 def _keys_attribute(op: Op, texts: str, numbers: str) -> dict[str, Any]:
     """The attribute that lists the keys."""
     keys = list(op.attrs["keys"])
-    return {texts if isinstance(keys[0], str) else numbers: keys, "domain": _export_ML}
+    return {texts if isinstance(keys[0], str) else numbers: keys, "domain": _ML}
 
 
 @exports("zip_map")
@@ -179,7 +177,8 @@ def export_dict_vectorizer(op: Op) -> str:
 def export_cast_map(op: Op) -> str:
     size = op.attrs["size"]
     places = {"map_form": "SPARSE", "max_map": size} if size else {"map_form": "DENSE"}
-    return op.emit("CastMap", op["X"], domain=_export_ML, cast_to=_export_CASTS[op.attrs["dtype"]], **places)
+    to = next(name for name, dtype in _CASTS.items() if dtype == op.attrs["dtype"])
+    return op.emit("CastMap", op["X"], domain=_ML, cast_to=to, **places)
 
 
 @exports("look_up")
@@ -191,4 +190,4 @@ def export_look_up(op: Op) -> str:
             raise op.wrong(f"LabelEncoder has tables of {', '.join(_LISTS)}, and {what} are {dtype}")
         found = op.attrs[what]
         attrs[f"{what}_{_LISTS[dtype].removesuffix('s' if what == 'default' else '')}"] = list(found) if isinstance(found, tuple) else found
-    return op.emit("LabelEncoder", op["X"], domain=_export_ML, **attrs)
+    return op.emit("LabelEncoder", op["X"], domain=_ML, **attrs)

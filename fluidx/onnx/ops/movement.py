@@ -199,13 +199,9 @@ def blocks(n: Node) -> object:
 # -- triangles, diagonals, ranges and reversed rows -------------------------------------------------------------------------------
 
 
-def _diagonal(n: Node) -> int:
-    return (n.ints(1) or [0])[0]
-
-
 @imports("Trilu")
 def trilu(n: Node) -> object:
-    return n.b.tril_triu(n.x(), diagonal=_diagonal(n), lower=not n.attr("upper", 1))
+    return n.b.tril_triu(n.x(), diagonal=(n.ints(1) or [0])[0], lower=not n.attr("upper", 1))
 
 
 @on_numpy("EyeLike")
@@ -245,7 +241,7 @@ def reverse_sequence(n: Node) -> object:
     return n.b.transpose(reshaped(n, found, x.shape), axis=(time, batch, *range(2, n.rank())))
 
 
-# -- joining, cutting, repeating ----------------------------------------------------------------------------------------------
+# -- export -------------------------------------------------------------------------------------------------------------------------
 
 
 @exports("stack")
@@ -339,9 +335,6 @@ def tril_triu(op: Op) -> str:
 
 def _value(op: Op, value: float) -> str:
     return op.const(np.array(value, np_dtype(op.dtype("X"))))
-
-
-# -- sizes from computed values ---------------------------------------------------------------------------------------------------
 
 
 @exports("slice_by")

@@ -137,7 +137,7 @@ def _sums(n: Node, x: Any, at: Sequence[AxisWindows]) -> Any:
     return _image_of(n, n.b.reduce_sum(rows, dim=(1,)), at)
 
 
-# -- with a table -----------------------------------------------------------------------------------------------------------------
+# -- with a table -------------------------------------------------------------------------------------------------------------------
 
 
 def _gather_windows(n: Node, x: Any, at: Sequence[AxisWindows]) -> Any:
@@ -170,6 +170,9 @@ def _positions_of_largest(n: Node, rows: Any, at: Sequence[AxisWindows]) -> Any:
     found = n.b.gather(n.const(place.reshape(-1, 1)), n.b.reshape(tap, shape=(-1,)))
     begin = n.const(np.arange(images) * prod(a.size for a in at))
     return _image_of(n, n.b.elementwise_add(n.b.reshape(found, shape=(windows, images)), begin), at)
+
+
+# -- export -------------------------------------------------------------------------------------------------------------------------
 
 
 @exports("pool2d")

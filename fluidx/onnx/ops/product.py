@@ -86,6 +86,9 @@ def gemm(n: Node) -> object:
     return n.b.elementwise_add(y, c)
 
 
+# -- export -------------------------------------------------------------------------------------------------------------------------
+
+
 @exports("matmul")
 def export_matmul(op: Op) -> str:
     x, y, tx, ty, alpha = op.type_of("X"), op.type_of("Y"), op.attrs["transpose_x"], op.attrs["transpose_y"], op.attrs["alpha"]

@@ -91,6 +91,9 @@ def _dtype(n: Node, default: str) -> str:
     return as_dtype(found)
 
 
+# -- export -------------------------------------------------------------------------------------------------------------------------
+
+
 @exports("dropout")
 def export_dropout(op: Op) -> str | dict[str, str]:
     """In inference, a Dropout node without effect, so that a program that trains the model again knows the rate."""

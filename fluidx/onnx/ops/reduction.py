@@ -85,15 +85,15 @@ def _integer_mean(n: Node, x: Variable, gone: list[int]) -> Variable:
     return n.b.elementwise_mul(n.b.sign(total), n.b.elementwise_floordiv(n.b.abs(total), count))
 
 
+# -- export -------------------------------------------------------------------------------------------------------------------------
+
+
 @exports("cumsum")
 def cumsum(op: Op) -> str:
     a, x = op.attrs, op["X"]
     x = op.emit("Reshape", x, op.ints([-1])) if a["flatten"] else x
     axis = op.const(np.array(0 if a["flatten"] else a["axis"], np.int64))
     return op.emit("CumSum", x, axis, exclusive=int(a["exclusive"]), reverse=int(a["reverse"]))
-
-
-# -- reductions ---------------------------------------------------------------------------------------------------------------
 
 
 @exports(*_REDUCE)

@@ -109,6 +109,9 @@ def computed_unique(n: Node) -> object:
     return n.b.unique(n.x(), axis=axis or 0, flatten=axis is None, sorted=bool(n.attr("sorted", 1)))
 
 
+# -- export -------------------------------------------------------------------------------------------------------------------------
+
+
 @exports("one_hot", "one_hot_v2")
 def export_one_hot(op: Op) -> str:
     """In ONNX a negative id counts from the end, and one that is too large gives zeros."""
@@ -143,9 +146,6 @@ def argsort(op: Op) -> dict[str, Any]:
     count = op.sizes(op["X"], axis, axis + 1)
     values, places = op.emit_many("TopK", 2, op["X"], count, axis=axis, largest=int(op.attrs["descending"]))
     return {"Out": values, "Indices": places}
-
-
-# -- selection by values ----------------------------------------------------------------------------------------------------------
 
 
 @exports("where_index")

@@ -191,7 +191,7 @@ def empty_stack(info: Any, axis: int) -> Any:
     return np.zeros(checked_shape(sizes), numpy_dtype(declared.elem_type or 1))
 
 
-# -- sequences --------------------------------------------------------------------------------------------------------------------
+# -- export -------------------------------------------------------------------------------------------------------------------------
 
 
 @exports("sequence_empty")
@@ -213,9 +213,6 @@ def _sizes(op: Op) -> list[str]:
         return []
     known = op.dtype("Split") in ("int32", "int64")
     return [op["Split"] if known else op.emit("Cast", op["Split"], to=op.code("int64"))]
-
-
-# -- optionals --------------------------------------------------------------------------------------------------------------------
 
 
 @exports("optional")

@@ -94,16 +94,12 @@ def unsqueeze(n: Node) -> object:
     return n.b.unsqueeze(n.x(), axes=tuple(axes_of(axes, n.rank() + len(axes))))
 
 
-def _order(n: Node) -> tuple[int, ...]:
-    return tuple(n.attr("perm", range(n.rank())[::-1]))
-
-
 @imports("Transpose")
 def transpose(n: Node) -> object:
-    return n.b.transpose(n.x(0), axis=_order(n))
+    return n.b.transpose(n.x(0), axis=tuple(n.attr("perm", range(n.rank())[::-1])))
 
 
-# -- shapes -------------------------------------------------------------------------------------------------------------------
+# -- export -------------------------------------------------------------------------------------------------------------------------
 
 
 @exports("reshape")
