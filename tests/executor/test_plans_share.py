@@ -17,6 +17,7 @@ from fluidx.ir import FeedError, NotInitializedError, TensorType
 from fluidx.ir.operator import Operator, Role
 from fluidx.ir.parts import Part
 from fluidx.ops.kernels import KernelBody
+from tests.sweep import examples
 
 L = fx.layers
 BATCHES = (0, 1, 2, 3, 5, 8, 31, 32, 33, 64)
@@ -73,7 +74,7 @@ def written(model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(examples(1, 3)))
 def test_a_plan_hangs_on_none_before_it(model, seed):
     main, loss = written(model)
     ways = [(b, {"fetch": fetch, "fuse": fuse}) for b in BATCHES for fetch in ([loss], None) for fuse in (True, False)]

@@ -15,7 +15,7 @@ from fluidx.ir.parser import parse_program
 from tests.ir.random_programs import pairs, programs
 from tests.sweep import examples
 
-relaxed = settings(max_examples=examples(20, 40), deadline=None, suppress_health_check=list(HealthCheck))
+relaxed = settings(max_examples=examples(12, 100), deadline=None, suppress_health_check=list(HealthCheck))
 
 TEXT = """program p {
   group dp = [0, 1]

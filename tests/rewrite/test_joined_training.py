@@ -135,7 +135,7 @@ def _mutated(main, rng):
     return new
 
 
-@settings(max_examples=examples(30, 60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15, 100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32 - 1))
 def test_whatever_the_program_says_it_goes_on_saying(seed):
     """Programs that are wrong in some place: what is not the chain, or not its gradient, has to stay."""

@@ -22,7 +22,7 @@ from tests.mutants.models.base import build
 from tests.sweep import examples
 from tests.transpiler import random_models
 
-several = settings(max_examples=examples(20, 40), deadline=None, suppress_health_check=list(HealthCheck))
+several = settings(max_examples=examples(12, 100), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def run(main, startup, feeds, fetch, rewrite, natively):

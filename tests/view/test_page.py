@@ -211,7 +211,7 @@ def test_main_and_startup_are_two_parts():
     assert len(view["parts"][1]["ops"]) == len(startup.ops)
 
 
-@settings(max_examples=examples(20, 200), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12, 200), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(programs())
 def test_every_operator_stands_once_in_the_tree_in_order(program):
     part = program_model(program)
