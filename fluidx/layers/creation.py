@@ -47,53 +47,17 @@ def fill_constant(
 
 
 def _random_like(
-    op_type: str, input: Variable, shape: Sequence[int], dtype: Any, input_dim_idx: int, output_dim_idx: int, seed: int, **attrs: float
-) -> Variable:
-    helper = LayerWriter(op_type)
+    helper: LayerWriter, input: Variable, shape: Sequence[int], dtype: Any, input_dim_idx: int, output_dim_idx: int, seed: int,
+    **attrs: float,
+) -> Variable:  # fmt: skip
     x, result = helper.variable(input, "input"), helper.fresh()
     numbers: dict[str, Any] = {k: number(helper.label, k, v) for k, v in attrs.items()}
     seed = whole(helper.label, "seed", seed or 0, 0) or derive_seed(helper.main, result)
     return helper.op(
-        op_type, x, out={"Out": result}, shape=wholes(helper.label, "shape", shape), dtype=as_dtype(dtype), seed=seed, per_run=True,
+        helper.kind, x, out={"Out": result}, shape=wholes(helper.label, "shape", shape), dtype=as_dtype(dtype), seed=seed, per_run=True,
         input_dim_idx=helper.axis(x, input_dim_idx, "input_dim_idx"),
         output_dim_idx=whole(helper.label, "output_dim_idx", output_dim_idx, 0), **numbers,
     )  # fmt: skip
-
-
-def uniform_random_batch_size_like(
-    input: Variable,
-    shape: Sequence[int],
-    dtype: Any = "float32",
-    input_dim_idx: int = 0,
-    output_dim_idx: int = 0,
-    min: float = -1.0,
-    max: float = 1.0,
-    seed: int = 0,
-) -> Variable:
-    """`uniform_random` of `shape`, its axis `output_dim_idx` as long as input's axis `input_dim_idx`.
-
-    >>> import fluidx as fx
-    >>> with fx.program_guard(fx.Program(), fx.Program()):
-    ...     fx.layers.uniform_random_batch_size_like(fx.data("x", [None, 3], "float32"), [-1, 7]).shape
-    (-1, 7)
-    """
-    indices = input_dim_idx, output_dim_idx
-    return _random_like("uniform_random_batch_size_like", input, shape, dtype, *indices, seed, min=min, max=max)
-
-
-def gaussian_random_batch_size_like(
-    input: Variable,
-    shape: Sequence[int],
-    input_dim_idx: int = 0,
-    output_dim_idx: int = 0,
-    mean: float = 0.0,
-    std: float = 1.0,
-    seed: int = 0,
-    dtype: Any = "float32",
-) -> Variable:
-    """`gaussian_random` of `shape`, its axis `output_dim_idx` as long as input's axis `input_dim_idx`."""
-    indices = input_dim_idx, output_dim_idx
-    return _random_like("gaussian_random_batch_size_like", input, shape, dtype, *indices, seed, mean=mean, std=std)
 
 
 def sequence_mask(x: Variable, maxlen: Any = None, dtype: Any = "int64", name: str | None = None) -> Variable:
@@ -128,30 +92,12 @@ def zeros(shape: Sequence[int], dtype: Any, force_cpu: bool = False) -> Variable
     return fill_constant(shape, dtype, 0.0)
 
 
-def _random(op_type: str, shape: Sequence[int], dtype: Any, seed: int, name: str | None, **attrs: float) -> Variable:
-    helper = LayerWriter(op_type, name)
+def _random(helper: LayerWriter, shape: Sequence[int], dtype: Any, seed: int, **attrs: float) -> Variable:
     dims = wholes(helper.label, "shape", shape, least=0)
     numbers: dict[str, Any] = {k: number(helper.label, k, v) for k, v in attrs.items()}
     result = helper.fresh()
     seed = whole(helper.label, "seed", seed or 0, 0) or derive_seed(helper.main, result)
-    return helper.op(op_type, out={"Out": result}, shape=dims, dtype=as_dtype(dtype), seed=seed, per_run=True, **numbers)
-
-
-def uniform_random(
-    shape: Sequence[int], dtype: Any = "float32", min: float = -1.0, max: float = 1.0, seed: int = 0, name: str | None = None
-) -> Variable:
-    """Values uniform over [min, max), drawn again in each run.
-
-    For seed 0, the seed is derived from the program's random_seed and the variable's name.
-    """
-    return _random("uniform_random", shape, dtype, seed, name, min=min, max=max)
-
-
-def gaussian_random(
-    shape: Sequence[int], mean: float = 0.0, std: float = 1.0, seed: int = 0, dtype: Any = "float32", name: str | None = None
-) -> Variable:
-    """Normally distributed values, drawn again in each run; `seed` as in uniform_random."""
-    return _random("gaussian_random", shape, dtype, seed, name, mean=mean, std=std)
+    return helper.op(helper.kind, out={"Out": result}, shape=dims, dtype=as_dtype(dtype), seed=seed, per_run=True, **numbers)
 
 
 def range(start: Any, end: Any, step: Any, dtype: Any) -> Variable:
@@ -206,6 +152,32 @@ fill_constant_batch_size_like = row(
     "`shape` filled with `value`, its axis `output_dim_idx` as long as input's axis `input_dim_idx`.",
     unused=["force_cpu"], input_dim_idx=axis_of, output_dim_idx=at_least(0),
 )
+gaussian_random = row(
+    "gaussian_random(shape: Sequence[int], mean=0.0, std=1.0, seed=0, dtype='float32', name=None)",
+    "Normally distributed values, drawn again in each run; `seed` as in uniform_random.", write=_random,
+)
+gaussian_random_batch_size_like = row(
+    "gaussian_random_batch_size_like("
+    "input, shape: Sequence[int], input_dim_idx=0, output_dim_idx=0, mean=0.0, std=1.0, seed=0, dtype='float32')",
+    "`gaussian_random` of `shape`, its axis `output_dim_idx` as long as input's axis `input_dim_idx`.", write=_random_like,
+)
+
+uniform_random = row("uniform_random(shape: Sequence[int], dtype='float32', min=-1.0, max=1.0, seed=0, name=None)", """
+    Values uniform over [min, max), drawn again in each run.
+
+    For seed 0, the seed is derived from the program's random_seed and the variable's name.
+    """, write=_random)
+
+uniform_random_batch_size_like = row(
+    "uniform_random_batch_size_like("
+    "input, shape: Sequence[int], dtype='float32', input_dim_idx=0, output_dim_idx=0, min=-1.0, max=1.0, seed=0)", """
+    `uniform_random` of `shape`, its axis `output_dim_idx` as long as input's axis `input_dim_idx`.
+
+    >>> import fluidx as fx
+    >>> with fx.program_guard(fx.Program(), fx.Program()):
+    ...     fx.layers.uniform_random_batch_size_like(fx.data("x", [None, 3], "float32"), [-1, 7]).shape
+    (-1, 7)
+    """, write=_random_like)
 # fmt: on
 
 __all__ = [

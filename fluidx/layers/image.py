@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,80 +48,7 @@ def image_resize(
     <Variable image_resize_0.tmp_0: f32[-1,3,12,12]>
     """
     helper = LayerWriter("image_resize", name)
-    return _resized(helper, input, out_shape, scale, resample, actual_shape, align_corners, align_mode, data_format)
-
-
-def resize_linear(
-    input: Variable,
-    out_shape: Sequence[int] | None = None,
-    scale: float | None = None,
-    name: str | None = None,
-    actual_shape: Any = None,
-    align_corners: bool = True,
-    align_mode: int = 1,
-    data_format: str = "NCW",
-) -> Variable:
-    """`image_resize` of [n, c, w], interpolated between two elements."""
-    helper = LayerWriter("resize_linear", name)
-    return _resized(helper, input, out_shape, scale, "LINEAR", actual_shape, align_corners, align_mode, data_format)
-
-
-def resize_bilinear(
-    input: Variable,
-    out_shape: Sequence[int] | None = None,
-    scale: float | None = None,
-    name: str | None = None,
-    actual_shape: Any = None,
-    align_corners: bool = True,
-    align_mode: int = 1,
-    data_format: str = "NCHW",
-) -> Variable:
-    """`image_resize` of [n, c, h, w], interpolated between four elements."""
-    helper = LayerWriter("resize_bilinear", name)
-    return _resized(helper, input, out_shape, scale, "BILINEAR", actual_shape, align_corners, align_mode, data_format)
-
-
-def resize_trilinear(
-    input: Variable,
-    out_shape: Sequence[int] | None = None,
-    scale: float | None = None,
-    name: str | None = None,
-    actual_shape: Any = None,
-    align_corners: bool = True,
-    align_mode: int = 1,
-    data_format: str = "NCDHW",
-) -> Variable:
-    """`image_resize` of [n, c, d, h, w], interpolated between eight elements."""
-    helper = LayerWriter("resize_trilinear", name)
-    return _resized(helper, input, out_shape, scale, "TRILINEAR", actual_shape, align_corners, align_mode, data_format)
-
-
-def resize_bicubic(
-    input: Variable,
-    out_shape: Sequence[int] | None = None,
-    scale: float | None = None,
-    name: str | None = None,
-    actual_shape: Any = None,
-    align_corners: bool = True,
-    align_mode: int = 0,
-    data_format: str = "NCHW",
-) -> Variable:
-    """`image_resize` of [n, c, h, w] by cubic interpolation between sixteen elements: Keys' kernel with a = -0.75."""
-    helper = LayerWriter("resize_bicubic", name)
-    return _resized(helper, input, out_shape, scale, "BICUBIC", actual_shape, align_corners, align_mode, data_format)
-
-
-def resize_nearest(
-    input: Variable,
-    out_shape: Sequence[int] | None = None,
-    scale: float | None = None,
-    name: str | None = None,
-    actual_shape: Any = None,
-    align_corners: bool = True,
-    data_format: str = "NCHW",
-) -> Variable:
-    """`image_resize` of [n, c, h, w] to the nearest element (halves are rounded up), or with align_corners=False to the one below."""
-    return _resized(LayerWriter("resize_nearest", name), input, out_shape, scale, "NEAREST", actual_shape, align_corners, 1, data_format)
+    return _resized(helper, input, out_shape, scale, actual_shape, align_corners, data_format, resample, align_mode)
 
 
 def image_resize_short(input: Variable, out_short_len: int, resample: str = "BILINEAR") -> Variable:
@@ -131,25 +59,25 @@ def image_resize_short(input: Variable, out_short_len: int, resample: str = "BIL
     sizes = [helper.known(x, "input", axis) for axis in (2, 3)]
     short = whole(helper.label, "out_short_len", out_short_len, 1)
     out = [short if size == min(sizes) else int(size * short / min(sizes) + 0.5) for size in sizes]
-    return _resized(helper, x, out, None, resample, None, True, 1, "NCHW")
+    return _resized(helper, x, out, None, None, True, "NCHW", resample)
 
 
 def _resized(
-    helper: LayerWriter, input: Variable, out_shape: Any, scale: Any, resample: str, actual_shape: Any, corners: bool, mode: int,
-    layout: str,
+    helper: LayerWriter, input: Variable, out_shape: Any, scale: Any, actual_shape: Any, align_corners: bool, data_format: str,
+    resample: str, align_mode: int = 1,
 ) -> Variable:  # fmt: skip
     unsupported(helper.label, actual_shape=actual_shape)
     x = helper.variable(input, "input")
     kind, count = _RESAMPLE[one_of(helper.label, "resample", resample.upper() if isinstance(resample, str) else resample, _RESAMPLE)]
     helper.rank(x, "input", count + 2)
-    first = 2 if one_of(helper.label, "data_format", layout, _FORMATS[count]) == _FORMATS[count][0] else 1
+    first = 2 if one_of(helper.label, "data_format", data_format, _FORMATS[count]) == _FORMATS[count][0] else 1
     axes = tuple(range(first, first + count))
-    if mode not in (0, 1):
-        raise wrong(f"{helper.label}: align_mode must be 0 or 1, got {mode!r}")
-    if corners:
+    if align_mode not in (0, 1):
+        raise wrong(f"{helper.label}: align_mode must be 0 or 1, got {align_mode!r}")
+    if align_corners:
         coordinates, nearest = "align_corners", "round_prefer_ceil"
     else:
-        coordinates, nearest = ("pytorch_half_pixel" if kind == "cubic" or kind == "linear" and mode == 0 else "asymmetric"), "floor"
+        coordinates, nearest = ("pytorch_half_pixel" if kind == "cubic" or kind == "linear" and align_mode == 0 else "asymmetric"), "floor"
     sizes, scales = _lengths(helper, x, axes, out_shape, scale)
     return helper.op("resize", x, axes=axes, sizes=sizes, scales=scales, spans=(), mode=kind, coordinates=coordinates, nearest=nearest)
 
@@ -331,6 +259,35 @@ def _image(helper: LayerWriter, x: Variable) -> tuple[int, int, int]:
 
 
 # fmt: off
+_RESIZED = (
+    "input, out_shape: Sequence[int] | None = None, scale: float | None = None, name=None, actual_shape: Any = None, align_corners=True"
+)
+resize_linear = row(
+    f"resize_linear({_RESIZED}, align_mode=1, data_format='NCW')",
+    "`image_resize` of [n, c, w], interpolated between two elements.",
+    write=partial(_resized, resample="LINEAR"),
+)
+resize_bilinear = row(
+    f"resize_bilinear({_RESIZED}, align_mode=1, data_format='NCHW')",
+    "`image_resize` of [n, c, h, w], interpolated between four elements.",
+    write=partial(_resized, resample="BILINEAR"),
+)
+resize_trilinear = row(
+    f"resize_trilinear({_RESIZED}, align_mode=1, data_format='NCDHW')",
+    "`image_resize` of [n, c, d, h, w], interpolated between eight elements.",
+    write=partial(_resized, resample="TRILINEAR"),
+)
+resize_bicubic = row(
+    f"resize_bicubic({_RESIZED}, align_mode=0, data_format='NCHW')",
+    "`image_resize` of [n, c, h, w] by cubic interpolation between sixteen elements: Keys' kernel with a = -0.75.",
+    write=partial(_resized, resample="BICUBIC"),
+)
+resize_nearest = row(
+    f"resize_nearest({_RESIZED}, data_format='NCHW')",
+    "`image_resize` of [n, c, h, w] to the nearest element (halves are rounded up), or with align_corners=False to the one below.",
+    write=partial(_resized, resample="NEAREST"),
+)
+
 grid_sampler = row("grid_sampler(x, grid, name=None)", """
     Values of images [n, c, h, w] at points: grid is [n, h', w', 2], (x, y) from -1 to 1 between the centers of the corners.
 

@@ -35,6 +35,7 @@ def row(
     always: Mapping[str, Any] | None = None,
     result: int | None = None,
     stop_gradient: bool = False,
+    write: Callable[..., Any] | None = None,
     **checks: Check | tuple[str, Check],
 ) -> Any:
     """The layer `signature`, which appends one operator `op`, by default that of the layer's name.
@@ -45,7 +46,8 @@ def row(
 
     An argument without a type is a Variable, or has the type of its default. In `doc`, an example that is one expression needs no program
     around it. `kind` is what names of variables begin with (the layer's name), `always` has attributes that no argument sets, `result` is
-    the index of the only output that is returned, and with `stop_gradient` no gradient passes through it.
+    the index of the only output that is returned, and with `stop_gradient` no gradient passes through it. Layers of a family that do more
+    share a function `write(helper, **arguments)`, which gets all arguments but `name`.
 
     >>> relu = row("relu(x, name=None)", "max(x, 0).")
     >>> import inspect
@@ -54,7 +56,11 @@ def row(
     """
     name, _, arguments = signature.partition("(")
     form = _form(arguments)
-    layer = _Layer(name, form, op or name, kind or name, slots, unused, always or {}, result, stop_gradient, checks)
+    layer: Callable[..., Any]
+    if write is not None:
+        layer = _written_by(write, kind or name, form.names)
+    else:
+        layer = _Layer(name, form, op or name, kind or name, slots, unused, always or {}, result, stop_gradient, checks)
     caller = sys._getframe(1)
     made: dict[str, Any] = {}
     exec(form.code, caller.f_globals, made)  # a function of the row's module, so that its doctest is found there
@@ -93,6 +99,16 @@ def _form(arguments: str) -> _Form:
     text = f"def build(layer):\n def made({ast.unparse(declared.args)}) -> {returns}: return layer({', '.join(names)})\n return made"
     lacking = frozenset(n for n, default in defaults.items() if ast.unparse(default) == "None")
     return _Form(names, lacking, compile(text, "<row>", "exec"))
+
+
+def _written_by(write: Callable[..., Any], kind: str, names: Sequence[str]) -> Callable[..., Any]:
+    """What a layer calls whose operators `write` appends."""
+
+    def layer(*values: Any) -> Any:
+        given = dict(zip(names, values))
+        return write(LayerWriter(kind, given.pop("name", None)), **given)
+
+    return layer
 
 
 class _Layer:

@@ -76,6 +76,20 @@ def test_slots_result_kind_and_always():
     assert cut.attrs["lower"] is False
 
 
+def test_layers_of_a_family_share_a_function_that_writes_them():
+    def squares(helper, x, times):
+        for _ in range(times):
+            x = helper.op("square", x)
+        return x
+
+    fourth = row("fourth(x, times=2, name=None)", "", write=squares)
+    with fx.program_guard(fx.Program(), fx.Program()), fx.unique_name.guard():
+        x = fx.data("x", [3], "float32")
+        assert [fourth(x).name, fourth(x, 1, name="mine").name] == ["fourth_0.tmp_1", "mine.tmp_0"]
+        with pytest.raises(fx.ProgramError, match="^layers.fourth: X must be a Variable, got int: 3"):
+            fourth(3)
+
+
 def test_none_leaves_an_attribute_to_the_op_if_it_is_the_default():
     layer = row("softshrink(x, alpha: float | None = None)", "")
     with fx.program_guard(fx.Program(), fx.Program()):
