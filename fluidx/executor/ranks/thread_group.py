@@ -19,7 +19,7 @@ from ...comm.threads.world import ThreadWorld
 from ...ir.errors import ExecutionError, FluidxError, RankError
 from ...ir.types import TensorType
 from ...native.world import Launch
-from ..places import CUDAPlace, using
+from ..places import CUDAPlace, array_module, using
 from ..plan.allocation import copied
 from ..run import observers
 from ..run.bound_plan import BoundPlan
@@ -83,6 +83,8 @@ class ThreadGroup:
             return ThreadWorld(self.world_size, self.timeout)
         if not all(isinstance(p, CUDAPlace) for p in self.places):
             raise ExecutionError(f"places must be all CPU or all CUDA, got {self.places}")
+        for place in self.places:
+            array_module(place)  # a GPU that is missing is named before what NCCL needs
         from ...comm.nccl import NcclWorld
 
         return NcclWorld([p.device for p in self.places if isinstance(p, CUDAPlace)], self.timeout)
