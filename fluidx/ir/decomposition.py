@@ -49,10 +49,6 @@ class Decomposition:
         """Append an operator with these names by slot."""
         self._append(self.op.replace(type=op_type, inputs=inputs, outputs=outputs, attrs=opdef(op_type).complete_attrs(attrs), role_var=()))
 
-    def cast(self, name: str, dtype: str) -> str:
-        """The value in a dtype; itself if it has that dtype."""
-        return name if self.type(name).dtype == dtype else self("cast", name, dtype=dtype)
-
     def _append(self, part: Operator) -> None:
         written = part.output_arg_names
         role_var = self.op.role_var if any(n in self.op.role_var for n in written) else ()

@@ -52,8 +52,8 @@ def onnx_operators(name: str) -> list[str]:
 
     Samples that ONNX cannot express are left out.
 
-    >>> onnx_operators("thresholded_relu")
-    ['LessOrEqual', 'Where']
+    >>> onnx_operators("hard_shrink")
+    ['Abs', 'LessOrEqual', 'Where']
     """
     from ..onnx.errors import OnnxError
     from ..onnx.export import to_onnx

@@ -88,7 +88,8 @@ class RowParts:
         self.possible = self.sizes.count(ANY) < 2
 
     def wide(self, slot: str) -> str:
-        return self.d.cast(self.d[slot], self.dtype)
+        name = self.d[slot]
+        return name if self.d.type(name).dtype == self.dtype else self.d("cast", name, dtype=self.dtype)
 
     def mean(self, value: str, slot: str = "") -> str:
         return self.d("reduce_mean", value, dim=self.dims, out=self.d.out(slot), word="mean")
