@@ -46,7 +46,7 @@ CHOICES = [
     (
         lambda: fx.strategies.data_parallel(depth=2),
         "data_parallel has no option 'depth'; it has: bucket_mb, first_bucket_mb, overlap; and as every strategy: loss, strict, algorithm, "
-        "hierarchical, wire, wire_scale, cpu_offload",
+        "hierarchical, wire, wire_scale, cpu_offload, rings",
     ),
     (lambda: fx.strategies.ring_optimizer(chunk_mb="4"), "ring_optimizer: chunk_mb must be a number of MiB above 0, got '4'"),
     (lambda: fx.strategies.data_parallel(bucket_mb=-1), "data_parallel: bucket_mb must be a number of MiB, 0 or more, got -1"),
@@ -106,11 +106,6 @@ CONFIGS = [
     ({"collective_mod": "reduce"}, "DistributeTranspilerConfig has no field 'collective_mod'; did you mean 'collective_mode'?"),
     ({"mode": "nccl"}, "unknown mode='nccl'; did you mean 'nccl2'?"),
     ({"sync_mode": False}, ASYNCHRONOUS),
-    (
-        {"hierarchical_allreduce_inter_nranks": 4},
-        "hierarchical_allreduce_inter_nranks is not a field to set here: transpile(trainers=fx.Cluster(hosts=2, devices_per_host=4)) "
-        "reduces inside a host and sends between hosts",
-    ),
     ({"collective_mode": "ring_optimiser"}, "unknown collective_mode='ring_optimiser'; did you mean 'ring_optimizer'?"),
     ({"collective_mode": "zero"}, "unknown collective_mode='zero'; there are: grad_allreduce, reduce, ring_optimizer"),
     ({"split_method": "HashNames"}, "unknown split_method='HashNames'; did you mean 'HashName'?"),

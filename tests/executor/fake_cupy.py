@@ -111,7 +111,7 @@ class _Function:
 class FakeCupy:
     """`fake.add(x, y)` and the rest of cupy's names."""
 
-    __name__ = "cupy"
+    __name__, __version__ = "cupy", "14.2.0"
     ndarray = DeviceArray
     cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None))
     lib = SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=_Function("as_strided", np.lib.stride_tricks.as_strided)))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fluidx as fx
+from fluidx.comm.threads.world import ThreadWorld
 from fluidx.config import ConfigError, affinity
 from fluidx.executor.ranks import affinity as affinities
 from fluidx.executor.ranks.thread_workers import RankThreads
@@ -87,4 +88,4 @@ def test_without_a_word_no_thread_is_moved(monkeypatch):
     monkeypatch.setattr(os, "sched_setaffinity", lambda *args: pytest.fail("a thread was moved"))
     with affinities.kept_to(None):
         assert affinities.cores_of(3) == [None] * 3
-    assert RankThreads([], None, 1.0).cores == []
+    assert RankThreads([], ThreadWorld(2), 1.0).cores == []

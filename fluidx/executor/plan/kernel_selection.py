@@ -199,7 +199,7 @@ class Chooser:
     def _body(self, node: PlanNode) -> KernelBody:
         """The first body that supports the layouts of the operands."""
         table = bodies(node.definition, self.device, self.natively)
-        if len(table) == 1:
+        if len(table) == 1 and (node.here is None or node.here.part is None):
             return table[0]
         ins, outs = self.storage.operands(node)
         attrs, part = (node.op.attrs, None) if node.here is None else (node.here.attrs, node.here.part)
