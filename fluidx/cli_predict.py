@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from .cli_options import STRATEGIES, STRATEGY_HELP, RankCount, RankCounts, Shapes, StrategyChoice, check_output, program_file, readable
 from .cli_programs import read, transpiled
@@ -143,11 +144,15 @@ def _check(file: Path, output: Path | None, profiles: tuple[Path, ...]) -> None:
 
     if profiles:
         raise click.UsageError("--from adds profiles to a calibration, --check measures the speed only: give one of them")
+    source = click.get_current_context().get_parameter_source
+    options = {"ranks": "-n", "backend": "--backend", "anyway": "--anyway"}
+    if said := [option for name, option in options.items() if source(name) is not ParameterSource.DEFAULT]:
+        raise click.UsageError(f"--check measures the speed only, without {', '.join(said)}: leave out one or the other")
+    check_output(output)
     machine = load(str(file))
     found = check_speed(machine)
     click.echo(str(found))
     if output is not None:
-        check_output(output)
         save(at_speed(machine, found.now), output)
         click.echo(f"wrote {output}")
 

@@ -21,7 +21,7 @@ the table is exported from its scalar expression.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
@@ -140,9 +140,13 @@ class OneToOne:
 
     def read(self, n: Node, operands: Sequence[Any] | None = None) -> Any:
         """Write the operator of fluidx for a node, by default for the operands of the node."""
-        given = {a.name: a.read(n.attr(name, a.default)) for name, a in self.attrs.items()}
+        given = {a.name: a.read(_one_of(n, name, a.default, [*a.words])) for name, a in self.attrs.items()}
         xs = n.xs() if operands is None else operands
         return n.b.emit(self.op, *([xs] if opdef(self.op).in_slots[0].many else xs), **self.ours, **given)
+
+    def without(self, *names: str) -> OneToOne:
+        """The same operator without these attributes of ONNX."""
+        return replace(self, attrs={name: a for name, a in self.attrs.items() if name not in names})
 
     def write(self, op: Op) -> str | Mapping[str, Any]:
         """Write the node for an operator of fluidx."""
@@ -165,6 +169,14 @@ class OneToOne:
         while values and not values[-1]:
             values.pop()
         return values
+
+
+def _one_of(n: Node, name: str, default: Any, options: Sequence[Any]) -> Any:
+    """An attribute of a node. Raises OnnxError if there are options and it is none of them."""
+    value = n.attr(name, default)
+    if options and value not in options:
+        raise n.wrong(f"{name} must be one of {', '.join(map(str, options))}, found {value!r}")
+    return value
 
 
 ENTRIES: list[OneToOne] = []
@@ -215,8 +227,12 @@ _KINDS: dict[tuple[str, str], list[tuple[OneToOne, Any]]] = {}  # ONNX operator 
 
 def _read_kind(kinds: list[tuple[OneToOne, Any]], n: Node) -> Any:
     """Write the operator of the entry whose attributes a node has."""
-    made, read = next(e for e in kinds if all(n.attr(name, type(value)()) == value for name, value in e[0].theirs.items()))
-    return read(made, n)
+    for made, read in kinds:
+        if all(n.attr(name, type(value)()) == value for name, value in made.theirs.items()):
+            return read(made, n)
+    for name, value in kinds[0][0].theirs.items():
+        _one_of(n, name, type(value)(), [made.theirs[name] for made, _ in kinds if name in made.theirs])
+    raise n.wrong(f"no operator of fluidx has all of its attributes {', '.join(kinds[0][0].theirs)}")
 
 
 # -- functions ------------------------------------------------------------------------------------------------------------------

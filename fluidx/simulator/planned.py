@@ -38,8 +38,8 @@ class Prediction(NamedTuple):
 @dataclass(frozen=True)
 class Considered:
     """A candidate of the planner. `form` is what its closed form says, `predicted` what a simulation said, None if it was not simulated.
-    `refused` is the reason why it cannot be taken, "" if it can; `over` the bytes by which it does not fit. `exact`: every rank and every
-    message were simulated, and not one rank for all; `note` says what was not."""
+    `refused` is the reason why it cannot be taken, "" if it can; `over` the bytes by which it does not fit. `exact`: no more exact
+    simulation follows: every rank and every message were simulated, and not one rank for all, or `note` says why not."""
 
     candidate: Candidate
     form: ClosedForm | None = None
@@ -168,7 +168,7 @@ def _rows(shown: Sequence[Considered], limit: MemoryLimit) -> Iterator[str]:
         found = one.predicted
         assert found is not None
         memory = show_size(found.memory) + (f" + {show_size(found.host_memory)} host" if found.host_memory else "")
-        number = f"{k + 1}{'=' if one.exact else ' '}"
+        number = f"{k + 1}{'=' if one.exact and not one.note else ' '}"
         table.append(
             (number, show_seconds(found.seconds), memory, show_seconds(found.exposed), one.binds(limit), str(one.candidate))
         )  # fmt: skip

@@ -114,7 +114,7 @@ class _PlanSearch:
             done = self._exactly(done)
             fits = _fitting(done)
             if not fits:
-                raise nothing_fits([c for c in done if c.refused or c.note], self.prices.limit)
+                raise nothing_fits([c for c in done if c.refused or c.note], self.prices.limit, self.recompute)
             chosen = fits[0]
             report = self._verified(chosen)
             if isinstance(report, Report):

@@ -20,8 +20,8 @@ def too_much(memory: int, over: int) -> str:
     return f"it needs {show_size(memory)} a device, {show_size(over)} more than there are for a plan"
 
 
-def nothing_fits(refused: Sequence[Considered], limit: MemoryLimit) -> TranspileError:
-    """The error if all candidates are refused, or were not simulated as they are too much work."""
+def nothing_fits(refused: Sequence[Considered], limit: MemoryLimit, recompute: bool) -> TranspileError:
+    """The error if all candidates are refused, or were not simulated as they are too much work. `recompute`: was recomputation tried?"""
     large = [c for c in refused if c.form is not None and not c.refused.startswith(SAME)]
     if not refused:
         return TranspileError(
@@ -41,7 +41,7 @@ def nothing_fits(refused: Sequence[Considered], limit: MemoryLimit) -> Transpile
         f"plan: none of {len(refused)} candidates fits into {limit}\n"
         f"  nearest: {near.candidate} needs {show_size(needs)}, {show_size(needs - limit.usable)} too much: "
         f"{show_size(form.state)} of parameters and optimizer state, {show_size(values)} of gradients, gathered parameters and "
-        f"activations\n  {_advice(near, values)}"
+        f"activations\n  {_advice(near, values, recompute)}"
     )
 
 
@@ -50,13 +50,14 @@ def _memory(c: Considered) -> int:
     return c.predicted.memory if c.predicted is not None else c.form.memory
 
 
-def _advice(near: Considered, values: int) -> str:
+def _advice(near: Considered, values: int, recompute: bool) -> str:
     assert near.form is not None
     if near.form.state > values:
         found = ["more ranks, which divide parameters and optimizer state"]
         if not near.form.host_memory:
             found.insert(1, "cpu_offload=True, which has optimizer state in host memory")
     else:
-        again = [] if near.candidate.recomputes else ["recomputation in backward (recompute=True, or fx.optimizer.RecomputeOptimizer)"]
+        way = "recomputation in backward (recompute=True, or fx.optimizer.RecomputeOptimizer)"
+        again = [] if recompute or near.candidate.recomputes else [way]
         found = ["a smaller batch", *again, "more ranks with the same batch"]
     return f"what would help: {'; '.join(found)}"

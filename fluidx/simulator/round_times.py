@@ -46,8 +46,8 @@ class RoundTimes:
 
     def seconds(self, name: str, method: str, sets: Sequence[Sequence[int]], nbytes: float, hosts: int = 1, rooted: bool = False) -> float:
         """The time of a collective with the algorithm `name` that all sets of a group carry out at once. `nbytes` are those of the whole
-        value; `hosts`: on how many hosts a set is, for an algorithm of two levels; `rooted`: one rank owns the whole value. Infinite for an
-        algorithm of too many messages."""
+        value; `hosts`: on how many hosts a set is, for an algorithm of two levels; `rooted`: one rank owns the whole value, or all parts
+        of an exchange. Infinite for an algorithm of too many messages."""
         of, number = algorithm(name, hosts), self._number(sets)
         key = of, method, number, rooted
         if key not in self._known:
@@ -69,6 +69,8 @@ class RoundTimes:
         of_root = rooted and method in ("reduce", "spread")
         marks = [*(of.cut(n, _UNITS) if method == "all_reduce" else owned_by(0, n, _UNITS) if of_root else
                    bounds(_UNITS, n * n if method == "exchange" else n))]  # fmt: skip
+        if rooted and method == "exchange":  # only the root's blocks have elements
+            marks = [*bounds(_UNITS, n), *[_UNITS] * (n * n - n)]
         fixed = by_byte = adds = 0.0
         adding = 0
         for r in rounds:

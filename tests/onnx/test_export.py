@@ -1,8 +1,10 @@
 """What `fx.onnx.save` writes: every operator's samples, and models as they are trained, with ONNX Runtime as the judge."""
 
+import numpy as np
 import pytest
 
 import fluidx as fx
+from fluidx.ir import Builder
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -34,6 +36,24 @@ def test_all_results_of_an_operator_are_those_of_onnx(name):
         for a, b in zip(run(session, feed), expected, strict=True):
             close(a, b)
     assert judged
+
+
+def test_a_result_that_alone_is_fetched_is_written():
+    for sample in OPS["layer_norm"].samples():
+        program, _, feed = program_of_sample("layer_norm", sample)
+        variance = program.global_block().var(program.ops[-1].outputs["Variance"][0])
+        (expected,) = fx.Executor(fx.CPUPlace()).run(program, feed=feed, fetch_list=[variance])
+        close(run(session_of(to_onnx(program, None, [variance])), feed)[0], expected)
+
+
+def test_a_slice_backwards_from_before_the_first_element_is_empty():
+    with fx.program_guard(fx.Program("cut"), fx.Program()), fx.unique_name.guard():
+        x, rows = fx.data("x", [5], "float32"), fx.data("rows", [-1], "float32")
+        b, back = Builder(x.block), {"axes": (0,), "starts": (-9,), "ends": (-20,), "strides": (-1,)}
+        y, z = b.strided_slice(x, **back), b.strided_slice(rows, **back)
+    assert run(session_of(to_onnx(x.block.program, None, [y])), {"x": np.zeros(5, "float32")})[0].shape == (0,)
+    with pytest.raises(fx.onnx.OnnxError, match="axis 0 is open, and the slice goes backwards from -9"):
+        to_onnx(x.block.program, None, [z])
 
 
 # -- programs ------------------------------------------------------------------------------------------------------------------

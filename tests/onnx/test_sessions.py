@@ -309,3 +309,26 @@ def test_a_shape_that_the_file_does_not_declare_is_named_when_the_model_cannot_t
     with pytest.raises(OnnxError, match=r"input 'x' is declared \[n, 3, 4, 4\], the feed has shape \[1, 1, 4, 4\]: node 'Conv'"):
         session(conv).run([np.zeros((1, 1, 4, 4), np.float32)])
     assert session(conv).run([np.zeros((1, 3, 5, 4), np.float32)])[0].shape == (1, 2, 5, 4)  # files may declare wrong sizes
+
+
+@pytest.mark.parametrize("rows", [(5, 1, 5), (1, 5, 1)])
+def test_an_open_axis_of_one_row_is_repeated(rows):
+    s = session(model("g (float[n, 2] x) => (float[5, 2] y) { s = Constant <value_ints = [5, 2]> ()  y = Expand (x, s) }"))
+    for n in rows:
+        x = np.arange(2 * n, dtype=np.float32).reshape(n, 2)
+        assert s.run([x])[0].tolist() == (x if n == 5 else x.repeat(5, axis=0)).tolist()
+
+
+def test_a_slice_backwards_of_an_open_axis_begins_at_the_first_element_if_before():
+    s = session(
+        model("""
+        g (float[n] x) => (float[m] y) {
+            from = Constant <value_ints = [-3]> ()
+            to = Constant <value_ints = [-100]> ()
+            axis = Constant <value_ints = [0]> ()
+            step = Constant <value_ints = [-1]> ()
+            y = Slice (x, from, to, axis, step)
+        }""")
+    )
+    for n, expected in ((5, [2, 1, 0]), (3, [0]), (4, [1, 0]), (2, [0]), (1, [0])):
+        assert s.run([np.arange(n, dtype=np.float32)])[0].tolist() == expected

@@ -14,6 +14,7 @@ from fluidx.ir.opdef import opdef  # noqa: E402
 from fluidx.onnx.export import to_onnx  # noqa: E402
 from fluidx.onnx.normalize import NEWEST  # noqa: E402
 from fluidx.onnx.table import ENTRIES, Attribute, load_all  # noqa: E402
+from tests.onnx.one_node import ran  # noqa: E402
 
 load_all()
 NAMED = {f"{e.onnx}-{e.op}": e for e in ENTRIES}
@@ -65,3 +66,15 @@ def test_a_node_comes_back_as_it_went_in(op, attrs):
     (node,) = to_onnx(loaded.program, None, loaded.fetches).graph.node
     found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     assert node.op_type == op and {n: v.decode() if isinstance(v, bytes) else v for n, v in found.items()} == attrs
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "count", "attrs", "said"),
+    [
+        ("BitShift", "uint8", 2, {"direction": "UP"}, "direction must be one of LEFT, RIGHT, found 'UP'"),
+        ("Gelu", "float32", 1, {"approximate": "sigmoid"}, "approximate must be one of none, tanh, found 'sigmoid'"),
+    ],
+)
+def test_a_value_that_an_attribute_does_not_have_is_refused_with_those_it_has(op, dtype, count, attrs, said):
+    with pytest.raises(fx.onnx.OnnxError, match=said):
+        ran(op, [np.ones(3, dtype)] * count, **attrs)

@@ -140,3 +140,13 @@ def test_a_model_that_is_read_and_written_again_has_the_same_nodes(tmp_path):
     again = onnx.load(tmp_path / "again.onnx")
     assert [n.op_type for n in again.graph.node] == [n.op_type for n in proto.graph.node]
     assert fx.onnx.load(again).program.ops == loaded.program.ops
+
+
+def test_a_split_without_a_limit_says_none():
+    with fx.program_guard(fx.Program("texts"), fx.Program()), fx.unique_name.guard():
+        b = Builder(fx.default_main_program().global_block())
+        t = fx.data("t", type="str[2]")
+        free, limited = b.string_split(t)[0], b.string_split(t, maxsplit=1)[0]
+    for y, expected in ((free, []), (limited, [("maxsplit", 1)])):
+        (node,) = to_onnx(y.block.program, None, [y]).graph.node
+        assert [(a.name, a.i) for a in node.attribute if a.name == "maxsplit"] == expected

@@ -178,6 +178,7 @@ def test_too_many_messages_keep_the_closed_form_and_the_plan_says_so(monkeypatch
     found = chosen(fake, s.data_parallel(), s.zero1(algorithm="ring"))
     assert fake.exactly == ["data_parallel()"] and "of these 1 exactly" in str(found)
     assert found.considered[1].note == "collectives in closed form: 4 messages, more than 3"
+    assert "1=" in str(found) and "2=" not in str(found)
 
 
 # -- recompute ------------------------------------------------------------------------------------------------------------------------
@@ -364,6 +365,13 @@ def test_bad_arguments_name_what_to_do(options, message):
     main, startup = deep()
     with pytest.raises(fx.FluidxError, match=message):
         fx.plan(main, startup, **{"cluster": "dgx-a100", "batch": 64, **options})
+
+
+@pytest.mark.parametrize("tried", [True, False])
+def test_recomputation_is_advised_where_it_was_not_tried(tried):
+    with pytest.raises(fx.TranspileError) as e:
+        fx.plan(*deep(), cluster="dgx-a100", batch=10**6, memory="800MB", recompute=tried)
+    assert ("recompute=True" in str(e.value)) != tried
 
 
 def test_fewer_devices_than_ranks():

@@ -37,6 +37,12 @@ def test_a_value_with_one_owner_travels_whole():
     assert found == pytest.approx(2 * (1e-6 + 1e6 / 1e9))
 
 
+def test_a_root_that_hands_out_parts_sends_one_to_each_other_rank():
+    """4 MB for 4 ranks: at once, three messages of 1 MB over the port of the root."""
+    found = times([0] * 4).seconds("direct", "exchange", [(0, 1, 2, 3)], 4e6, rooted=True)
+    assert found == pytest.approx(1e-6 + 3 * 1e6 / 1e9)
+
+
 def test_an_algorithm_of_too_many_messages_has_no_time():
     ranks = tuple(range(1024))
     assert times([0] * 1024).seconds("direct", "all_reduce", [ranks], 1e6) == inf

@@ -120,12 +120,11 @@ def _unless_ignored(op: Op, value: str, slot: str) -> str:
 
 
 @exports("softmax_with_cross_entropy_grad")
-def softmax_with_cross_entropy_grad(op: Op) -> str:
-    axis, soft = op.attrs["axis"] % op.type_of("Softmax").ndim, op["Softmax"]
+def softmax_with_cross_entropy_grad(op: Op) -> str | dict[str, str]:
     if op.attrs["soft_label"]:
-        labels = op.reduced("ReduceSum", op["Label"], [axis], True)
-        return op.emit("Mul", op.emit("Sub", op.emit("Mul", soft, labels), op["Label"]), op["Loss@GRAD"])
-    return _unless_ignored(op, op.emit("Mul", op.emit("Sub", soft, _one_hot(op, "Softmax", axis)), op["Loss@GRAD"]), "Softmax")
+        return op.by_parts()
+    axis = op.attrs["axis"] % op.type_of("Softmax").ndim
+    return _unless_ignored(op, op.emit("Mul", op.emit("Sub", op["Softmax"], _one_hot(op, "Softmax", axis)), op["Loss@GRAD"]), "Softmax")
 
 
 @exports("cross_entropy_grad")
@@ -164,9 +163,7 @@ def slice_grad(op: Op) -> str:
     for axis, start, end, step in zip(a["axes"], a["starts"], a["ends"], a["strides"], strict=True):
         size = x.shape[axis]
         if step != 1 or (size == ANY and (start, end) != (0, ANY)):
-            raise op.wrong(
-                "it has strides" if step != 1 else f"axis {axis}, which it cuts, is open"
-            )
+            raise op.wrong("it has strides" if step != 1 else f"axis {axis}, which it cuts, is open")
         if size != ANY:
             low, high, _ = slice(start, end).indices(size)
             before[axis], behind[axis] = low, size - max(low, high)

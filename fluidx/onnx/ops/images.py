@@ -25,11 +25,26 @@ def _sampled(made: OneToOne, n: Node) -> Any:
     return n.cast(made.read(n, [n.cast(x, work) for x in n.xs()]), n.dtype(0))
 
 
+_BEFORE_20 = {"linear": "bilinear", "cubic": "bicubic"}  # the modes of GridSample
+
+
+def _at_points(made: OneToOne, op: Op) -> Any:
+    if op.opset >= 20:
+        return made.write(op)
+    if op.type_of("X").ndim != 4:
+        raise op.wrong(f"GridSample takes other values than images [N, C, H, W] in ONNX from opset 20 on, X is {op.type_of('X')}")
+    return made.node(op, made.values(op), mode=_BEFORE_20.get(op.attrs["mode"], op.attrs["mode"]))
+
+
 def _aligned(made: OneToOne, op: Op) -> Any:
+    if op.opset < 16:
+        if op.attrs["aligned"]:
+            raise op.wrong("aligned regions are in ONNX from opset 16 on")
+        made = made.without("coordinate_transformation_mode")
     return made.node(op, made.values(op), sampling_ratio=max(op.attrs["sampling_ratio"], 0))
 
 
-entry("GridSample", "grid_sample", read=_sampled, mode="linear", padding_mode="zeros", align_corners=False)
+entry("GridSample", "grid_sample", read=_sampled, write=_at_points, mode="linear", padding_mode="zeros", align_corners=False)
 entry(
     "RoiAlign",
     "roi_align",
@@ -220,9 +235,12 @@ def export_resize(op: Op) -> str:
     a = op.attrs
     if a["sizes"] and a["scales"]:
         raise op.wrong("ONNX has no Resize with both sizes and scales; give one of them")
-    spans = op.const(np.array(a["spans"], np.float32)) if a["spans"] else ""
-    lengths = ["", op.ints(a["sizes"])] if a["sizes"] else [op.const(np.array(a["scales"], np.float32))]
-    attrs: dict[str, Any] = {"mode": a["mode"], "coordinate_transformation_mode": a["coordinates"], "axes": list(a["axes"])}
+    if a["coordinates"] == "half_pixel_symmetric" and op.opset < 19:
+        raise op.wrong("coordinates half_pixel_symmetric are in ONNX from opset 19 on")
+    operands = _of_axes(op) if op.opset >= 18 else _of_all_axes(op)
+    attrs: dict[str, Any] = {"mode": a["mode"], "coordinate_transformation_mode": a["coordinates"]}
+    if op.opset >= 18:
+        attrs["axes"] = list(a["axes"])
     if a["mode"] == "nearest":
         attrs["nearest_mode"] = a["nearest"]
     if a["mode"] == "cubic":
@@ -230,7 +248,32 @@ def export_resize(op: Op) -> str:
     if a["extrapolation_value"]:
         attrs["extrapolation_value"] = a["extrapolation_value"]
     flags = {name: 1 for name in ("antialias", "exclude_outside") if a[name]}
-    return op.emit("Resize", op["X"], spans, *lengths, **attrs, **flags)
+    return op.emit("Resize", op["X"], *operands, **attrs, **flags)
+
+
+def _of_axes(op: Op) -> list[str]:
+    """The operands of Resize after the first, for the resized axes: spans and scales or sizes."""
+    a = op.attrs
+    spans = op.const(np.array(a["spans"], np.float32)) if a["spans"] else ""
+    return [spans, "", op.ints(a["sizes"])] if a["sizes"] else [spans, op.const(np.array(a["scales"], np.float32))]
+
+
+def _of_all_axes(op: Op) -> list[str]:
+    """The same for all axes: before opset 18, Resize has neither `axes` nor `antialias`."""
+    a, ndim = op.attrs, op.type_of("X").ndim
+    if a["antialias"]:
+        raise op.wrong("antialias is in ONNX from opset 18 on")
+    axes, spans = [k % ndim for k in a["axes"]], ""
+    if a["spans"]:
+        first, last = (dict(zip(axes, part, strict=True)) for part in (a["spans"][: len(axes)], a["spans"][len(axes) :]))
+        whole = [*(first.get(k, 0.0) for k in range(ndim)), *(last.get(k, 1.0) for k in range(ndim))]
+        spans = op.const(np.array(whole, np.float32))
+    if not a["sizes"]:
+        scales = dict(zip(axes, a["scales"], strict=True))
+        return [spans, op.const(np.array([scales.get(k, 1.0) for k in range(ndim)], np.float32))]
+    sizes = dict(zip(axes, a["sizes"], strict=True))
+    parts = [op.ints([sizes[k]]) if k in sizes else op.sizes(op["X"], k, k + 1) for k in range(ndim)]
+    return [spans, "", op.emit("Concat", *parts, axis=0)]
 
 
 @exports("roi_pool")

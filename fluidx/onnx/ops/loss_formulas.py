@@ -76,8 +76,6 @@ def smooth_l1_loss_grad(op: Op) -> str:
     return op.emit("Mul", slope, op.emit("Unsqueeze", op["Out@GRAD"], op.ints(more)) if more else op["Out@GRAD"])
 
 
-
-
 # -- distributions ------------------------------------------------------------------------------------------------------------
 
 

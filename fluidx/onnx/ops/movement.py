@@ -65,6 +65,9 @@ def _slice_bounds(n: Node) -> tuple[list[int], list[int], list[int], list[int]]:
     starts, ends = n.ints(1) or [], n.ints(2) or []
     axes, steps = n.ints(3), n.ints(4) or [1] * len(starts)
     axes = list(range(len(starts))) if axes is None else [a % n.rank() for a in axes]
+    for a, s, k in zip(axes, starts, steps, strict=True):
+        if k < 0 and s < -1:
+            known_sizes(n, [n.shape()[a]])
     starts = [s if k > 0 or ANY == (d := n.shape()[a]) else max(s, -d) for a, s, k in zip(axes, starts, steps, strict=True)]
     ends = [INT_MAX if e >= _ALL and n.shape()[a] == ANY else e for a, e in zip(axes, ends, strict=True)]
     return axes, starts, ends, steps
@@ -94,6 +97,8 @@ def expand(n: Node) -> object:
     old, new = list(n.shape()), n.ints(1) or []
     old = [1] * (len(new) - len(old)) + old
     new = [1] * (len(old) - len(new)) + new
+    if any(d == ANY and t != 1 for d, t in zip(old, new, strict=True)):  # the open size may be 1
+        return n.b.expand_by(n.x(), n.const(n.ints(1), np.int64))
     return _repeated(n, old, [t if d == 1 else 1 for d, t in zip(old, new, strict=True)])
 
 
@@ -274,8 +279,20 @@ def unstack(op: Op) -> dict[str, Any]:
 def cut(op: Op) -> str:
     a = op.attrs
     steps = a.get("strides") or (1,) * len(a["axes"])
-    x = op.emit("Slice", op["Input"], op.ints(a["starts"]), op.ints(a["ends"]), op.ints(a["axes"]), op.ints(steps))
+    bounds = [_bounds_in_onnx(op, *window) for window in zip(a["axes"], a["starts"], a["ends"], steps, strict=True)]
+    starts, ends = [start for start, _ in bounds], [end for _, end in bounds]
+    x = op.emit("Slice", op["Input"], op.ints(starts), op.ints(ends), op.ints(a["axes"]), op.ints(steps))
     return op.emit("Squeeze", x, op.ints(a["decrease_axis"])) if a.get("decrease_axis") else x
+
+
+def _bounds_in_onnx(op: Op, axis: int, start: int, end: int, step: int) -> tuple[int, int]:
+    """(start, end) of Slice. Backwards from before the first element, fluid reads nothing and ONNX the first element."""
+    size = op.type_of("Input").shape[axis]
+    if step > 0 or start >= (-1 if size == ANY else -size):
+        return start, end
+    if size == ANY:
+        raise op.wrong(f"axis {axis} is open, and the slice goes backwards from {start}, which may be before the first element")
+    return 0, 0
 
 
 @exports("flip", "reverse")
@@ -288,7 +305,7 @@ def flip(op: Op) -> str:
 
 @exports("roll")
 def roll(op: Op) -> str:
-    """AxisWindows each axis, or flattened, the end moves to the front."""
+    """Along each axis, or along the flattened value, the end moves to the front."""
     t, dims = op.type_of("X"), op.attrs["dims"]
     sizes = [t.shape[d] for d in dims] or [t.numel]
     if any(size < 0 for size in sizes):

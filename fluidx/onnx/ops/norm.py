@@ -90,6 +90,3 @@ def lp_norm(n: Node) -> object:
     nothing = n.b.equal(size, n.const(0, np_dtype(n.dtype(0))))  # zeros stay zeros
     size = n.b.where(nothing, n.const(1, np_dtype(n.dtype(0))), size)
     return n.b.elementwise_div(x, n.b.sqrt(size) if p == 2 else size)
-
-
-# -- softmax ------------------------------------------------------------------------------------------------------------------

@@ -43,24 +43,27 @@ def _by_running_statistics(op: Op, **attrs: float) -> str:
 
 @exports("layer_norm")
 def layer_norm(op: Op) -> dict[str, str]:
-    if op.lacks("LayerNormalization"):
+    if op.lacks("LayerNormalization") or _has_open_row(op):
         return op.by_parts()
     bias = [_by_element(op, "Bias")] if op.has("Bias") else []
     found = {"Y": _rows_normalized(op, "LayerNormalization", *bias)}
-    return {**found, **op.by_parts("Mean", "Variance")} if op.is_used("Mean") else found
+    return {**found, **op.by_parts("Mean", "Variance")} if op.is_used("Mean") or op.is_used("Variance") else found
 
 
 @exports("rms_norm")
 def rms_norm(op: Op) -> dict[str, str]:
-    if op.lacks("RMSNormalization"):
+    if op.lacks("RMSNormalization") or _has_open_row(op):
         return op.by_parts()
     return {"Y": _rows_normalized(op, "RMSNormalization"), **(op.by_parts("MeanSquare") if op.is_used("MeanSquare") else {})}
 
 
+def _has_open_row(op: Op) -> bool:
+    """Is an axis open that it normalizes?"""
+    return ANY in op.type_of("X").shape[op.attrs["begin_norm_axis"] :]
+
+
 def _rows_normalized(op: Op, node: str, *bias: str) -> str:
     axis = op.attrs["begin_norm_axis"]
-    if ANY in op.type_of("X").shape[axis:]:
-        raise op.wrong("an axis that it normalizes is open")
     scale = _by_element(op, "Scale") if op.has("Scale") else _ones(op, op.type_of("X").shape[axis:])
     return _as_weights(op, op["X"], lambda a: op.emit(node, a, scale, *bias, axis=axis, epsilon=op.attrs["epsilon"]))
 

@@ -141,7 +141,6 @@ def concat_from_sequence(n: Node) -> object:
 
 @on_numpy("SequenceMap")
 def sequence_map(n: Node) -> object:
-
     if any(isinstance(v, Variable) and isinstance(v.desc.type, SequenceType) for v in n.operands):
         return n.by_body()  # a loop over the elements, whose number is known in a run
     body, count = n.attr("body"), len(_sequence(n))

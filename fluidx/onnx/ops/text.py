@@ -13,7 +13,13 @@ from ..node import Node
 from ..table import EXPORT, OneToOne, entry, exports, on_numpy
 
 entry("StringConcat", "string_concat", computed=(0, 1))
-entry("StringSplit", "string_split", computed=(0,), delimiter="", maxsplit=-1)
+
+
+def _split(made: OneToOne, op: Op) -> Any:
+    return (made.without("maxsplit") if op.attrs["maxsplit"] < 0 else made).write(op)  # ONNX has no number for all splits
+
+
+entry("StringSplit", "string_split", computed=(0,), write=_split, delimiter="", maxsplit=-1)
 entry(
     "StringNormalizer",
     "string_normalizer",

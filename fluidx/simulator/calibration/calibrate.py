@@ -168,7 +168,7 @@ class _Calibration:
         return one
 
     def measure(self) -> None:
-        """Rounds in which each has a turn: all that there are to be, or two, and then as many as there is time for."""
+        """Give each a turn in every round: at least two rounds, then more, up to those asked for, as long as they end within the limit."""
         probe = self.scope.probe(self.clock)
         before = probe()
         for k in range(self.scope.rounds):
