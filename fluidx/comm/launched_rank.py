@@ -210,7 +210,7 @@ def _join(there: Launched) -> LaunchedRank | None:
         print(f"fluidx: {there.world_size} ranks, launched by {there.by}", file=sys.stderr)
     peers, memory = local_rendezvous.meet(there, range(there.world_size), timeout)
     world = ProcessWorld(memory, there.rank, timeout)
-    _look_after(there, world.abort, peers, gone, lambda: flight_recorder.flight_records(world.shared, there.world_size))
+    _look_after(there, world.abort, partial(_goodbye, peers), gone, lambda: flight_recorder.flight_records(world.shared, there.world_size))
     _watch_peers(world, peers, gone)
     return _fair(LaunchedRank(there, world))
 
@@ -222,8 +222,14 @@ def _join_tcp(there: Launched) -> LaunchedRank:
     _end_with(there)
     rank = tcp.connect(there, config.timeout())
     names = rank.joined.names
-    _look_after(there, rank.world.abort, rank.news.peers, rank.gone, rank.trails, rank.reports, lambda r: names[r])
-    atexit.register(rank.world.close)  # before the goodbye
+
+    def end() -> None:
+        try:
+            rank.world.close()
+        finally:
+            rank.news.goodbye()
+
+    _look_after(there, rank.world.abort, end, rank.gone, rank.trails, rank.reports, lambda r: names[r])
     return _fair(LaunchedRank(there, rank.world))
 
 
@@ -246,11 +252,11 @@ def share_of(mine: Sequence[int], all_of: Sequence[Sequence[int]]) -> int:
 
 
 def _look_after(
-    there: Launched, abort: Callable[[BaseException], None], peers: Mapping[int, Channel], gone: Sequence[int], trails: Trails,
+    there: Launched, abort: Callable[[BaseException], None], end: Callable[[], None], gone: Sequence[int], trails: Trails,
     reports: Callable[[int], bool] = lambda rank: True, host: Callable[[int], str | None] = lambda rank: None,
 ) -> None:  # fmt: skip
     """Report the end of other ranks, because no launcher of fluidx watches these ranks, and this rank's own failure. `gone` are ranks whose
-    processes have ended; does this rank `reports` the end of a rank? Ranks that end well say so to their `peers`."""
+    processes have ended; does this rank `reports` the end of a rank? `end` says goodbye to the others, at the end of this process."""
     before, me = sys.excepthook, os.getpid()
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -270,14 +276,18 @@ def _look_after(
                 return
         before(kind, error, trace)
 
-    def goodbye() -> None:
-        if os.getpid() == me:
-            for peer in peers.values():
-                with suppress(OSError):
-                    peer.send("bye")
+    def at_exit() -> None:
+        if os.getpid() == me:  # and not in a fork
+            end()
 
     sys.excepthook = uncaught
-    atexit.register(goodbye)
+    atexit.register(at_exit)
+
+
+def _goodbye(peers: Mapping[int, Channel]) -> None:
+    for peer in peers.values():
+        with suppress(OSError):
+            peer.send("bye")
 
 
 def _watch_peers(world: ProcessWorld, peers: Mapping[int, Channel], gone: list[int]) -> None:

@@ -14,9 +14,10 @@ from ..native.shared import Memory
 from . import flight_recorder, launch_environment
 from .launch_environment import Launched
 from .process_spawner import Channel
-from .rendezvous import AGAIN, Arrivals, RankMeeting, ended, not_come, prove
+from .rendezvous import AGAIN, Arrivals, RankMeeting, answer, not_come, prove
 
 _PEER = struct.Struct("3i")  # pid, uid, gid
+_PURPOSE = "memory"  # of these meetings
 
 
 def meet(there: Launched, ranks: Sequence[int], timeout: float) -> tuple[dict[int, Channel], Memory]:
@@ -37,7 +38,7 @@ def _gather_ranks(there: Launched, timeout: float, ranks: Sequence[int] | None =
     except OSError as e:
         raise ExecutionError(f"cannot allocate memory for {len(members)} ranks on one host: {e}") from e
     keep = memory.world(timeout)
-    arrivals = Arrivals(RankMeeting(there, config.job_key(), members[0]), members[1:])
+    arrivals = Arrivals(RankMeeting(there, config.job_key(), members[0], _PURPOSE), members[1:])
     with socket.socket(socket.AF_UNIX) as door:
         try:
             door.bind(name_of(there, members[0]))
@@ -46,13 +47,15 @@ def _gather_ranks(there: Launched, timeout: float, ranks: Sequence[int] | None =
                 f"another job uses the same socket (launched by {there.by}); give each job its own {launch_environment.JOB}"
             ) from None
         door.listen(there.world_size)
-        if not arrivals.accept(door, time.monotonic() + timeout, _mine):
-            text = arrivals.not_come(timeout)
-            arrivals.refuse_all(text)
-            raise ExecutionError(text)
-    for peer in arrivals.peers.values():
-        peer.sock.settimeout(timeout)
-        peer.send({"start": memory.start}, [memory.fd])
+        try:
+            if not arrivals.accept(door, time.monotonic() + timeout, _mine):
+                raise ExecutionError(arrivals.not_come(timeout))
+            for peer in arrivals.peers.values():
+                peer.sock.settimeout(timeout)
+            arrivals.send_all({"start": memory.start}, [memory.fd])
+        except ExecutionError as e:
+            arrivals.refuse_all(str(e))
+            raise
     _look_in(memory)
     del keep  # every rank has joined its own view of the world
     return arrivals.peers, memory
@@ -67,13 +70,8 @@ def _reach_first(there: Launched, timeout: float, first: int = 0) -> tuple[dict[
     if not _mine(sock):
         raise ExecutionError(f"the socket of rank {first} belongs to another user")
     sock.settimeout(timeout + 1.0)  # longer than the first rank's timeout, so that it names the missing ranks first
-    channel = prove(sock, RankMeeting(there, config.job_key(), first), f"the socket of rank {first}")
-    try:
-        said, fds = channel.receive(files=1)
-    except (OSError, EOFError):
-        raise ExecutionError(ended(first)) from None
-    if "no" in said:
-        raise ExecutionError(said["no"])
+    channel = prove(sock, RankMeeting(there, config.job_key(), first, _PURPOSE), f"the socket of rank {first}")
+    said, fds = answer(channel, first, files=1)
     sock.settimeout(None)
     memory = Memory(fds[0], said["start"], there.world_size)
     _look_in(memory)

@@ -51,13 +51,17 @@ class Channel:
             data = _LENGTH.pack(len(data)) + data
         self.sock.sendall(data)
 
-    def receive(self, files: int = 0) -> tuple[Any, list[int]]:
-        """The next message and its files. EOFError if the other side is closed."""
+    def receive(self, files: int = 0, most: int | None = None) -> tuple[Any, list[int]]:
+        """The next message and its files. EOFError if the other side is closed, ValueError if it is no JSON or has more than `most`
+        bytes."""
         head, fds, _, _ = socket.recv_fds(self.sock, _LENGTH.size, files)
         head += self.exactly(_LENGTH.size - len(head)) if head else b""
         if not head:
             raise EOFError
-        return json.loads(self.exactly(_LENGTH.unpack(head)[0])), fds
+        (size,) = _LENGTH.unpack(head)
+        if most is not None and size > most:
+            raise ValueError(f"a message of {size} bytes, and at most {most} were expected")
+        return json.loads(self.exactly(size)), fds
 
     def exactly(self, count: int) -> bytes:
         """The next `count` bytes. EOFError if the other side is closed."""

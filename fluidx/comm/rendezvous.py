@@ -1,7 +1,7 @@
 """The rendezvous: ranks of a job connect to one of them, and both sides prove that they know the key of the job.
 
 The rank that accepts sends a greeting with a nonce; the other one answers with a hello, which has its proof and a nonce; the first one
-proves itself too, or sends why it refuses. Nothing else is read from a connection before its proof.
+proves itself too, or sends why it refuses. Before the proof of the other side, a rank reads nothing but these messages, which are short.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..ir.errors import ExecutionError
 from . import launch_environment
@@ -27,10 +27,12 @@ NONCE = 32  # bytes
 _MAGIC = b"fluidx 1"
 GREETING = len(_MAGIC) + NONCE
 _HELLO = struct.Struct(f"<2i{NONCE}s32s")  # the fields of a _Hello
+_LONGEST = 1 << 16  # bytes of a message from who has not yet proved itself
 
 
 class RankMeeting(NamedTuple):
-    """Ranks of a job that connect to one of them. `purpose` separates the meetings of a job: a proof is valid in one of them only."""
+    """Ranks of a job that connect to one of them. `purpose` and `host` separate the meetings of a job: a proof is valid in one of them
+    only."""
 
     there: Launched
     key: str
@@ -39,7 +41,8 @@ class RankMeeting(NamedTuple):
 
     def proof(self, nonce: bytes, rank: int) -> bytes:
         """A proof that a rank knows the key, without the key itself."""
-        return hmac.digest(self.key.encode(), self.purpose.encode() + nonce + rank.to_bytes(4, "little"), "sha256")
+        said = f"{self.purpose}\0{self.host}\0".encode() + nonce + rank.to_bytes(4, "little")
+        return hmac.digest(self.key.encode(), said, "sha256")
 
 
 class _Hello(NamedTuple):
@@ -66,6 +69,7 @@ class Arrivals:
         self.meeting, self.wanted = meeting, frozenset(wanted)
         self.peers = dict[int, Channel]()
         self.refused = dict[int, str]()
+        self._told = set[int]()  # ranks that got the message to all
 
     @property
     def missing(self) -> list[int]:
@@ -79,10 +83,21 @@ class Arrivals:
                 break
         return not self.missing
 
+    def send_all(self, message: Any, fds: Sequence[int] = ()) -> None:
+        """Send all ranks what they have come for. Raises ExecutionError if one has ended; then `refuse_all` tells those that are left."""
+        for rank, peer in self.peers.items():
+            try:
+                peer.send(message, fds)
+            except OSError:
+                raise ExecutionError(ended(rank)) from None
+            self._told.add(rank)
+
     def refuse_all(self, text: str) -> None:
-        for peer in self.peers.values():
-            with suppress(OSError):  # the rank has ended
-                peer.send({"no": text})
+        """Send an error text to all ranks that have not got what they have come for."""
+        for rank, peer in self.peers.items():
+            if rank not in self._told:
+                with suppress(OSError):  # the rank has ended
+                    peer.send({"no": text})
 
     def not_come(self, timeout: float) -> str:
         text = not_come(self.missing, self.meeting.there, timeout)
@@ -136,21 +151,32 @@ def prove(sock: socket.socket, meeting: RankMeeting, where: str) -> Channel:
         raise ExecutionError(f"{where} does not answer as rank {meeting.host} of a job of fluidx does") from None
     except (OSError, EOFError):
         raise ExecutionError(ended(meeting.host)) from None
-    said = answer(channel, meeting.host)
+    said, _ = answer(channel, meeting.host, most=_LONGEST)
     if said.get("proof") != meeting.proof(nonce, meeting.host).hex():
         raise ExecutionError(f"{where} belongs to a process that does not know the {launch_environment.JOB_KEY} of this job")
     return channel
 
 
-def answer(channel: Channel, host: int) -> Mapping[str, object]:
-    """The next message of the rank to which the others connect. Raises ExecutionError if it refuses, or has ended."""
+def answer(channel: Channel, host: int, files: int = 0, most: int | None = None) -> tuple[Mapping[str, Any], list[int]]:
+    """The next message of the rank to which the others connect, of at most `most` bytes, and its files.
+
+    Raises ExecutionError if that rank refuses, has ended, or sends something else.
+    """
     try:
-        said, _ = channel.receive()
-    except (OSError, EOFError, ValueError):
+        said, fds = channel.receive(files, most)
+    except TimeoutError:
+        raise ExecutionError(
+            f"rank {host} has not answered in time: it may wait for other ranks; set FLUIDX_TIMEOUT to wait longer"
+        ) from None
+    except (OSError, EOFError):
         raise ExecutionError(ended(host)) from None
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise ExecutionError(f"what listens as rank {host} sends messages that are not those of a job of fluidx")
     if "no" in said:
-        raise ExecutionError(said["no"])
-    return said
+        raise ExecutionError(str(said["no"]))
+    return said, fds
 
 
 def ended(host: int) -> str:

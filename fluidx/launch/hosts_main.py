@@ -23,6 +23,7 @@ READY = b"fluidx agent "  # begins the line with which an agent says that it run
 _PASSED = ("FLUIDX_", "PYTHONPATH")  # the beginnings of names of variables that ranks get
 _GRACE = 1.0  # seconds in which ranks of other hosts stop by themselves after one has failed
 _ENDS = 4.0  # seconds for agents to end their ranks
+_SOON = 1.0  # seconds for the last lines of an agent that has ended
 _LOOK = 0.05
 
 
@@ -36,9 +37,13 @@ class _Agent:
             path = shlex.quote(os.environ.get("PYTHONPATH", ""))
             there = f"cd {shlex.quote(os.getcwd())} && PYTHONPATH={path} exec {shlex.join(words)}"
             words = [*shlex.split(config.ssh()), name, there]
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        except OSError as e:
+            sys.exit(f"fluidx: cannot run {words[0]} to reach host {name}: {e.strerror}; install it, or set FLUIDX_SSH to another command")
         self.tell(orders)
-        threading.Thread(target=self._show, daemon=True).start()
+        self.shown = threading.Thread(target=self._show, daemon=True)
+        self.shown.start()
 
     def tell(self, message: Any) -> None:
         assert self.process.stdin is not None
@@ -86,7 +91,7 @@ def main() -> NoReturn:
             agent.let_go()
         _end(agents)
     sys.stdout.flush()
-    os._exit(status)
+    os._exit(128 - status if status < 0 else status)
 
 
 def _address(name: str, port: int) -> str:
@@ -114,6 +119,9 @@ def _end(agents: list[_Agent]) -> None:
         except subprocess.TimeoutExpired:
             agent.process.kill()
             agent.process.wait()
+    deadline = time.monotonic() + _SOON
+    for agent in agents:
+        agent.shown.join(max(0.0, deadline - time.monotonic()))
 
 
 if __name__ == "__main__":

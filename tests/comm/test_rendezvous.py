@@ -124,6 +124,52 @@ def test_who_only_listens_where_rank_0_should_is_not_taken_for_it(job):
         assert one.end() == "the socket of rank 0 belongs to a process that does not know the FLUIDX_JOB_KEY of this job"
 
 
+@pytest.mark.parametrize("said, found", {
+    b"[1, 2]": "what listens as rank 0 sends messages that are not those of a job of fluidx",
+    b"no JSON": "what listens as rank 0 sends messages that are not those of a job of fluidx",
+    b"[" * 60000: "what listens as rank 0 sends messages that are not those of a job of fluidx",
+    b'{"no": "' + b"a" * (1 << 16) + b'"}': "what listens as rank 0 sends messages that are not those of a job of fluidx",
+    b'{"no": "go away"}': "go away",
+    b"": "rank 0 ended before all ranks had connected",
+    None: "rank 0 has not answered in time: it may wait for other ranks; set FLUIDX_TIMEOUT to wait longer",
+}.items(), ids=["a list", "no JSON", "a deep list", "too long", "a refusal", "the end", "nothing"])  # fmt: skip
+def test_an_answer_before_the_proof_is_an_object_and_short(said, found):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(0.2 if said is None else 20.0)
+        if said:
+            threading.Thread(target=theirs.sendall, args=(len(said).to_bytes(8, "little") + said,), daemon=True).start()
+        elif said is not None:
+            theirs.close()
+        with pytest.raises(ExecutionError) as e:
+            rendezvous.answer(process_spawner.Channel(ours), 0, most=1 << 16)
+    assert str(e.value) == found
+
+
+def test_a_proof_is_valid_for_one_meeting(job):
+    meetings = [rendezvous.RankMeeting(job(1), "the key", host, purpose) for host in (0, 1) for purpose in ("", "memory", "messages")]
+    assert len({one.proof(bytes(rendezvous.NONCE), 1) for one in meetings}) == len(meetings)
+
+
+def test_a_rank_that_ends_while_all_are_told_is_named_to_those_that_are_left():
+    arrivals = rendezvous.Arrivals(rendezvous.RankMeeting(Launched("hand", 0, 4, 4, "a"), "the key"), (1, 2, 3))
+    pairs = {rank: socket.socketpair() for rank in (1, 2, 3)}
+    arrivals.peers = {rank: process_spawner.Channel(ours) for rank, (ours, _) in pairs.items()}
+    pairs[2][1].close()
+    with pytest.raises(ExecutionError, match="rank 2 ended before all ranks had connected") as e:
+        arrivals.send_all({"start": 7})
+    arrivals.refuse_all(str(e.value))
+    there = {rank: process_spawner.Channel(pairs[rank][1]) for rank in (1, 3)}
+    for ours, _ in pairs.values():
+        ours.close()
+    assert there[3].receive()[0] == {"no": "rank 2 ended before all ranks had connected"}
+    assert there[1].receive()[0] == {"start": 7}
+    with pytest.raises(EOFError):  # what it reads next is that rank 0 has ended, and not a goodbye
+        there[1].receive()
+    for channel in there.values():
+        channel.close()
+
+
 def test_ranks_of_another_size_and_twins_are_told(job):
     zero = first(job(0, 3))
     assert other(job(1, 2)).end() == "this process was launched as one of 2 ranks, and rank 0 as one of 3"

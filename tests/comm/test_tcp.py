@@ -1,5 +1,6 @@
 """Ranks that TCP connects: what a link does with messages, what goes between hosts, and interfaces. The conformance suite has the rest."""
 
+import gc
 import socket
 
 import numpy as np
@@ -105,6 +106,17 @@ def test_a_rank_that_has_ended_is_not_waited_for_until_the_deadline(pair):
         second.finish(second.receive(np.empty(1), 0, 7), "recv")
 
 
+def test_a_world_that_is_dropped_ends_its_thread_and_one_that_is_closed_its_sockets(pair):
+    first, second = pair
+    first.close()
+    assert all(link.sock.fileno() == -1 for link in first.links.values()) and first._ready.closed and not first._pusher.is_alive()
+    thread, link = second._pusher, second.links[0]
+    del pair[1], second
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive() and not link.closed
+
+
 # -- between hosts ---------------------------------------------------------------------------------------------------------------
 
 
@@ -160,6 +172,12 @@ def test_three_hosts_have_the_bits_of_threads(three_hosts):
 
 def test_ranks_of_a_host_are_found_from_their_numbers():
     assert hosts_of([{"here": n} for n in (2, 2, 1, 3, 3, 3)]) == [(0, 1), (0, 1), (2,), (3, 4, 5), (3, 4, 5), (3, 4, 5)]
+
+
+def test_ranks_of_a_host_have_one_host_name():
+    said = "ranks 0, 1 were launched as the ranks of one host, and are on several: rank 0 on a, rank 1 on b;"
+    with pytest.raises(ExecutionError, match=said):
+        hosts_of([{"here": 2, "name": "a"}, {"here": 2, "name": "b"}])
 
 
 @pytest.mark.parametrize("here", [(2, 1, 1), (1, 2), (3, 3)])

@@ -2,16 +2,22 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from fluidx import cli, native
+from fluidx.comm.base import CommTimeout
+from fluidx.comm.launch_environment import Launched
 from fluidx.doctor import report
-from fluidx.executor.places import array_module
+from fluidx.executor import launched_alone
+from fluidx.executor.places import array_module, cpu_places
+from fluidx.executor.ranks import group_choice
 from fluidx.executor.ranks.gpu_devices import DeviceReport, chosen
-from fluidx.ir.errors import ExecutionError
+from fluidx.executor.ranks.launched_script import LaunchedScript
+from fluidx.ir.errors import ExecutionError, RankError
 from fluidx.native import shared
 from fluidx.testing.mpi import MpiProcesses, why_not
 from fluidx.testing.processes import ProcessRanks
@@ -70,6 +76,31 @@ def test_a_gpu_that_two_ranks_ask_for_is_refused():
     assert chosen([seen, seen], {}, [1, 0]) == [1, 0]
     with pytest.raises(ExecutionError, match="host a has 2 ranks and 2 GPUs, so ranks 0 and 1 would share one"):
         chosen([seen, seen], {}, [1, 1])
+
+
+def test_a_gpu_that_a_process_does_not_see_is_named():
+    seen = DeviceReport("a", "a", ("0000:65:00.0", "0000:b3:00.0"), "")
+    with pytest.raises(ExecutionError, match="rank 1, on host a, asks for GPU 2, and its process sees 2, numbered from 0"):
+        chosen([seen, seen], {}, [0, 2])
+
+
+def test_a_process_that_does_not_come_is_named_by_its_first_rank():
+    """Each of two processes has two ranks: process 1 has ranks 2 and 3."""
+    member = SimpleNamespace(rank=0, comm=SimpleNamespace(abort=lambda reason: None))
+    script = LaunchedScript(member, 2)
+
+    def meet():
+        raise CommTimeout("rank 0 waited; rank 1 did not arrive", 1)
+
+    with pytest.raises(RankError) as e:
+        script.collective(meet)
+    assert (e.value.rank, e.value.process) == (2, 1)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_programs_of_all_ranks_are_a_list_or_a_tuple(monkeypatch, kind):
+    monkeypatch.setattr(launched_alone, "launched_as", lambda: Launched("hand", 0, 2, 2, "a"))
+    assert group_choice._ranks_of_each(cpu_places(2), kind([None] * 4)) == 2
 
 
 def test_each_rank_has_its_variables_on_its_own_gpu(ranks):

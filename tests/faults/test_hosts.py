@@ -66,7 +66,7 @@ def test_the_variables_of_torchrun_are_enough_and_the_interface_is_found(job):
         made.each[rank] = {**own, **plain}
     found = made.start().end()
     assert [json.loads(found[rank][1]) for rank in range(4)] == [one_device()] * 4
-    assert found[0][2] == "fluidx: 4 ranks, launched by torchrun, over TCP\n"
+    assert found[0][2].startswith("fluidx: 4 ranks, launched by torchrun, over TCP\n")
 
 
 # -- faults in a run: which rank, what the reporting rank prints, and what each other one ----------------------------------------
@@ -276,6 +276,36 @@ def test_an_interface_that_there_is_not_is_named_with_those_that_there_are(job, 
         ended(found, rank, r"FLUIDX_INTERFACE: host \S+ has no interface 'ib7'; its interfaces are (.*, )?lo \(127\.0\.0\.1\)")
 
 
+def test_rank_0_refuses_an_address_that_is_not_its_interface(job):
+    made = job(each={0: {"FLUIDX_INTERFACE": "127.0.0.1"}, 1: None, 2: None, 3: None})
+    address, port = made.address.split(":")
+    said = rf"rank 0 listens on 127\.0\.0\.1 \(FLUIDX_INTERFACE\), and {made.address} is another address of its host, {address}: set "
+    ended(made.start().end(), 0, said + rf"FLUIDX_ADDRESS=127\.0\.0\.1:{port} on all hosts")
+
+
+def test_ranks_of_one_host_that_are_on_several_are_refused(job, three):
+    if not three[1].enter:
+        pytest.skip("hosts that are played by addresses have one name")
+    each = {rank: {"FLUIDX_LOCAL_WORLD_SIZE": "3" if rank < 3 else "1"} for rank in range(4)}
+    found = job(each=each).start().end()
+    names = ", ".join(f"rank {rank} on {three[rank // 2].name}" for rank in range(3))
+    for rank in range(4):
+        ended(found, rank, f"ranks 0, 1, 2 were launched as the ranks of one host, and are on several: {names}; ranks of a host must have")
+
+
+def test_a_rank_beside_rank_0_is_reached_though_their_host_has_a_name_of_its_loopback(job, three):
+    """As on Debian, where a host's own name is 127.0.1.1: ranks 0 and 1 use that, and the other host the address of the network."""
+    if not three[1].enter:
+        pytest.skip("only a host with a network of its own has a loopback of its own")
+    made = job()
+    port = made.address.rpartition(":")[2]
+    for rank in range(4):
+        made.each[rank] = {"FLUIDX_INTERFACE": ""} | ({"FLUIDX_ADDRESS": f"127.0.1.1:{port}"} if rank < 2 else {})
+    for status, out, error in (found := made.start().end()).values():
+        assert (status, json.loads(out)) == (0, one_device()), error
+    assert f"fluidx: rank 0 listens at port {port} of all interfaces of host {three[0].name}; FLUIDX_INTERFACE chooses one\n" in found[0][2]
+
+
 def test_an_address_that_cannot_be_reached_is_named(job):
     found = (
         job(each={0: None, 1: None, 3: None, 2: {"FLUIDX_ADDRESS": "nowhere.invalid:29500", "FLUIDX_INTERFACE": ""}}, timeout=1.0)
@@ -308,6 +338,27 @@ def run_on_hosts(script, folder, prefix, hosts, environ, ranks=4):
     words = [sys.executable, "-m", "fluidx.cli", "run", "-n", str(ranks), "--backend", "processes", "--hosts", hosts, *script]
     environ = {**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run([*prefix, *words], env=environ, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_a_command_in_place_of_ssh_that_is_not_there_is_named(tmp_path):
+    given = json.dumps([[["192.0.2.1", 1]], ["true"]])
+    environ = {**os.environ, "FLUIDX_SSH": "no-such-ssh -q", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    words = [sys.executable, "-m", "fluidx.launch.hosts_main", given]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    said = "fluidx: cannot run no-such-ssh to reach host 192.0.2.1: No such file or directory; install it, or set FLUIDX_SSH to another "
+    said += "command\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_what_an_agent_prints_last_is_shown_and_its_signal_is_a_status(tmp_path):
+    """A command in place of ssh that is killed by a signal: shells call that 128 + 15."""
+    (agent := tmp_path / "agent").write_text("#!/bin/sh\necho fluidx agent 5000\nseq 20000\nkill -TERM $$\n")
+    agent.chmod(0o755)
+    given = json.dumps([[["192.0.2.1", 1]], ["true"]])
+    environ = {**os.environ, "FLUIDX_SSH": str(agent), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    words = [sys.executable, "-m", "fluidx.launch.hosts_main", given]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (143, "".join(f"{k}\n" for k in range(1, 20001))), done.stderr
 
 
 def test_fluidx_run_starts_ranks_on_hosts_without_mpi(tmp_path):

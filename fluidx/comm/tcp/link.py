@@ -63,6 +63,11 @@ class TcpLink:
     def _close(self) -> None:
         self.closed, self.closed_at = True, time.monotonic()
 
+    def close(self) -> None:
+        if not self.closed:
+            self._close()
+        self.sock.close()
+
     # -- sending ------------------------------------------------------------------------------------------------------------
 
     def send(self, request: Request) -> None:

@@ -6,6 +6,7 @@ Every connection begins with the proofs of `comm/rendezvous.py`: without the key
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import sys
 import time
@@ -19,7 +20,8 @@ from .. import launch_environment
 from ..base import Ranks
 from ..launch_environment import Launched
 from ..process_spawner import Channel
-from ..rendezvous import AGAIN, Arrivals, RankMeeting, answer, prove
+from ..rendezvous import AGAIN, Arrivals, RankMeeting, answer, ended, prove
+from ..threads.python_locks import some
 from . import interfaces
 from .link import TcpLink
 from .news import News
@@ -66,6 +68,13 @@ def hosts_of(table: Sequence[Any]) -> list[Ranks]:
                 f"{[row['here'] for row in table]} ranks; ranks of a host must have consecutive numbers, and the same "
                 f"{launch_environment.LOCAL_WORLD_SIZE} (LOCAL_WORLD_SIZE)"
             )
+        names = {r: table[r].get("name") for r in ranks}
+        if len(set(names.values())) > 1:
+            raise ExecutionError(
+                f"{some(ranks)} were launched as the ranks of one host, and are on several: "
+                + ", ".join(f"rank {r} on {name}" for r, name in names.items())
+                + "; ranks of a host must have consecutive numbers"
+            )
         found += [ranks] * here
     return found
 
@@ -93,14 +102,13 @@ def _gather(there: Launched, key: str, timeout: float, deadline: float) -> _Met:
             try:
                 table.append(arrivals.peers[rank].receive()[0])
             except (OSError, EOFError, ValueError):
-                raise ExecutionError(f"rank {rank} ended before all ranks had connected") from None
+                raise ExecutionError(ended(rank)) from None
         hosts_of(table)  # raises an error for all ranks
+        arrivals.send_all({"table": table})
     except ExecutionError as e:
         arrivals.refuse_all(str(e))
         door.close()
         raise
-    for peer in arrivals.peers.values():
-        peer.send({"table": table})
     return arrivals.peers, table, door
 
 
@@ -108,15 +116,38 @@ def _listen_first(there: Launched) -> socket.socket:
     """The socket of rank 0: on the chosen interface, else on its address. If no other host reaches that, it is on all interfaces."""
     host, port = interfaces.parse(there.address)
     own = interfaces.chosen()
+    if own is not None:
+        _check_address(there, own)
     try:
         family, where = interfaces.resolve(own or host, port)[0]
         # a host may know its own name as an address of its loopback, and a service may have an address in front of the host's
         if own is None and (interfaces.is_loopback(where[0]) or not interfaces.can_bind(where[0])):
             family, where = socket.AF_INET, ("", port)
-        return _listening(family, where, there.world_size)
+        door = _listening(family, where, there.world_size)
     except OSError as e:
         taken = "; another program listens there: choose another port" if e.errno == errno.EADDRINUSE else ""
         raise ExecutionError(f"rank 0 cannot listen at {there.address} (launched by {there.by}): {e.strerror}{taken}") from None
+    if not where[0]:
+        said = f"rank 0 listens at port {port} of all interfaces of host {socket.gethostname()}; FLUIDX_INTERFACE chooses one"
+        print(f"fluidx: {said}", file=sys.stderr)
+    return door
+
+
+def _check_address(there: Launched, own: str) -> None:
+    """Raise ExecutionError if the address to which other ranks connect is one of this host, and not the one on which rank 0 listens."""
+    host, port = interfaces.parse(there.address)
+    try:
+        found = [where[0] for _, where in interfaces.resolve(host, port)]
+        here = [address for address in found if interfaces.can_bind(address)]
+    except OSError:  # a name that is not known here: another host may know it
+        return
+    # the name may be an address of the loopback on this host only, which matters to the ranks beside rank 0
+    wrong = here if there.here > 1 else [address for address in here if not interfaces.is_loopback(address)]
+    if wrong and own not in found:
+        raise ExecutionError(
+            f"rank 0 listens on {own} (FLUIDX_INTERFACE), and {there.address} is another address of its host, {wrong[0]}: set "
+            f"{launch_environment.ADDRESS}={f'[{own}]' if ':' in own else own}:{port} on all hosts"
+        )
 
 
 def _listening(family: Any, where: tuple[Any, ...], ranks: int) -> socket.socket:
@@ -137,17 +168,22 @@ def _reach(there: Launched, key: str, timeout: float, deadline: float) -> _Met:
     sock = _connected(interfaces.parse(there.address), where, deadline, timeout, again=True)
     sock.settimeout(timeout + _LATER)
     channel = prove(sock, RankMeeting(there, key), where)
-    door = _listening(sock.family, (sock.getsockname()[0], 0), there.world_size)
+    mine = sock.getsockname()[0]
+    if interfaces.is_loopback(mine) and interfaces.chosen() is None:
+        mine = ""  # on the host of rank 0, whose name is an address of its loopback there: others reach this rank where they reach rank 0
+    door = _listening(sock.family, (mine, 0), there.world_size)
     try:
-        channel.send(_facts(there, [sock.getsockname()[0], door.getsockname()[1]]))
-        table: Any = answer(channel, 0)["table"]
+        channel.send(_facts(there, [mine, door.getsockname()[1]]))
+        table: Any = answer(channel, 0)[0]["table"]
     except OSError:
         door.close()
-        raise ExecutionError("rank 0 ended before all ranks had connected") from None
+        raise ExecutionError(ended(0)) from None
     except BaseException:
         door.close()
         raise
     table[0]["at"] = sock.getpeername()[:2]
+    for row in table[1:]:
+        row["at"][0] = row["at"][0] or table[0]["at"][0]
     return {0: channel}, table, door
 
 
@@ -177,6 +213,8 @@ def _connection(at: tuple[str, int], own: str | None, deadline: float) -> socket
                 sock.bind((own, 0))
             sock.settimeout(max(AGAIN, deadline - time.monotonic()))
             sock.connect(address)
+            if sock.getsockname() == sock.getpeername():  # the system chose the port to which it connects, where nobody listens
+                raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             return sock
         except OSError as e:
             sock.close()

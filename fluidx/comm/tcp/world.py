@@ -41,6 +41,7 @@ class TcpWorld(PolledWorld):
         self._posted, self._ended = threading.Event(), False
         self._pusher = threading.Thread(target=_push, args=(weakref.ref(self), self._posted), name="fluidx-tcp", daemon=True)
         self._pusher.start()
+        weakref.finalize(self, self._posted.set).atexit = False  # a world that was not closed: its thread ends
 
     def heard(self, failure: BaseException) -> None:
         """Another rank has failed."""
@@ -54,7 +55,7 @@ class TcpWorld(PolledWorld):
         self._spread_to_all(text)
 
     def close(self) -> None:
-        """Wait until sent messages have left, and say on each connection that no more follow."""
+        """Wait until sent messages have left, say on each connection that no more follow, and close it."""
         end = time.monotonic() + min(self.timeout, FAREWELL)
         self._ended = True
         self._posted.set()
@@ -65,6 +66,11 @@ class TcpWorld(PolledWorld):
                 link.read()  # unread messages would make the system drop what was sent
                 with suppress(OSError):
                     link.sock.shutdown(socket.SHUT_WR)
+        self._pusher.join(4 * _PUSHES / 1000)  # it looks at the connections
+        with self._guard:
+            for link in self.links.values():
+                link.close()
+            self._ready.close()
 
     def _leaving(self) -> bool:
         return any(link.leaving and not link.closed for link in self.links.values())
@@ -143,13 +149,16 @@ class TcpWorld(PolledWorld):
                 if rank != self.rank and not link.closed and bool(link.leaving) != (rank in self._writing):
                     self._ready.modify(link, select.EPOLLIN | (select.EPOLLOUT if link.leaving else 0))
                     (self._writing.add if link.leaving else self._writing.discard)(rank)
+        if self._ready.closed:  # another thread has closed the world
+            time.sleep(seconds)
+            return
         come = self._ready.poll(seconds)
         with self._guard:
             for file, _ in come:
                 link = self._by_file[file]
                 link.read()
                 link.flush()
-                if link.closed:
+                if link.closed and not self._ready.closed:
                     self._ready.unregister(file)
 
     def _open_ranks(self, posted: Posted) -> list[int]:

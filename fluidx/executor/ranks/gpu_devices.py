@@ -52,8 +52,9 @@ def gpu_of(member: LaunchedRank) -> Gpu:
     return _mine[member]
 
 
-def several_of(member: LaunchedRank, hosts: Sequence[Any], devices: Sequence[int]) -> list[Any]:
-    """The communicators of this process's ranks on these GPUs. `hosts` are their communicators on the CPU side. All processes must call it.
+def several_of(member: LaunchedRank, hosts: Sequence[Any], devices: Sequence[int]) -> LaunchedNcclWorld:
+    """The world of this process's ranks on these GPUs, until `release`. `hosts` are their communicators on the CPU side. All processes must
+    call it.
 
     Raises ExecutionError in all of them if two ranks would share a GPU.
     """
@@ -61,7 +62,13 @@ def several_of(member: LaunchedRank, hosts: Sequence[Any], devices: Sequence[int
     chosen([DeviceReport(*seen) for seen, *asked in said for _ in asked], asked=[number for _, *asked in said for number in asked])
     world = LaunchedNcclWorld(hosts, devices)
     atexit.register(world.close)
-    return [world.communicator(host.rank) for host in hosts]
+    return world
+
+
+def release(world: LaunchedNcclWorld) -> None:
+    """Close a world before the end of the script."""
+    atexit.unregister(world.close)
+    world.close()
 
 
 def why_not(ranks: int, environ: Mapping[str, str] = os.environ) -> str:
@@ -80,7 +87,7 @@ def chosen(seen: Sequence[DeviceReport], environ: Mapping[str, str] = os.environ
     """For each rank, the number of its GPU among those that it sees: that which it `asked` for, or those of a host in order.
 
     If a launcher gave each rank one GPU (CUDA_VISIBLE_DEVICES), every rank sees it as number 0. Raises ExecutionError if two ranks would
-    share a GPU.
+    share a GPU, or one asks for a GPU that it does not see.
 
     >>> node = DeviceReport("a", "a", ("0000:65:00.0", "0000:b3:00.0"), "")
     >>> chosen([node, node, node._replace(host="b"), node._replace(host="b")])
@@ -94,6 +101,11 @@ def chosen(seen: Sequence[DeviceReport], environ: Mapping[str, str] = os.environ
     for rank, one in enumerate(seen):
         before = sum(other.host == one.host for other in seen[:rank])
         found.append(asked[rank] if asked else before % len(one.gpus))
+        if found[rank] >= len(one.gpus):
+            raise ExecutionError(
+                f"rank {rank}, on host {one.name}, asks for GPU {found[rank]}, and its process sees {len(one.gpus)}, numbered from 0; name "
+                "another one, or check which GPUs CUDA_VISIBLE_DEVICES hides"
+            )
         first = taken.setdefault((one.host, one.gpus[found[rank]]), rank)
         if first != rank and not any(environ.get(name) for name in _SHARING):
             there = [other for other in seen if other.host == one.host]

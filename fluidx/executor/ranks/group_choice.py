@@ -32,7 +32,7 @@ def _ranks_of_each(places: Sequence[Place] | None, programs: Any) -> int:
     """The number of ranks that each launched process holds: several, if the places of this process are its share of those of all ranks."""
     if places is None or len(places) < 2 or (there := launched_alone.launched_as()) is None:
         return 1
-    ranks = programs.world_size if hasattr(programs, "get_trainer_program") else len(programs) if isinstance(programs, list) else 0
+    ranks = programs.world_size if hasattr(programs, "get_trainer_program") else len(programs) if isinstance(programs, Sequence) else 0
     alike = all(type(p) is CPUPlace for p in places) or all(type(p) is CUDAPlace for p in places)
     return len(places) if alike and ranks == len(places) * there.world_size else 1
 

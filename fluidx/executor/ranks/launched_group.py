@@ -36,6 +36,7 @@ from .rank_programs import RankPrograms
 from .thread_workers import Outcome, RankThreads, first_failure, stop
 
 if TYPE_CHECKING:
+    from ...comm.nccl import LaunchedNcclWorld
     from .background_writer import SharedCopy
 
 
@@ -64,6 +65,7 @@ class LaunchedGroup:
     ranks_are = "are processes, one of which is"
     pool = None
     _closed = False
+    _gpus: LaunchedNcclWorld | None = None  # of several ranks in this process
 
     def __init__(self, member: LaunchedRank, places: Sequence[Place] | None, each: int = 1):
         self.member, self.script, self.lock = member, LaunchedScript(member, each), threading.RLock()
@@ -116,8 +118,8 @@ class LaunchedGroup:
             return places, list(zip(hosts, meets, strict=True))
         from .gpu_devices import several_of
 
-        comms = several_of(self.member, hosts, [p.device for r in self.own if isinstance(p := places[r], CUDAPlace)])
-        return places, list(zip(comms, meets, strict=True))
+        self._gpus = several_of(self.member, hosts, [p.device for r in self.own if isinstance(p := places[r], CUDAPlace)])
+        return places, [(self._gpus.communicator(r), meet) for r, meet in zip(self.own, meets, strict=True)]
 
     @property
     def bound_to_process(self) -> bool:
@@ -229,6 +231,11 @@ class LaunchedGroup:
             rank.local.current = None
         if self._threads is not None:
             stop(self._threads.workers)
+            if self._gpus is not None:
+                from .gpu_devices import release
+
+                release(self._gpus)
+                self._gpus = None
             self._world.close()
 
     # -- state -----------------------------------------------------------------------------------------------------------------

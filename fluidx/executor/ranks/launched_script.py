@@ -49,7 +49,7 @@ class LaunchedScript:
         try:
             return meet()
         except BaseException as e:
-            self.fail(e)
+            self.fail(e, each=self.each)
 
     def gather(self, said: Any) -> list[Any]:
         """JSON data of every process, once for each of its ranks."""
@@ -96,9 +96,11 @@ class LaunchedScript:
         sums = sums_of(feed) if feed is not None and self._runs & (self._runs - 1) == 0 else _NO_SUMS
         return self.agree(("run", *kind), known, sums)
 
-    def fail(self, error: BaseException, k: int = 0) -> NoReturn:
-        """Fail the job: report the error of this process's rank number `k`, or that of another process, which ended this one."""
+    def fail(self, error: BaseException, k: int = 0, each: int = 1) -> NoReturn:
+        """Fail the job: report the error of this process's rank number `k`, or that of another process, which ended this one. The error
+        names a rank, or a process that holds `each` ranks."""
         rank, text, mine = getattr(root_cause(error), "rank", None), describe_error(error), self.own[k]
+        rank = None if rank is None else rank * each
         if not isinstance(error, Exception) and self.ranks and self.ranks[k].current is not None:
             text += where(self.ranks[k].running())
         text = text if text.startswith("rank ") else f"rank {mine}: {text}"
