@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -189,3 +191,13 @@ def test_the_helper_that_starts_processes_has_the_time_that_ranks_have(monkeypat
     monkeypatch.setenv("FLUIDX_TIMEOUT", "77")
     monkeypatch.setattr(process_spawner, "_on_lasting_thread", lambda make: None)
     assert process_spawner._Spawner().channel.sock.gettimeout() == 77.0
+
+
+def test_a_fork_of_a_rank_does_not_say_goodbye():
+    code = (
+        "import os, sys\nfrom fluidx.comm.launch_environment import Launched\nfrom fluidx.comm.launched_rank import _look_after\n"
+        "_look_after(Launched('hand', 0, 2, 2, 'a'), print, lambda: print('bye', os.getpid() == me), [], lambda: [])\n"
+        "me = os.getpid()\nif child := os.fork():\n    os.waitpid(child, 0)\nsys.exit()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "bye True\n"), done.stderr

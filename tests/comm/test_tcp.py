@@ -2,6 +2,7 @@
 
 import gc
 import socket
+import time
 
 import numpy as np
 import pytest
@@ -9,12 +10,12 @@ import pytest
 from fluidx.comm.base import CommError
 from fluidx.comm.tcp import interfaces
 from fluidx.comm.tcp.link import TcpLink
-from fluidx.comm.tcp.rendezvous import hosts_of
+from fluidx.comm.tcp.rendezvous import _connection, hosts_of
 from fluidx.comm.tcp.world import TcpWorld
 from fluidx.config import ConfigError
 from fluidx.ir.errors import ExecutionError
 from fluidx.testing import each_rank
-from fluidx.testing.tcp import TcpProcesses
+from fluidx.testing.tcp import TcpProcesses, free_port
 from tests.comm.conformance import jobs
 
 ALL = (0, 1, 2, 3, 4, 5)
@@ -172,6 +173,19 @@ def test_three_hosts_have_the_bits_of_threads(three_hosts):
 
 def test_ranks_of_a_host_are_found_from_their_numbers():
     assert hosts_of([{"here": n} for n in (2, 2, 1, 3, 3, 3)]) == [(0, 1), (0, 1), (2,), (3, 4, 5), (3, 4, 5), (3, 4, 5)]
+
+
+def test_a_connection_of_a_socket_to_itself_is_none(monkeypatch):
+    """Where nobody listens yet, the system may choose for a caller just the port that it calls, and TCP connects the socket to itself."""
+    port = free_port()
+
+    class OnThatPort(socket.socket):
+        def bind(self, at):
+            super().bind((at[0], port))
+
+    monkeypatch.setattr(socket, "socket", OnThatPort)
+    with pytest.raises(ConnectionRefusedError):
+        _connection(("127.0.0.1", port), "127.0.0.1", time.monotonic() + 20)
 
 
 def test_ranks_of_a_host_have_one_host_name():
