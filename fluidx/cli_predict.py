@@ -148,7 +148,7 @@ def _check(file: Path, output: Path | None, profiles: tuple[Path, ...]) -> None:
     options = {"ranks": "-n", "backend": "--backend", "anyway": "--anyway"}
     if said := [option for name, option in options.items() if source(name) is not ParameterSource.DEFAULT]:
         raise click.UsageError(f"--check measures the speed only, without {', '.join(said)}: leave out one or the other")
-    check_output(output)
+    check_output(output, file)  # the calibration stays as it was measured
     machine = load(str(file))
     found = check_speed(machine)
     click.echo(str(found))

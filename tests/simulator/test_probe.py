@@ -157,6 +157,8 @@ def test_the_command_checks_and_writes_figures_at_the_speed_of_now(tmp_path, mon
     assert done.exit_code == 0 and "3.00 times slower in copies" in done.output
     assert Costs(files.load(str(now))).of(COPY).seconds == pytest.approx(9e-6)
     assert CliRunner().invoke(cli, ["calibrate", "--check", str(path)]).exit_code == 0
+    before = path.read_bytes()
+    assert CliRunner().invoke(cli, ["calibrate", "--check", str(path), "-o", str(path)]).exit_code != 0 and path.read_bytes() == before
     nowhere = str(tmp_path / "no" / "now.json")
     for options, said in ((["-n", "4", "--anyway"], "without -n, --anyway: leave out"), (["-o", nowhere], "does not exist")):
         done = CliRunner().invoke(cli, ["calibrate", "--check", str(path), *options])
