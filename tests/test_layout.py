@@ -141,8 +141,7 @@ def test_modules_of_a_package_import_each_other_in_one_direction():
 
 
 def test_a_class_name_has_one_meaning():
-    # Precision is a metric in fluid, and what an op says about its dtypes
-    assert structure.classes_with_two_meanings(ROOT) == {"Precision": ["fluidx.ir.op_facets", "fluidx.metrics"]}
+    assert structure.classes_with_two_meanings(ROOT) == {}
 
 
 def test_a_second_meaning_of_a_class_name_is_found(tmp_path):

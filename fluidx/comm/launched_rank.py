@@ -227,7 +227,7 @@ def _join_tcp(there: Launched) -> LaunchedRank:
         try:
             rank.world.close()
         finally:
-            rank.news.goodbye()
+            rank.failures.goodbye()
 
     _look_after(there, rank.world.abort, end, rank.gone, rank.trails, rank.reports, lambda r: names[r])
     return _fair(LaunchedRank(there, rank.world))

@@ -17,7 +17,7 @@ from .errors import (
     VerifyError,
     nearest,
 )
-from .op_facets import Arithmetic, Comm, Control, Native, Precision, Rewrite, Storage
+from .op_facets import Arithmetic, Autocast, Comm, Control, Native, Rewrite, Storage
 from .opdef import OPS, Effect, OpDef, Required, Sample, all_ops, opdef
 from .operator import BlockRef, Operator, Role
 from .parser import parse_pair
@@ -30,9 +30,9 @@ from .var import Var
 from .variable import Parameter, Variable
 
 __all__ = [
-    "ANY", "AnyRankType", "Array", "At", "Block", "BlockRef", "Builder", "Comm", "Control", "Arithmetic", "EOFException", "Effect",
-    "ExecutionError", "FeedError", "FluidxError", "Local", "MapType", "Native", "NotInitializedError", "OPS", "OpDef", "Operator",
-    "OptionalType", "Own", "Parameter", "ParseError", "Partial", "Pieces", "Placement", "Precision", "Program", "ProgramError",
+    "ANY", "AnyRankType", "Array", "At", "Autocast", "Block", "BlockRef", "Builder", "Comm", "Control", "Arithmetic", "EOFException",
+    "Effect", "ExecutionError", "FeedError", "FluidxError", "Local", "MapType", "Native", "NotInitializedError", "OPS", "OpDef", "Operator",
+    "OptionalType", "Own", "Parameter", "ParseError", "Partial", "Pieces", "Placement", "Program", "ProgramError",
     "ProgramPair", "REPLICATE", "RankError", "Required", "Rewrite", "Role", "Sample", "SequenceType", "Shard", "Site", "Storage",
     "TensorType", "TranspileError", "Var", "Variable", "VerifyError", "all_ops",
     "as_dtype", "default_main_program", "default_startup_program", "device_guard", "excerpt", "name_scope", "nearest", "np_dtype",

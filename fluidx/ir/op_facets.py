@@ -120,8 +120,8 @@ class Rewrite(Facet):
     meaning: Function = None
 
 
-class Precision(Facet):
-    """The dtypes in which the op computes."""
+class Autocast(Facet):
+    """The dtypes in which the kernels compute, and so the casts around them."""
 
     # do the kernels compute on 16-bit floats directly? Or (device, outs) -> bool, over a flat list of types. None: yes for an op that only
     # moves elements (`flops` is 0, views), communicates or prints. All other kernels get float32: converted before the call and rounded
@@ -209,5 +209,5 @@ class Control(Facet):
     open_axes: Callable[..., list[tuple[str, int, int]]] | None = None
 
 
-FACETS: tuple[type[Facet], ...] = (Native, Storage, Rewrite, Precision, Arithmetic, Comm, Control)
+FACETS: tuple[type[Facet], ...] = (Native, Storage, Rewrite, Autocast, Arithmetic, Comm, Control)
 FACET_OF: Mapping[str, type[Facet]] = {name: kind for kind in reversed(FACETS) for name in kind.members}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from .op_facets import Arithmetic, Comm, Control, Native, Precision, Rewrite, Storage
+from .op_facets import Arithmetic, Autocast, Comm, Control, Native, Rewrite, Storage
 
 
 class Effect(enum.Enum):
@@ -79,7 +79,7 @@ class OpFields:
                                                       of the attributes, {symbol: shape that broadcasts}; `expr.body` has symbols for them
     decompose(d) -> None                              writes the operator out in simpler ones that compute the same (ir/decomposition.py);
                                                       one that writes nothing keeps the operator
-    native, storage, rewrite, precision, arithmetic, comm, control    what few authors meet, with defaults: ir/op_facets.py
+    native, storage, rewrite, autocast, arithmetic, comm, control    what few authors meet, with defaults: ir/op_facets.py
     """
 
     name: ClassVar[str] = ""
@@ -98,7 +98,7 @@ class OpFields:
     native: ClassVar[Native] = Native()
     storage: ClassVar[Storage] = Storage()
     rewrite: ClassVar[Rewrite] = Rewrite()
-    precision: ClassVar[Precision] = Precision()
+    autocast: ClassVar[Autocast] = Autocast()
     arithmetic: ClassVar[Arithmetic] = Arithmetic()
     comm: ClassVar[Comm] = Comm()
     control: ClassVar[Control] = Control()

@@ -124,7 +124,7 @@ class OpDef(OpFields):
     @classmethod
     def _check_taken(cls, slot: str, t: Any) -> None:
         if t.__class__ is TensorType and t.dtype in TINY:
-            if not cls.precision.takes_low_bit:
+            if not cls.autocast.takes_low_bit:
                 raise ProgramError(f"op {cls.name} does not compute in {t.dtype}, found {t}; cast it to float32 or int32 first")
             return
         kind = kind_of(t)
@@ -250,7 +250,7 @@ class OpDef(OpFields):
     @classmethod
     def widens(cls, device: str, outs: Sequence[TensorType | None]) -> bool:
         """Do the kernels for a device get float32 instead of 16-bit floats?"""
-        said = cls.precision.takes_16_bit
+        said = cls.autocast.takes_16_bit
         if said is None:
             return not (cls.moves() or cls.control.bodies) and cls.effect in (Effect.PURE, Effect.RANDOM)
         return not (said(device, outs) if callable(said) else said)
@@ -263,7 +263,7 @@ class OpDef(OpFields):
     @classmethod
     def in_mixed_precision(cls) -> str:
         """The dtype in mixed precision: "half", "float32" or "any"."""
-        return cls.precision.mixed or ("any" if cls.moves() else "float32")
+        return cls.autocast.mixed or ("any" if cls.moves() else "float32")
 
     @classmethod
     def view_of(cls, x: Any, ctx: Any, attrs: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ import time
 from typing import IO, Any, NoReturn
 
 from ..comm.launch_environment import ADDRESS, LOCAL_WORLD_SIZE, RANK, WORLD_SIZE
-from .hosts_main import READY
+from .agents_main import READY
 
 _GRACE = 1.0  # seconds in which the other ranks stop by themselves after one has failed; and after they were asked to
 _SOON = 1.0  # seconds for the last lines of a rank that has ended

@@ -1,6 +1,6 @@
 """Start commands on hosts by ssh, without MPI: the same functions as `comm.mpi.mpirun`.
 
-A starter on this host (`hosts_main`) runs an agent on each host (`host_agent`), which starts the ranks there, and ends them with the
+A starter on this host (`agents_main`) runs an agent on each host (`host_agent`), which starts the ranks there, and ends them with the
 starter.
 """
 
@@ -26,7 +26,7 @@ def command(
 ) -> tuple[list[str], dict[str, str]]:
     """The command that runs `args` on so many ranks of the hosts, and its environment."""
     where = counts(ranks, hosts_of(hosts or []))
-    return [sys.executable, "-m", "fluidx.launch.hosts_main", json.dumps([where, list(args)])], dict(environ)
+    return [sys.executable, "-m", "fluidx.launch.agents_main", json.dumps([where, list(args)])], dict(environ)
 
 
 def trial(name: str) -> tuple[list[str], dict[str, str]]:

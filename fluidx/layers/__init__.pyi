@@ -1,4 +1,4 @@
-# The types of layers. Written by `python -m tests.layers.test_made_layers`
+# The types of layers. Written by `python -m tests.layers.test_layer_from_signature`
 # ruff: noqa
 from collections.abc import Sequence
 from typing import Any

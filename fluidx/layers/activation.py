@@ -8,7 +8,7 @@ from .._checks import number, one_of, wrong
 from ..initializer import Constant
 from ..ir import Variable
 from .helper import LayerWriter
-from .made import row
+from .layer_from_signature import row
 from .math import elementwise_pow
 
 # fmt: off

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from .made import row
+from .layer_from_signature import row
 
 _compare = partial(row, stop_gradient=True)
 

@@ -13,7 +13,7 @@ from .._checks import number, whole, wholes
 from ..initializer import derive_seed
 from ..ir import Variable, as_dtype
 from .helper import LayerWriter, Sizes
-from .made import at_least, axis_of, row
+from .layer_from_signature import at_least, axis_of, row
 from .tensor import assign, cast, expand, unsqueeze
 
 

@@ -12,7 +12,7 @@ from .._checks import number, one_of, unsupported, whole, wholes, wrong
 from ..ir import ANY, Variable
 from ..ir.constants import elements
 from .helper import LayerWriter
-from .made import ranked, row
+from .layer_from_signature import ranked, row
 
 # fluid's name of an interpolation -> (mode of the operator, number of image axes)
 _RESAMPLE = {

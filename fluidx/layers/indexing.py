@@ -7,7 +7,7 @@ from typing import Any
 from .._checks import whole, wrong
 from ..ir import Variable
 from .helper import LayerWriter
-from .made import axis_of, row
+from .layer_from_signature import axis_of, row
 
 
 def where(condition: Variable, x: Variable | None = None, y: Variable | None = None, name: str | None = None) -> Variable:

@@ -7,7 +7,7 @@ from typing import Any
 from .._checks import number, whole, wrong
 from ..ir import Variable
 from .helper import LayerWriter
-from .made import above_zero, among, row
+from .layer_from_signature import above_zero, among, row
 from .nn import one_hot
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from .._checks import number, wholes, wrong
 from ..ir import Variable
 from .helper import LayerWriter
-from .made import at_least, row
+from .layer_from_signature import at_least, row
 
 # fmt: off
 # -- two operands -----------------------------------------------------------------------------------------------------------

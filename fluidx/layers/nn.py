@@ -10,7 +10,7 @@ from .._checks import number, one_of, whole, wholes, wrong
 from ..initializer import derive_seed
 from ..ir import Variable, as_dtype
 from .helper import LayerWriter
-from .made import among, at_least, axis_as_given, layout_of, ranked, row, sized
+from .layer_from_signature import among, at_least, axis_as_given, layout_of, ranked, row, sized
 
 # -- dense ---------------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from ..initializer import Constant
 from ..ir import Variable
 from ..param_attr import ParamAttr
 from .helper import LayerWriter
-from .made import row
+from .layer_from_signature import row
 
 
 def _wide(dtype: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .._checks import whole, wholes, wrong
 from ..ir import Variable
 from .helper import LayerWriter
-from .made import row
+from .layer_from_signature import row
 
 
 def scatter_nd(index: Variable, updates: Variable, shape: Sequence[int], name: str | None = None) -> Variable:

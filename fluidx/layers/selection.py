@@ -8,7 +8,7 @@ from typing import Any
 from .._checks import number, whole, wrong
 from ..ir import Variable, as_dtype
 from .helper import LayerWriter
-from .made import row
+from .layer_from_signature import row
 
 
 def _unique(kind: str, x: Variable, dtype: Any, counted: bool) -> tuple[Variable, ...]:

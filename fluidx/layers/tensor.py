@@ -13,7 +13,7 @@ from .._checks import unsupported, whole, wholes, wrong
 from ..ir import Variable, as_dtype
 from ..ir.constants import elements
 from .helper import LayerWriter, Sizes
-from .made import axes_of, axis_of, row
+from .layer_from_signature import axes_of, axis_of, row
 
 
 def assign(input: Any, output: Variable | None = None) -> Variable:

@@ -107,7 +107,7 @@ def _verify(source: ProgramPair, mains: list[Program], startups: list[Program], 
                     f"{show_placement(declared[n].placement)} in main",
                 )  # fmt: skip
         for op, program in ranks.rank_classes.ops:
-            if (rounds := opdef(op.type).precision.rounds) is not None:
+            if (rounds := opdef(op.type).autocast.rounds) is not None:
                 what = rounds(op.attrs)
                 report.rounded[what] = report.rounded.get(what, 0) + program.global_block().desc(op.input_arg_names[0]).type.numel
         if is_main:

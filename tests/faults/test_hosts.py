@@ -343,7 +343,7 @@ def run_on_hosts(script, folder, prefix, hosts, environ, ranks=4):
 def test_a_command_in_place_of_ssh_that_is_not_there_is_named(tmp_path):
     given = json.dumps([[["192.0.2.1", 1]], ["true"]])
     environ = {**os.environ, "FLUIDX_SSH": "no-such-ssh -q", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    words = [sys.executable, "-m", "fluidx.launch.hosts_main", given]
+    words = [sys.executable, "-m", "fluidx.launch.agents_main", given]
     done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
     said = "fluidx: cannot run no-such-ssh to reach host 192.0.2.1: No such file or directory; install it, or set FLUIDX_SSH to another "
     said += "command\n"
@@ -356,7 +356,7 @@ def test_what_an_agent_prints_last_is_shown_and_its_signal_is_a_status(tmp_path)
     agent.chmod(0o755)
     given = json.dumps([[["192.0.2.1", 1]], ["true"]])
     environ = {**os.environ, "FLUIDX_SSH": str(agent), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    words = [sys.executable, "-m", "fluidx.launch.hosts_main", given]
+    words = [sys.executable, "-m", "fluidx.launch.agents_main", given]
     done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (143, "".join(f"{k}\n" for k in range(1, 20001))), done.stderr
 

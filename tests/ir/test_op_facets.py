@@ -11,7 +11,7 @@ def test_an_op_has_twelve_fields_and_seven_facets():
     fields = {n for n in dir(OpFields) if not n.startswith("_")} | {"infer", "samples"}
     facets = {f.word for f in FACETS}
     assert fields - facets == set("name inputs outputs attrs effect infer pattern grad kernel samples expr decompose".split())
-    assert facets == set("native storage rewrite precision arithmetic comm control".split())
+    assert facets == set("native storage rewrite autocast arithmetic comm control".split())
 
 
 def test_what_is_not_said_has_a_default():

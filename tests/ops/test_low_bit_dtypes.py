@@ -67,7 +67,7 @@ def moved(definition, sample, dtype):
     return fx.Executor(fx.CPUPlace()).run(program, feed=feed, fetch_list=[f"out{k}" for k in range(many)])
 
 
-@pytest.mark.parametrize("name", sorted(n for n, d in OPS.items() if d.precision.takes_low_bit and n != "cast"))
+@pytest.mark.parametrize("name", sorted(n for n, d in OPS.items() if d.autocast.takes_low_bit and n != "cast"))
 def test_operators_that_move_elements_accept_them(name):
     definition = OPS[name]
     for sample in definition.samples():

@@ -23,8 +23,8 @@ from ..process_spawner import Channel
 from ..rendezvous import AGAIN, Arrivals, RankMeeting, answer, ended, prove
 from ..threads.python_locks import some
 from . import interfaces
+from .failure_messages import FailureMessages
 from .link import TcpLink
-from .news import News
 
 _LATER = 1.0  # seconds: rank 0 names the missing ranks before others give up
 
@@ -33,7 +33,7 @@ class Joined(NamedTuple):
     """The connections of a rank, and the facts about all of them: for each rank its host's name and the ranks on its host."""
 
     links: dict[int, TcpLink]
-    news: News
+    failures: FailureMessages
     names: Sequence[str]
     hosts: Sequence[Ranks]
     shares: bool  # can the ranks of each host share memory?
@@ -53,7 +53,8 @@ def join(there: Launched, timeout: float) -> Joined:
     (channels, table, door) = (_gather if there.rank == 0 else _reach)(there, key, timeout, deadline)
     with door:
         links = _mesh(there, key, table, door, deadline, timeout)
-    return Joined(links, News(there.rank, channels), [row["name"] for row in table], hosts_of(table), all(row["shares"] for row in table))
+    failures, shares = FailureMessages(there.rank, channels), all(row["shares"] for row in table)
+    return Joined(links, failures, [row["name"] for row in table], hosts_of(table), shares)
 
 
 def hosts_of(table: Sequence[Any]) -> list[Ranks]:

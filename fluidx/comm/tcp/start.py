@@ -11,7 +11,7 @@ from ..flight_recorder import FlightRecord
 from ..hosts.multi_host import HostsWorld
 from ..launch_environment import Launched
 from ..processes import ProcessWorld
-from .news import News
+from .failure_messages import FailureMessages
 from .rendezvous import Joined, join
 from .world import TcpWorld
 
@@ -20,7 +20,7 @@ class TcpRank(NamedTuple):
     """A connected rank: its world, and what is known about the others."""
 
     world: HostsWorld | TcpWorld
-    news: News
+    failures: FailureMessages
     joined: Joined
     gone: list[int]  # ranks whose processes have ended, in the order in which this rank heard of it
 
@@ -43,8 +43,8 @@ class TcpRank(NamedTuple):
 def connect(there: Launched, timeout: float) -> TcpRank:
     """Connect this rank to all others. Raises ExecutionError."""
     joined = join(there, timeout)
-    news, gone = joined.news, list[int]()
-    between = TcpWorld(there.rank, joined.links, there.world_size, timeout, news.spread)
+    failures, gone = joined.failures, list[int]()
+    between = TcpWorld(there.rank, joined.links, there.world_size, timeout, failures.spread)
     ranks = joined.hosts[there.rank]
     world: HostsWorld | TcpWorld = between
     if joined.shares:
@@ -57,8 +57,8 @@ def connect(there: Launched, timeout: float) -> TcpRank:
         if isinstance(world, HostsWorld):
             world.here.abort(failure)
 
-    news.listen(heard)
-    return TcpRank(world, news, joined, gone)
+    failures.listen(heard)
+    return TcpRank(world, failures, joined, gone)
 
 
 def _homes(hosts: Sequence[tuple[int, ...]]) -> list[int]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ... import config
 from ...comm.launched_rank import LaunchedRank
-from ...comm.several_ranks import world_of
+from ...comm.multi_rank_world import world_of
 from ...ir.errors import ExecutionError, RankError
 from ...ir.types import TensorType
 from ..error_text import where

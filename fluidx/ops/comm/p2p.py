@@ -10,7 +10,7 @@ from typing import Any
 
 from ...ir.dtypes import as_dtype
 from ...ir.errors import ProgramError
-from ...ir.op_facets import Arithmetic, Comm, Control, Native, Precision, Rewrite, Storage
+from ...ir.op_facets import Arithmetic, Autocast, Comm, Control, Native, Rewrite, Storage
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.types import ANY, At, Entry, TensorType
 from ..shared.native import all_of, copy_calls
@@ -145,7 +145,7 @@ class Chunk(OpDef):
 
     name = "chunk"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     inputs = ("X",)
     attrs = {"start": Required(int), "stop": Required(int)}
     pattern = staticmethod(lambda ins, outs, attrs: f"{_whole(ins)} -> . | L(0) U(0)")

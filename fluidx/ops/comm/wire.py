@@ -10,7 +10,7 @@ from typing import Any
 
 from ...ir.dtypes import HALVES, as_dtype
 from ...ir.errors import ProgramError
-from ...ir.op_facets import Arithmetic, Native, Precision, Rewrite
+from ...ir.op_facets import Arithmetic, Autocast, Native, Rewrite
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import TensorType
 from ..shared.native import copy_calls
@@ -22,7 +22,7 @@ class _Rounded(OpDef):
 
     arithmetic = Arithmetic(flops=0)
     # they stay where a strategy puts them
-    precision = Precision(mixed="float32")
+    autocast = Autocast(mixed="float32")
     inputs = ("X",)
     attrs = {"dtype": Required(str)}
     pattern = "* -> * | L(0) U(0)"  # rounded partial values are partial values, up to rounding
@@ -43,7 +43,7 @@ class Narrow(_Rounded):
     """X as 16-bit floats, rounded to nearest, for sending."""
 
     name = "narrow"
-    precision = Precision(rounds=lambda attrs: f"travel as {attrs['dtype']}")
+    autocast = Autocast(rounds=lambda attrs: f"travel as {attrs['dtype']}")
 
     @staticmethod
     def infer(x: TensorType, *, dtype: str) -> TensorType:

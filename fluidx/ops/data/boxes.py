@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.errors import ProgramError
-from ...ir.op_facets import Arithmetic, Control, Precision
+from ...ir.op_facets import Arithmetic, Autocast, Control
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..shared.types import meet, need_ndim, same_dtype
@@ -24,7 +24,7 @@ class NonMaxSuppression(OpDef):
 
     name = "non_max_suppression"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(mixed="float32")
+    autocast = Autocast(mixed="float32")
     inputs = ("Boxes", "Scores", "MaxOutput?", "IouThreshold?", "ScoreThreshold?")
     attrs = {"center_point_box": False}
     control = Control(sized_by_values=("n",))
@@ -71,7 +71,7 @@ class MulticlassNms(OpDef):
 
     name = "multiclass_nms"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(mixed="float32")
+    autocast = Autocast(mixed="float32")
     inputs, outputs = ("BBoxes", "Scores"), ("Out", "Index?", "Count?")
     attrs = {
         "background_label": 0, "score_threshold": 0.0, "nms_top_k": -1, "nms_threshold": 0.3, "nms_eta": 1.0, "keep_top_k": -1,

@@ -14,7 +14,7 @@ from ...ir.axis_letters import along
 from ...ir.constants import Array
 from ...ir.dtypes import as_dtype, dtype_name, np_dtype
 from ...ir.errors import ProgramError
-from ...ir.op_facets import Arithmetic, Native, Precision, Rewrite
+from ...ir.op_facets import Arithmetic, Autocast, Native, Rewrite
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.parts import Part
 from ...ir.pattern import Types
@@ -271,7 +271,7 @@ class Diag(OpDef):
 
     name = "diag"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     inputs = ("Diagonal",)
     pattern = ". -> . . | L(0)"
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...ir.axis_letters import along
 from ...ir.errors import ProgramError
-from ...ir.op_facets import Arithmetic, Control, Native, Precision, Storage
+from ...ir.op_facets import Arithmetic, Autocast, Control, Native, Storage
 from ...ir.opdef import OpDef, Sample
 from ...ir.parts import Part
 from ...ir.types import TensorType
@@ -77,7 +77,7 @@ class Gather(OpDef):
 
     name = "gather"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     inputs = ("X", "Index")
 
@@ -154,7 +154,7 @@ class IndexSelect(OpDef):
 
     name = "index_select"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     inputs = ("X", "Index")
     attrs = {"dim": 0}
@@ -249,7 +249,7 @@ class Scatter(OpDef):
     name = "scatter"
     arithmetic = Arithmetic(flops=0)
     # updates of one row are added
-    precision = Precision(takes_16_bit=False, takes_low_bit=True)
+    autocast = Autocast(takes_16_bit=False, takes_low_bit=True)
     inputs = ("X", "Ids", "Updates")
     attrs = {"overwrite": True}
     storage = Storage(inplace=(("X", "Out"),))
@@ -353,7 +353,7 @@ class Where(OpDef):
 
     name = "where"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     inputs = ("Condition", "X", "Y")
     pattern = "*, *, * -> * | L(1,2)"

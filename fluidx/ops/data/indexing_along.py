@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.axis_letters import along
-from ...ir.op_facets import Arithmetic, Control, Precision
+from ...ir.op_facets import Arithmetic, Autocast, Control
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import TensorType
 from ..shared.arrays import add_rows
@@ -28,7 +28,7 @@ class TakeAlongAxis(OpDef):
 
     name = "take_along_axis"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     inputs = ("X", "Index")
     attrs = {"axis": -1}

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...ir.axis_letters import letters
 from ...ir.errors import ProgramError
-from ...ir.op_facets import Arithmetic, Control, Precision, Storage
+from ...ir.op_facets import Arithmetic, Autocast, Control, Storage
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import TensorType
 from ..shared.arrays import add_rows, take
@@ -59,7 +59,7 @@ class GatherNd(OpDef):
 
     name = "gather_nd"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     inputs = ("X", "Index")
 

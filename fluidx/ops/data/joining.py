@@ -8,7 +8,7 @@ from typing import Any
 from ...ir.axis_letters import along, letters
 from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
-from ...ir.op_facets import Arithmetic, Control, Native, Precision, Rewrite, Storage
+from ...ir.op_facets import Arithmetic, Autocast, Control, Native, Rewrite, Storage
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..shared.native import all_of, copy_calls
@@ -53,7 +53,7 @@ class Concat(OpDef):
 
     name = "concat"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     inputs = ("X*",)
     attrs = {"axis": 0}
@@ -177,7 +177,7 @@ class Split(OpDef):
 
     name = "split"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"num": 0, "sections": (), "axis": 0}
@@ -243,7 +243,7 @@ class Stack(OpDef):
 
     name = "stack"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     inputs = ("X*",)
     attrs = {"axis": 0}
@@ -298,7 +298,7 @@ class Unstack(OpDef):
 
     name = "unstack"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     inputs, outputs = ("X",), ("Out*",)
     attrs = {"axis": 0, "num": 0}

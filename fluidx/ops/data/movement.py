@@ -7,7 +7,7 @@ from typing import Any
 
 from ...ir.axis_letters import but
 from ...ir.errors import ProgramError
-from ...ir.op_facets import Arithmetic, Control, Native, Precision, Rewrite, Storage
+from ...ir.op_facets import Arithmetic, Autocast, Control, Native, Rewrite, Storage
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
 from ..shared.native import copy_calls, reduce_calls
@@ -57,7 +57,7 @@ class Expand(OpDef):
 
     name = "expand"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     rewrite = Rewrite(identity_if=keeps_single_operand)
     inputs = ("X",)
@@ -101,7 +101,7 @@ class ExpandAs(OpDef):
 
     name = "expand_as"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     inputs = ("X", "target_tensor")
 
     @staticmethod
@@ -183,7 +183,7 @@ class _Reversal(OpDef):
     """Base of one op with two names; its only attribute lists the axes."""
 
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     inputs = ("X",)
 
     @staticmethod
@@ -240,7 +240,7 @@ class Roll(OpDef):
 
     name = "roll"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     inputs = ("X",)
     attrs = {"shifts": Required(tuple), "dims": ()}
@@ -277,7 +277,7 @@ class TrilTriu(OpDef):
 
     name = "tril_triu"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     inputs = ("X",)
     attrs = {"diagonal": 0, "lower": True}
     pattern = "* r c -> * r c | K L(0)"

@@ -14,7 +14,7 @@ import numpy as np
 from ...ir.axis_letters import but, fold, letters, match_axes
 from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
-from ...ir.op_facets import Arithmetic, Comm, Control, Native, Precision, Rewrite, Storage
+from ...ir.op_facets import Arithmetic, Autocast, Comm, Control, Native, Rewrite, Storage
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
 from ...ir.valuetypes import is_ranked
@@ -108,7 +108,7 @@ class Reshape(OpDef):
 
     name = "reshape"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     rewrite = Rewrite(
         identity_if=same_elements, merge_two=lambda first, second: second if 0 not in second["shape"] else None, meaning=_laid_out
@@ -194,7 +194,7 @@ class Flatten(OpDef):
 
     name = "flatten"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     rewrite = Rewrite(identity_if=same_elements, meaning=_laid_out)
     inputs = ("X",)
@@ -255,7 +255,7 @@ class Squeeze(OpDef):
 
     name = "squeeze"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     rewrite = Rewrite(identity_if=same_elements, meaning=_laid_out)
     inputs = ("X",)
@@ -317,7 +317,7 @@ class Unsqueeze(OpDef):
 
     name = "unsqueeze"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     rewrite = Rewrite(identity_if=same_elements, meaning=_laid_out)
     inputs = ("X",)
@@ -358,7 +358,7 @@ class Transpose(OpDef):
 
     name = "transpose"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     inputs = ("X",)
     attrs = {"axis": Required(tuple)}
@@ -413,7 +413,7 @@ class Shape(OpDef):
 
     name = "shape"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     rewrite = Rewrite(constant=True)
     inputs = ("Input",)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...ir.axis_letters import but
 from ...ir.errors import ProgramError
-from ...ir.op_facets import Arithmetic, Control, Native, Precision, Rewrite, Storage
+from ...ir.op_facets import Arithmetic, Autocast, Control, Native, Rewrite, Storage
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.types import ANY, TensorType
 from ..shared.native import copy_calls, fill_calls
@@ -65,7 +65,7 @@ class Slice(OpDef):
 
     name = "slice"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "decrease_axis": ()}
@@ -127,7 +127,7 @@ class StridedSlice(OpDef):
 
     name = "strided_slice"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("string",))
     inputs = ("Input",)
     attrs = {"axes": Required(tuple), "starts": Required(tuple), "ends": Required(tuple), "strides": Required(tuple)}
@@ -222,7 +222,7 @@ class Pad(OpDef):
 
     name = "pad"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     inputs = ("X",)
     attrs = {"paddings": Required(tuple), "pad_value": 0.0}
 
@@ -326,7 +326,7 @@ class Pad2dGrad(OpDef):
     name = "pad2d_grad"
     arithmetic = Arithmetic(flops=0)
     # the gradients of an element that padding repeats are added
-    precision = Precision(takes_16_bit=False)
+    autocast = Autocast(takes_16_bit=False)
     inputs, outputs = ("X", "Out@GRAD"), ("X@GRAD",)
     attrs = Pad2d.attrs
 

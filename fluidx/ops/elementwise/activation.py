@@ -40,7 +40,7 @@ from .declare import elementwise
 
 POSITIVE = (0.2, 3.0)
 
-activation = partial(elementwise, precision="any")  # the result is never much larger than X: if X fits in 16 bits, the result does
+activation = partial(elementwise, mixed="any")  # the result is never much larger than X: if X fits in 16 bits, the result does
 
 activation("relu", lambda x: max(x, 0), dtypes="number", kinks=(0,), doc="max(X, 0). The gradient at 0 is 0.")
 activation("relu6", lambda x, *, threshold: min(max(x, 0), threshold), attrs={"threshold": 6.0}, kinks=(0, 2), domain=(-4, 8),

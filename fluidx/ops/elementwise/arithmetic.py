@@ -8,10 +8,10 @@ import numpy as np
 
 from ...ir import (
     Arithmetic,
+    Autocast,
     Control,
     Native,
     OpDef,
-    Precision,
     ProgramError,
     Required,
     Rewrite,
@@ -90,18 +90,18 @@ def _int_div(xp, ins, out, attrs):
     return divide_safely if any(np.may_share_memory(a, out) for a in ins) else divide
 
 
-elementwise("elementwise_add", lambda x, y: x + y, axis=True, dtypes="number", precision="any", samples=_pairs(),
+elementwise("elementwise_add", lambda x, y: x + y, axis=True, dtypes="number", mixed="any", samples=_pairs(),
     grad=lambda b, op, g: _sum_to_operands(b, op, g, g),
     doc="The sum of two tensors.\n\nTwo partial sums add up; the verifier refuses a partial sum with a whole value.")  # fmt: skip
-elementwise("elementwise_sub", lambda x, y: x - y, axis=True, dtypes="number", precision="any", samples=_pairs(),
+elementwise("elementwise_sub", lambda x, y: x - y, axis=True, dtypes="number", mixed="any", samples=_pairs(),
     grad=_sub_grad, doc="The difference of two tensors.")  # fmt: skip
-elementwise("elementwise_mul", lambda x, y: x * y, axis=True, dtypes="number", precision="any", samples=_pairs(),
+elementwise("elementwise_mul", lambda x, y: x * y, axis=True, dtypes="number", mixed="any", samples=_pairs(),
     grad=_mul_grad, doc="The elementwise product of two tensors.")  # fmt: skip
-elementwise("elementwise_div", lambda x, y: x / y, axis=True, dtypes="number", precision="any", samples=_pairs(0.5, 2.0),
+elementwise("elementwise_div", lambda x, y: x / y, axis=True, dtypes="number", mixed="any", samples=_pairs(0.5, 2.0),
     special=_int_div, doc="The quotient of two tensors. Integers are divided towards zero, as in C.")  # fmt: skip
-elementwise("elementwise_max", lambda x, y: ex.max(x, y), axis=True, dtypes="number", precision="any", samples=_pairs(),
+elementwise("elementwise_max", lambda x, y: ex.max(x, y), axis=True, dtypes="number", mixed="any", samples=_pairs(),
     doc="The larger of two tensors, element by element. At a tie the gradient goes to Y.")  # fmt: skip
-elementwise("elementwise_min", lambda x, y: ex.min(x, y), axis=True, dtypes="number", precision="any", samples=_pairs(),
+elementwise("elementwise_min", lambda x, y: ex.min(x, y), axis=True, dtypes="number", mixed="any", samples=_pairs(),
     doc="The smaller of two tensors, element by element. At a tie the gradient goes to Y.")  # fmt: skip
 
 
@@ -159,11 +159,11 @@ def _assign(out, value):
 
 
 elementwise("scale", lambda x, *, scale, bias, bias_after_scale: ex.where(bias_after_scale, scale * x + bias, scale * (x + bias)),
-    attrs={"scale": 1.0, "bias": 0.0, "bias_after_scale": True}, dtypes="number", precision="any", grad=_scale_grad, special=_scale_int,
+    attrs={"scale": 1.0, "bias": 0.0, "bias_after_scale": True}, dtypes="number", mixed="any", grad=_scale_grad, special=_scale_int,
     variants=({}, {"scale": 2.5, "bias": 0.5}, {"scale": -1.0}, {"bias": 1.5}, {"scale": 3.0, "bias": 1.0, "bias_after_scale": False}),
     doc="scale * X + bias, or scale * (X + bias) when `bias_after_scale` is off.")  # fmt: skip
 elementwise("clip", lambda x, *, min, max: ex.min(ex.max(x, min), max), attrs={"min": Required(float), "max": Required(float)},
-    dtypes="number", precision="any", kinks=(-1.0, 1.0), variants=({"min": -1.0, "max": 1.0}, {"min": -10.0, "max": 1.0}),
+    dtypes="number", mixed="any", kinks=(-1.0, 1.0), variants=({"min": -1.0, "max": 1.0}, {"min": -10.0, "max": 1.0}),
     doc="X clipped to [min, max].")  # fmt: skip
 elementwise("increment", lambda x, *, step: x + step, attrs={"step": 1.0}, dtypes="number", variants=({}, {"step": -2.0}),
     doc="X + step, for loop counters. In fluid programs the result is written into X itself.")  # fmt: skip
@@ -263,7 +263,7 @@ class Cast(OpDef):
 
     name = "cast"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     rewrite = Rewrite(identity_if=lambda x, attrs, count: True)
     inputs = ("X",)
     attrs = {"dtype": Required(str), "saturate": True, "round_mode": "up"}
@@ -324,7 +324,7 @@ class Assign(OpDef):
 
     name = "assign"
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     control = Control(beyond_tensors=("sequence", "optional", "map", "string"))
     rewrite = Rewrite(identity_if=lambda x, attrs, count: True, meaning=lambda a, ins, outs: [ins[0]])
     inputs = ("X",)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...ir.dtypes import FLOATS, INTS, np_dtype
 from ...ir.errors import ProgramError
-from ...ir.op_facets import Arithmetic, Native, Precision, Rewrite, Storage
+from ...ir.op_facets import Arithmetic, Autocast, Native, Rewrite, Storage
 from ...ir.opdef import OPS, OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..expr.derivative import derivative, in_terms_of, selected
@@ -48,7 +48,7 @@ def elementwise(
     slope: Callable[..., Any] | None = None,
     grad: Callable[..., Any] | None = None,
     special: Callable[..., Any] | None = None,
-    precision: str | None = None,
+    mixed: str | None = None,
 ) -> type[OpDef]:
     """Declare the elementwise op `name`, and `<name>_grad` if it has a derivative.
 
@@ -57,7 +57,7 @@ def elementwise(
     "any"; all inputs have one dtype, and so has the result unless the body is a comparison. `axis` adds fluid's broadcast attribute. Unary
     samples are drawn from `domain`, away from `kinks`, once for each of `variants` (attributes); or `samples` yields the samples. `slope`
     is a hand-written derivative with respect to X, `grad` replaces the derived gradient. `special(xp, ins, out, attrs)` may return a call
-    that replaces the derived kernel (integer division), or None. `precision` is `Precision.mixed`.
+    that replaces the derived kernel (integer division), or None. `mixed` is that of Autocast.
     """
     module = sys._getframe(1).f_globals["__name__"]
     parameters = inspect.signature(body).parameters.values()
@@ -74,7 +74,7 @@ def elementwise(
         "name": name, "__module__": module, "__doc__": doc, "__qualname__": name, "attrs": full, "inputs": slots,
         "infer": staticmethod(_infer(name, dtypes, is_bool, axis, _fitting(name, expr, names, special))),
         "storage": Storage(inplace=() if is_bool and dtypes != "bool" else tuple((s, "Out") for s in reversed(slots))),
-        "rewrite": Rewrite(identity_if=scalar.identity_if, folds=_folds(expr, inputs)), "precision": Precision(mixed=precision),
+        "rewrite": Rewrite(identity_if=scalar.identity_if, folds=_folds(expr, inputs)), "autocast": Autocast(mixed=mixed),
     }  # fmt: skip
     draw = samples or (lambda: _draw(len(inputs), dtypes, domain, kinks, variants))
     fields["samples"] = staticmethod(draw)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ir import Arithmetic, OpDef, Precision, ProgramError, Sample
+from ...ir import Arithmetic, Autocast, OpDef, ProgramError, Sample
 from ...ir.opdef import Required
 from ..shared.samples import f32
 from ..shared.types import merge_size, same_dtype
@@ -34,7 +34,7 @@ class Einsum(OpDef):
     """
 
     name = "einsum"
-    precision = Precision(mixed="half")
+    autocast = Autocast(mixed="half")
     arithmetic = Arithmetic(sums_products="matrix")
     inputs = ("X*",)
     attrs = {"equation": Required(str)}

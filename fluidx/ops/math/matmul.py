@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ... import native
-from ...ir import Arithmetic, Native, OpDef, Precision, ProgramError, Sample, TensorType
+from ...ir import Arithmetic, Autocast, Native, OpDef, ProgramError, Sample, TensorType
 from ...ir.axis_letters import letters, match_axes
 from ..shared.broadcast import broadcast_sizes, reduced
 from ..shared.samples import bits, f32, ints
@@ -39,7 +39,7 @@ class Product(OpDef):
     """Base of ops that are one matrix product; `matrices` gives its arrays."""
 
     # on a GPU, BLAS multiplies two matrices of 16-bit floats and adds in float32
-    precision = Precision(takes_16_bit=lambda device, outs: device == "cuda" and outs[0].ndim == 2, mixed="half")
+    autocast = Autocast(takes_16_bit=lambda device, outs: device == "cuda" and outs[0].ndim == 2, mixed="half")
     arithmetic = Arithmetic(sums_products="matrix")
     # (ins, out, **attrs) -> (a, b, out), views of the operands with out = a @ b over the last two axes; None if a view would need a copy
     matrices: ClassVar[Callable[..., Any]]

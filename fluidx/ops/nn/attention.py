@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ... import native
-from ...ir import ANY, Arithmetic, Native, OpDef, Precision, ProgramError, Required, Sample, Storage, TensorType
+from ...ir import ANY, Arithmetic, Autocast, Native, OpDef, ProgramError, Required, Sample, Storage, TensorType
 from ...ir.axis_letters import letters
 from ...ir.parts import Part
 from ..shared.broadcast import reduced
@@ -204,7 +204,7 @@ class ScaledDotProductAttention(OpDef):
     """
 
     name = NAME
-    precision = Precision(mixed="half")
+    autocast = Autocast(mixed="half")
     arithmetic = Arithmetic(flops=_flops(2), sums_products="attention")
     inputs, outputs = ("Q", "K", "V", "Mask?"), ("Out", "Lse?")
     attrs = {"scale": Required(float), "causal": False}

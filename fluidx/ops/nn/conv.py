@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...ir import ANY, Arithmetic, Comm, Native, OpDef, Precision, ProgramError, Rewrite, Sample, TensorType
+from ...ir import ANY, Arithmetic, Autocast, Comm, Native, OpDef, ProgramError, Rewrite, Sample, TensorType
 from ...ir.axis_letters import fold
 from ..shared.blocked import in_order
 from ..shared.samples import f32, ints
@@ -107,7 +107,7 @@ def _scratch_types(run: Any, ins: list[TensorType], outs: list[TensorType | None
 class _Conv(OpDef):
     """Base of the convolutions of an input with a filter."""
 
-    precision = Precision(mixed="half")
+    autocast = Autocast(mixed="half")
     arithmetic = Arithmetic(sums_products="convolution")
     inputs, outputs = ("Input", "Filter"), ("Output",)
     rewrite = Rewrite(layout=("data_format", ("Input", "Output")))

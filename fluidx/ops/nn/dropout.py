@@ -10,7 +10,7 @@ import numpy as np
 from ... import native
 from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
-from ...ir.op_facets import Native, Precision, Rewrite, Storage
+from ...ir.op_facets import Autocast, Native, Rewrite, Storage
 from ...ir.opdef import OpDef, Required, Sample
 from ..data.random import Drawing, float_dtype
 from ..expr.native import expression_calls
@@ -57,7 +57,7 @@ class Dropout(Drawing):
     """
 
     name = "dropout"
-    precision = Precision(mixed="any")
+    autocast = Autocast(mixed="any")
     inputs, outputs = ("X",), ("Out", "Mask?")
     attrs = {"dropout_prob": Required(float), "is_test": False, "seed": 0, "dropout_implementation": "downgrade_in_infer"}
     storage = Storage(inplace=(("X", "Out"),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir.errors import ProgramError
-from ...ir.op_facets import Arithmetic, Native, Precision
+from ...ir.op_facets import Arithmetic, Autocast, Native
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..data.indexing import add_local_rows, take_local_rows
@@ -25,7 +25,7 @@ class _Lookup(OpDef):
     """Base of the two look-up ops, which differ in the axes of Ids."""
 
     arithmetic = Arithmetic(flops=0)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     inputs = ("W", "Ids")
     attrs = {"padding_idx": -1}
 

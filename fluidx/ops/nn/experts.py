@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import Arithmetic, OpDef, Precision, ProgramError, Required, Sample, TensorType
+from ...ir import Arithmetic, Autocast, OpDef, ProgramError, Required, Sample, TensorType
 from ...ir.parts import Part
 from ..shared.arrays import add_rows
 from ..shared.samples import f32, ints
@@ -174,7 +174,7 @@ class ExpertCombine(OpDef):
     """
 
     name = "expert_combine"
-    precision = Precision(mixed="any")
+    autocast = Autocast(mixed="any")
     inputs = ("Y", "Ids", "Position", "Weight?")
 
     @staticmethod
@@ -216,7 +216,7 @@ class ExpertWeightGrad(OpDef):
 
     name = "expert_weight_grad"
     arithmetic = Arithmetic(sums_products="matrix")
-    precision = Precision(mixed="any")
+    autocast = Autocast(mixed="any")
     inputs, outputs = ("X", "Y", "Ids", "Position"), ("Weight@GRAD",)
     pattern = "* s d, e * c d, * s k, * s k -> * s k | e@ e:+ d:+ c! L(0) L(1)"
 

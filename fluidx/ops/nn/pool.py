@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import ANY, Arithmetic, Native, OpDef, Precision, ProgramError, Rewrite, Sample, TensorType
+from ...ir import ANY, Arithmetic, Autocast, Native, OpDef, ProgramError, Rewrite, Sample, TensorType
 from ..shared.blocked import in_order
 from ..shared.samples import apart, f32
 from . import pool_native
@@ -203,7 +203,7 @@ class Pool2d(OpDef):
     """
 
     name = "pool2d"
-    precision = Precision(mixed="any")
+    autocast = Autocast(mixed="any")
     arithmetic = Arithmetic(flops=lambda ins, outs, attrs: _flops(ins[0], outs[0], attrs))
     rewrite = Rewrite(layout=("data_format", ("X", "Out")))
     inputs = ("X",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir.errors import ExecutionError, ProgramError
-from ...ir.op_facets import Arithmetic, Control, Precision, Rewrite
+from ...ir.op_facets import Arithmetic, Autocast, Control, Rewrite
 from ...ir.opdef import OpDef
 from ...ir.types import TensorType
 from ...ir.valuetypes import OptionalType, as_type
@@ -16,7 +16,7 @@ class Optional(OpDef):
     """An optional that holds X; without X an empty one, with elements of the type in the text `elem`."""
 
     name = "optional"
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     arithmetic = Arithmetic(flops=0)
     control = Control(beyond_tensors=KINDS)
     inputs = ("X?",)
@@ -42,7 +42,7 @@ class OptionalHasElement(OpDef):
 
     name = "optional_has_element"
     rewrite = Rewrite(constant=True)
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     arithmetic = Arithmetic(flops=0)
     control = Control(beyond_tensors=KINDS)
     inputs = ("X?",)
@@ -60,7 +60,7 @@ class OptionalGetElement(OpDef):
     """The value that X holds; a value that is not an optional is returned unchanged."""
 
     name = "optional_get_element"
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     arithmetic = Arithmetic(flops=0)
     control = Control(beyond_tensors=KINDS)
     inputs = ("X",)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...ir.dtypes import INTS
 from ...ir.errors import ExecutionError, ProgramError
-from ...ir.op_facets import Arithmetic, Control, Precision, Rewrite
+from ...ir.op_facets import Arithmetic, Autocast, Control, Rewrite
 from ...ir.opdef import OpDef, Required
 from ...ir.types import ANY, TensorType
 from ...ir.valuetypes import AnyRankType, SequenceType, ValueType, as_type, common_type
@@ -42,7 +42,7 @@ class SequenceConstruct(OpDef):
     """A sequence of the values X, in their order."""
 
     name = "sequence_construct"
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     arithmetic = Arithmetic(flops=0)
     control = Control(beyond_tensors=KINDS)
     inputs = ("X*",)
@@ -159,7 +159,7 @@ class SequenceInsert(OpDef):
     """S with X inserted before the element at Position, or at the end without Position."""
 
     name = "sequence_insert"
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     arithmetic = Arithmetic(flops=0)
     control = Control(beyond_tensors=KINDS)
     inputs = ("S", "X", "Position?")
@@ -183,7 +183,7 @@ class SequenceWrite(OpDef):
     """S with X as the element at Position, and the previous number of elements; at the position after the last element, X is appended."""
 
     name = "sequence_write"
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     arithmetic = Arithmetic(flops=0)
     control = Control(beyond_tensors=KINDS)
     inputs, outputs = ("S", "X", "Position"), ("Out", "Before")
@@ -291,7 +291,7 @@ class SplitToSequence(OpDef):
     """
 
     name = "split_to_sequence"
-    precision = Precision(takes_low_bit=True)
+    autocast = Autocast(takes_low_bit=True)
     arithmetic = Arithmetic(flops=0)
     control = Control(beyond_tensors=("sequence", "string", "tensor of any rank"))
     inputs = ("X", "Split?")

@@ -8,9 +8,9 @@ from fluidx.comm import CommAborted
 from fluidx.comm.base import LocalWorld, World
 from fluidx.comm.hosts.multi_host import HostsWorld
 from fluidx.comm.mpi.world import MpiWorld
+from fluidx.comm.multi_rank_world import MultiRankWorld
 from fluidx.comm.nccl import LaunchedNcclWorld, NcclWorld
 from fluidx.comm.processes import ProcessWorld
-from fluidx.comm.several_ranks import SeveralRanksWorld
 from fluidx.comm.tcp.world import TcpWorld
 from fluidx.comm.threads.world import ThreadWorld
 from tests.comm.conformance.test_conformance import body
@@ -21,7 +21,7 @@ assert body  # a fixture
 LAUNCHED = [ProcessWorld, MpiWorld, TcpWorld, HostsWorld]
 
 
-@pytest.mark.parametrize("world", [ThreadWorld, SeveralRanksWorld, NcclWorld, LaunchedNcclWorld, *LAUNCHED])
+@pytest.mark.parametrize("world", [ThreadWorld, MultiRankWorld, NcclWorld, LaunchedNcclWorld, *LAUNCHED])
 def test_every_world_has_all_calls(world):
     """With the parameters of the protocol, in its order."""
     for protocol in (World, LocalWorld) if world in (ThreadWorld, NcclWorld) else (World,):

@@ -33,10 +33,10 @@ def world_of(member: LaunchedRank, each: int) -> World:
         raise ExecutionError(f"{member.world_size} processes hold {each} ranks each: at most {MOST_RANKS} ranks share memory")
     made = take(_BYTES) if member.rank == 0 else None
     at = 0 if made is None else make_world_in(made, ranks, member.world.timeout)
-    return SeveralRanksWorld(member.world, each, member.gather(at)[0], made)
+    return MultiRankWorld(member.world, each, member.gather(at)[0], made)
 
 
-class SeveralRanksWorld:
+class MultiRankWorld:
     """The world of ranks in shared memory, in a process that holds `each` of them. It fails with the world of the processes, and makes it
     fail."""
 
@@ -72,7 +72,7 @@ class SeveralRanksWorld:
         self._closed.set()
 
 
-def _watch(world: weakref.ref[SeveralRanksWorld], closed: threading.Event) -> None:
+def _watch(world: weakref.ref[MultiRankWorld], closed: threading.Event) -> None:
     """Stop the ranks when a process has failed: they wait in another world than the processes do."""
     while not closed.wait(_LOOK):
         if (there := world()) is None:

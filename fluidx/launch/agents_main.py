@@ -1,4 +1,4 @@
-"""The starter of ranks on several hosts without MPI: `python -m fluidx.launch.hosts_main`. It runs an agent on each host, by ssh.
+"""The starter of ranks on several hosts without MPI: `python -m fluidx.launch.agents_main`. It runs an agent on each host, by ssh.
 
 The key of the job and the environment go to the agents by their standard input, and so by ssh's connection: no command line has them.
 """

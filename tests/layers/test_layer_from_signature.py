@@ -1,6 +1,6 @@
-"""Layers that are made from rows (fluidx/layers/made.py), and the types of all layers for type checkers, fluidx/layers/__init__.pyi.
+"""Layers that are made from rows (layers/layer_from_signature.py), and their types for type checkers, fluidx/layers/__init__.pyi.
 
-`python -m tests.layers.test_made_layers` writes the types again.
+`python -m tests.layers.test_layer_from_signature` writes the types again.
 """
 
 import inspect
@@ -12,7 +12,7 @@ from textwrap import fill
 import pytest
 
 import fluidx as fx
-from fluidx.layers.made import axis_of, row
+from fluidx.layers.layer_from_signature import axis_of, row
 
 TAB = "    "
 TYPES = Path(fx.layers.__file__).with_suffix(".pyi")
@@ -27,7 +27,7 @@ def made_layers():
 def types_of_layers():
     """The text of the file with the types: the signatures of made layers, and where the others are defined."""
     made = made_layers()
-    lines = ["# The types of layers. Written by `python -m tests.layers.test_made_layers`", "# ruff: noqa"]
+    lines = ["# The types of layers. Written by `python -m tests.layers.test_layer_from_signature`", "# ruff: noqa"]
     lines += ["from collections.abc import Sequence", "from typing import Any", "", "from ..ir import Variable"]
     modules = {name: getattr(fx.layers, name).__module__.removeprefix("fluidx.") for name in fx.layers.__all__ if name not in made}
     for module in sorted(set(modules.values())):
@@ -42,7 +42,7 @@ def types_of_layers():
 
 
 def test_the_types_of_layers_are_those_of_the_rows():
-    assert TYPES.read_text() == types_of_layers(), "write them again: python -m tests.layers.test_made_layers"
+    assert TYPES.read_text() == types_of_layers(), "write them again: python -m tests.layers.test_layer_from_signature"
 
 
 def test_a_row_is_bound_to_the_name_in_its_signature():

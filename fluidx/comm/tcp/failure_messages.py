@@ -1,4 +1,4 @@
-"""News: the end or the failure of a rank, as messages over a connection of each rank to rank 0, which passes them on to all."""
+"""The end or the failure of a rank, as messages over a connection of each rank to rank 0, which passes them on to all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..process_spawner import Channel
 Heard = Callable[[CommError, int | None], None]  # called with a failure; and with the rank, if its process has ended
 
 
-class News:
+class FailureMessages:
     """The connections of rank 0 to all others, or of another rank to rank 0. A thread reads them."""
 
     def __init__(self, rank: int, peers: Mapping[int, Channel]):
@@ -26,7 +26,7 @@ class News:
         self._heard = heard
         for channel in self.peers.values():
             channel.sock.settimeout(None)
-        threading.Thread(target=self._listen, name="fluidx-news", daemon=True).start()
+        threading.Thread(target=self._listen, name="fluidx-failures", daemon=True).start()
 
     def spread(self, text: str, rank: int | None = None, gone: bool = False) -> None:
         """Send all other ranks the reason of a failure, by way of rank 0."""
