@@ -269,11 +269,11 @@ def fluidx_model(c: Case, train: bool = True, layout: str = "NCHW") -> FluidxMod
     return FluidxModel(main, startup, result, feed)
 
 
-def fluidx_step(c: Case, train: bool = True, layout: str = "NCHW") -> Callable[[], Any]:
+def fluidx_step(c: Case, train: bool = True, layout: str = "NCHW", gpu: bool = False) -> Callable[[], Any]:
     import fluidx as fx
 
     m = fluidx_model(c, train, layout)
-    exe, scope = fx.Executor(fx.CPUPlace()), fx.executor.Scope()
+    exe, scope = fx.Executor(fx.CUDAPlace(0) if gpu else fx.CPUPlace()), fx.executor.Scope()
     exe.run(m.startup, scope=scope)
     start(scope, c)
     if not train:  # batch normalization into the filters before it, as torch_best and ONNX Runtime do
@@ -391,15 +391,17 @@ def torch_net(c: Case, train: bool, channels_last: bool = False, fold: bool = Fa
     return net.train() if train else net.eval()
 
 
-def torch_step(c: Case, train: bool = True, best: bool = False, compiled: bool = False, ranks: int = 1) -> Callable[[], Any]:
+def torch_step(
+    c: Case, train: bool = True, best: bool = False, compiled: bool = False, ranks: int = 1, device: str = "cpu"
+) -> Callable[[], Any]:
     """`best`: channels_last for ResNets (it slows LeNet down), the fused optimizer, and in inference folded batch normalization.
     `compiled`: the same under torch.compile. With `ranks` the caller has initialized torch.distributed."""
     import torch
 
     best = best or compiled
     last = best and c.name.startswith("resnet")
-    net = torch_net(c, train, last, best and not train)
-    x, label = torch.from_numpy(c.x), torch.from_numpy(c.label)
+    net = torch_net(c, train, last, best and not train).to(device)
+    x, label = torch.from_numpy(c.x).to(device), torch.from_numpy(c.label).to(device)
     if last:
         x = x.contiguous(memory_format=torch.channels_last)
     if ranks > 1:
@@ -409,7 +411,7 @@ def torch_step(c: Case, train: bool = True, best: bool = False, compiled: bool =
 
         def infer() -> Any:
             with torch.inference_mode():
-                return run(x).numpy()
+                return run(x).cpu().numpy()
 
         return infer
     fused = {"fused": True} if best else {}
