@@ -29,8 +29,8 @@ _LENGTH = struct.Struct("<Q")
 _PATIENCE = 30.0  # seconds for the helper to start or to answer; FLUIDX_TIMEOUT if that is longer
 _DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
 _START = (
-    # Ctrl-C reaches all processes of a terminal; the user's process handles it
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    # Ctrl-C reaches all processes of a terminal; the user's process handles it. Until it is ignored here, it is blocked
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])\n"
     "import json, sys; sys.path[:] = json.loads(sys.argv[3])\n"
     "from fluidx.comm.process_spawner import tend; tend(int(sys.argv[1]), int(sys.argv[2]))"
 )
@@ -218,6 +218,7 @@ def _on_lasting_thread(make: Callable[[], Any]) -> Any:
 
 
 def _carry_out(orders: queue.SimpleQueue[_Made]) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # a child inherits it: a new interpreter would report a Ctrl-C otherwise
     while True:
         make, answer = orders.get()
         try:

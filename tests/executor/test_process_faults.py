@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 
@@ -14,8 +13,10 @@ import pytest
 
 import fluidx as fx
 from fluidx import native
+from fluidx.comm import process_spawner
 from fluidx.native import shared
 from tests.executor import faulty
+from tests.faults.engine import hears_ctrl_c, one_traceback
 from tests.sweep import examples
 
 if reason := native.why_not() or shared.why_not():
@@ -36,10 +37,15 @@ def model(how, rank=1, step=2):
 FEED = {"x": np.ones((6, 4), "float32")}
 
 
-def started(how, ranks=3, strategy="data_parallel", timeout=TIMEOUT, **where):
+def transpiled(how, ranks=3, strategy="data_parallel", **where):
     loss = model(how, **where)
     t = fx.DistributeTranspiler(strategy)
     t.transpile(trainers=ranks)
+    return t, loss
+
+
+def started(how, ranks=3, strategy="data_parallel", timeout=TIMEOUT, **where):
+    t, loss = transpiled(how, ranks, strategy, **where)
     exe = fx.ParallelExecutor(t, places=fx.process_places(ranks, imports=[faulty.__name__]), timeout=timeout)
     exe.run_startup()
     return exe, loss
@@ -196,26 +202,76 @@ while True:
     exe.run(feed=faults.FEED, fetch_list=[loss])
 """
 
+# the signal comes when the script begins line number `count` of the modules that have to do with ranks
+INTERRUPTED = """
+import os, signal, sys
+import numpy as np
+import fluidx as fx
+from tests.executor import test_process_faults as faults
 
-def script(how="raise", step=99999999):
-    """A script that trains until something happens, and the processes that it has."""
+fluidx, python = os.path.dirname(fx.__file__), os.path.dirname(os.__file__)
+ours = [f"{{fluidx}}/{{name}}/" for name in ("executor", "comm", "native")]
+ours = *ours, *[f"{{python}}/{{name}}.py" for name in ("selectors", "socket", "subprocess", "weakref", "_weakrefset", "contextlib")]
+count = {count}
+
+def on_line(frame, event, arg):
+    global count
+    if event == "line" and (count := count - 1) == 0:
+        sys.settrace(None)
+        os.kill(os.getpid(), signal.SIGINT)
+    return on_line
+
+t, loss = faults.transpiled("raise", ranks=2, step=-1)
+t.verify()
+sys.settrace(lambda frame, event, arg: on_line if frame.f_code.co_filename.startswith(ours) else None)
+exe = fx.ParallelExecutor(t, places=fx.process_places(2, imports=[faults.faulty.__name__]), timeout=20)
+exe.run_startup()
+for step in range(3):
+    exe.run(feed=faults.FEED, fetch_list=[loss])
+exe.close()
+print("through", count)
+"""
+
+
+@pytest.fixture
+def run_script():
+    """Starts a script and kills it when the test ends."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    code = textwrap.dedent(SCRIPT).format(how=how, step=step)
-    p = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": root}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True,
-    )  # fmt: skip
-    return p, list(map(int, p.stdout.readline().split()))
+    started = []
+
+    def run(code, **how):
+        p = subprocess.Popen(
+            [sys.executable, "-c", code.format(**how)], cwd=root, env={**os.environ, "PYTHONPATH": root}, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=hears_ctrl_c,
+        )  # fmt: skip
+        started.append(p)
+        return p
+
+    yield run
+    for p in started:
+        p.kill()
+        p.communicate()
 
 
-def test_a_script_whose_rank_fails_ends_with_one_report():
+@pytest.fixture
+def script(run_script):
+    """Starts a script that trains until something happens; also the processes that it has."""
+
+    def run(how="raise", step=99999999):
+        p = run_script(SCRIPT, how=how, step=step)
+        return p, list(map(int, p.stdout.readline().split()))
+
+    return run
+
+
+def test_a_script_whose_rank_fails_ends_with_one_report(script):
     p, pids = script("kill", 3)
     _, printed = p.communicate(timeout=30)
     assert p.returncode == 1 and len(pids) == 4 and not gone(pids)
     assert printed.count("RankError: rank 1: the process was killed by signal 9 (SIGKILL)") == 1, printed
 
 
-def test_nothing_outlives_a_script_that_is_killed():
+def test_nothing_outlives_a_script_that_is_killed(script):
     """Not even a rank that is stopped."""
     p, pids = script()
     os.kill(pids[0], signal.SIGSTOP)
@@ -224,12 +280,36 @@ def test_nothing_outlives_a_script_that_is_killed():
     assert len(pids) == 4 and not gone(pids)
 
 
-def test_ctrl_c_ends_all():
+def interrupted(p, printed):
+    """Has the script ended as Ctrl-C ends Python, with one message?"""
+    return p.returncode == -signal.SIGINT and printed.rstrip().endswith("KeyboardInterrupt") and one_traceback(printed)
+
+
+def test_ctrl_c_ends_all(script):
     p, pids = script()
     os.killpg(p.pid, signal.SIGINT)  # as a terminal does: the ranks get it too
     _, printed = p.communicate(timeout=30)
-    assert p.returncode == -signal.SIGINT and not gone(pids)
-    assert printed.rstrip().endswith("KeyboardInterrupt") and printed.count("Traceback") == 1, printed
+    assert interrupted(p, printed) and not gone(pids), printed
+
+
+@pytest.mark.parametrize("count", [int(n) for n in np.random.default_rng(0).integers(1, 4_000, examples(2, 100))])
+def test_ctrl_c_at_any_line_ends_all(run_script, count):
+    p = run_script(INTERRUPTED, count=count)
+    shown, printed = p.communicate(timeout=60)  # all processes have its output, so none is left
+    assert not shown and interrupted(p, printed), shown + printed
+
+
+def test_ctrl_c_while_the_helper_starts_is_not_reported_by_it(tmp_path, monkeypatch, capfd):
+    """An interpreter that has just started would report a Ctrl-C, though the user's process does."""
+    (python := tmp_path / "python").write_text(f'#!/bin/sh\nkill -INT $$\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(process_spawner, "_current", None)
+    exe, loss = started("raise", step=99)
+    assert np.isfinite(exe.run(feed=FEED, fetch_list=[loss])[0]).all()
+    exe.close()
+    process_spawner._current.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_no_shared_memory_has_a_name():

@@ -120,7 +120,7 @@ def run(fault: Fault) -> Outcome:
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [*prefix, *words(fault, hosts)], cwd=ROOT, env=environ, stdout=out, stderr=out, start_new_session=True,
-                preexec_fn=_hears_ctrl_c,
+                preexec_fn=hears_ctrl_c,
             )  # fmt: skip
         try:
             begin = _provoked(fault, process, note, log)
@@ -138,7 +138,7 @@ def run(fault: Fault) -> Outcome:
             process.wait()
 
 
-def _hears_ctrl_c() -> None:
+def hears_ctrl_c() -> None:
     """Which whoever starts the suite in the background has it ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -218,14 +218,13 @@ def _wrong(fault: Fault, status: int | None, printed: str, seconds: float) -> st
         return f"status {status} instead of {want}"
     if "through" in printed:
         return "a rank came to its end"
-    if printed.count("Traceback (most recent call last)") > (fault.body in ("threads", "processes")):
-        if not _chained(printed):
-            return "more than one traceback"
+    if printed.count("Traceback (most recent call last)") > (fault.body in ("threads", "processes")) and not one_traceback(printed):
+        return "more than one traceback"
     return "; ".join(f"no {what} in the report" for what, pattern in _said(fault).items() if not _once(what, pattern, printed))
 
 
-def _chained(printed: str) -> bool:
-    """Is it one traceback, with those of its causes?"""
+def one_traceback(printed: str) -> bool:
+    """Is it one traceback, with those of its causes, and of what was being handled when Ctrl-C came?"""
     causes = printed.count("The above exception was the direct cause") + printed.count("During handling of the above exception")
     return printed.count("Traceback (most recent call last)") == causes + 1
 
