@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from .errors import OnnxError
 from .export import save
+from .losses import Loss
 from .model import OnnxModel, load
 from .read import read
 from .registry import face, host, known
@@ -24,5 +25,6 @@ from .training import set_training
 from .training_info import training_step
 
 __all__ = [
-    "OnnxError", "OnnxModel", "Session", "face", "host", "known", "load", "read", "save", "session", "set_training", "training_step",
+    "Loss", "OnnxError", "OnnxModel", "Session", "face", "host", "known", "load", "read", "save", "session", "set_training",
+    "training_step",
 ]  # fmt: skip

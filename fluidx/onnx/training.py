@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any
 
-from ..ir import Operator, Program, ProgramPair, Role, Variable, flow, program_guard
-from ..ir.errors import nearest
-from ..ir.sizes import StandInShapes
+from ..ir import Program, ProgramPair, Role, Variable, flow, program_guard
 from .errors import OnnxError
+from .losses import Loss
 from .model import OnnxModel
 from .roles import sharing
 from .training_passes import ActivateBatchNorms, ActivateDropouts, FreezeParameters, KeepNeeded
@@ -24,7 +23,7 @@ def set_training(
     dropout: bool | float = True,
     freeze: str | Sequence[str] = (),
     head: Callable[[OnnxModel], Variable] | None = None,
-    loss: str | Callable[[Variable], Variable] | None = None,
+    loss: str | Loss | Callable[[Variable], Variable] | None = None,
 ) -> Variable | None:
     """Prepare a loaded model for training, before a loss is built on it or together with it. Returns the loss if `loss` is given.
 
@@ -33,9 +32,9 @@ def set_training(
     match one of the patterns (`layer1.*`) are not trained.
 
     `head` is called under the guard of the model's programs and returns the new output, built on a value such as `model["flatten"]`;
-    operators that only the old outputs needed are removed. `loss` is a function of the output, or one of these names, and the result is its
-    mean: "softmax_with_cross_entropy" (of labels fed as "label": int64[-1, 1]), "square_error_cost" or "sigmoid_cross_entropy_with_logits"
-    (of "label", shaped like the output). If the model ends in a softmax, the cross entropy takes the input of the softmax.
+    operators that only the old outputs needed are removed. `loss` is a function of the output, the name of a `Loss`, or a `Loss` with
+    options, and takes labels that are fed as "label": "softmax_with_cross_entropy" (int64[-1, 1]), "token_classification",
+    "causal_language_model", "segmentation", "sigmoid_cross_entropy_with_logits", "square_error_cost", "absolute_error" or "huber_loss".
 
     Warns of trained weights that several nodes read. Raises OnnxError for a pattern without a match, and for parameters whose values are
     converted to integers before the loss, so that no gradient reaches them, as in quantized models.
@@ -96,18 +95,7 @@ def _replace_head(model: OnnxModel, head: Callable[[OnnxModel], Variable]) -> No
     model.startup.become(kept.startup)
 
 
-_LOSSES = ("softmax_with_cross_entropy", "square_error_cost", "sigmoid_cross_entropy_with_logits")
-_OTHER_NAMES = {
-    **dict.fromkeys(("cross_entropy", "cross_entropy_loss", "CrossEntropyLoss", "categorical_crossentropy", "nll_loss"), _LOSSES[0]),
-    **dict.fromkeys(("mse", "mse_loss", "MSELoss", "mean_squared_error", "l2_loss"), _LOSSES[1]),
-    **dict.fromkeys(("bce", "bce_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "BCEWithLogitsLoss"), _LOSSES[2]),
-}  # names of other frameworks
-
-
-def _built_loss(model: OnnxModel, loss: str | Callable[[Variable], Variable]) -> Variable:
-    from .. import layers
-    from ..layers.declare import fluid_data
-
+def _built_loss(model: OnnxModel, loss: str | Loss | Callable[[Variable], Variable]) -> Variable:
     if len(model.fetches) != 1:
         has = ", ".join(v.name for v in model.fetches)
         raise OnnxError(f"set_training: loss takes one output, but the model has {has}; give a head that returns one")
@@ -115,35 +103,7 @@ def _built_loss(model: OnnxModel, loss: str | Callable[[Variable], Variable]) ->
     with program_guard(model.program, model.startup):
         if callable(loss):
             return loss(y)
-        if loss not in _LOSSES:
-            near = f"did you mean {_OTHER_NAMES[loss]!r}?" if loss in _OTHER_NAMES else nearest(loss, _LOSSES, "there are")
-            raise OnnxError(f"set_training: there is no loss {loss!r}; {near}; or give a function")
-        if loss == "softmax_with_cross_entropy":
-            y = _before_softmax(model.program, y)
-            label = fluid_data("label", [*y.shape[:-1], 1], "int64")
-            return layers.mean(layers.softmax_with_cross_entropy(y, label))
-        label = fluid_data("label", list(y.shape), y.dtype)
-        return layers.mean(getattr(layers, loss)(y, label))
-
-
-def _before_softmax(program: Program, y: Variable) -> Variable:
-    """The input of the softmax over the last axis that computes y; y if there is none. Below opset 13, softmax has two axes and a reshape
-    around it."""
-    block, sizes = program.global_block(), StandInShapes(program.global_block())
-    made = _maker(program, y)
-    inner = _maker(program, block.var(made.inputs["X"][0])) if made is not None and made.type == "reshape" else made
-    if inner is None or inner.type != "softmax":
-        return y
-    x = block.var(inner.inputs["X"][0])
-    if inner.attrs["axis"] not in (-1, x.ndim - 1):
-        return y
-    flat = _maker(program, x) if inner is not made else None
-    before = block.var(flat.inputs["X"][0]) if flat is not None and flat.type == "flatten" else x
-    return before if before.shape[-1:] == x.shape[-1:] and sizes.equal(before, y) else y
-
-
-def _maker(program: Program, v: Variable) -> Operator | None:
-    return next((op for op in reversed(program.ops) if v.name in op.output_arg_names), None)
+        return (loss if isinstance(loss, Loss) else Loss(loss)).build(model.program, y)
 
 
 def _check_reached(program: Program, loss: Variable) -> None:
