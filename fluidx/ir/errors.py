@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -119,10 +120,16 @@ def explains_arguments(function: _F) -> _F:
 
 
 def _of_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], message: str) -> str:
-    names = list(inspect.signature(function).parameters)
-    names = [n for n in names if n != "self"]
+    all_names = list(inspect.signature(function).parameters)
+    names = [n for n in all_names if n != "self"]
+    if names != all_names:  # Python counts self
+        message = re.sub(r"takes .* but (\d+) were given", lambda m: f"got {_counted(int(m[1]) - 1)} by position", message)
     if function.__name__ == "__init__":  # of a base class, perhaps: the user called the class
         message = message.replace(f"{function.__qualname__}()", f"{type(args[0]).__name__}()")
     unknown = [n for n in kwargs if n not in names]
     near = misspelt(unknown[0], names) if unknown else ""
-    return f"{message}; {f'did you mean {near!r}?' if near else 'it takes: ' + ', '.join(names)}"
+    return f"{message}; {f'did you mean {near!r}?' if near else 'it takes: ' + (', '.join(names) or 'none')}"
+
+
+def _counted(arguments: int) -> str:
+    return f"{arguments} argument{'s' * (arguments != 1)}"

@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, TypeVar, overload
 
 from .conversions import Conversions
-from .errors import TranspileError
+from .errors import TranspileError, explains_arguments
 from .flow import leaves
 from .operator import Operator
 from .program import Program, ProgramPair
@@ -212,7 +212,7 @@ def pass_name(of: type[Pass]) -> str:
 
 
 def named(of: type[P]) -> type[P]:
-    """Class decorator that lets texts name a class of passes.
+    """Class decorator that lets texts name a class of passes. A TypeError for wrong options lists its options.
 
     >>> PASSES["fold_constants"].__name__
     'FoldConstants'
@@ -221,6 +221,7 @@ def named(of: type[P]) -> type[P]:
     other = PASSES.setdefault(name, of)
     if (other.__module__, other.__qualname__) != (of.__module__, of.__qualname__):
         raise TypeError(f"{of.__module__}.{of.__qualname__}: texts call {other.__module__}.{other.__qualname__} {name!r} already")
+    of.__init__ = explains_arguments(of.__init__)  # type: ignore[method-assign]
     return of
 
 

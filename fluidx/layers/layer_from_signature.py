@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import ops  # noqa: F401  the declarations
 from .._checks import number, one_of, whole, wholes, wrong
-from ..ir import Variable, as_dtype, opdef
+from ..ir import Variable, as_dtype, nearest, opdef
 from ..ops.operators import of_dtype
 from .helper import LayerWriter
 
@@ -74,10 +74,10 @@ def row(
 
 
 class _Form(NamedTuple):
-    """The arguments of a layer, those that may be None, and the code that defines a function with them."""
+    """The arguments of a layer, the defaults as they are written, and the code that defines a function with them."""
 
     names: tuple[str, ...]
-    may_lack: frozenset[str]
+    defaults: Mapping[str, str]
     code: CodeType
 
 
@@ -97,8 +97,7 @@ def _form(arguments: str) -> _Form:
     names = tuple(a.arg for a in args)
     returns = ast.unparse(declared.returns) if declared.returns else "Variable"
     text = f"def build(layer):\n def made({ast.unparse(declared.args)}) -> {returns}: return layer({', '.join(names)})\n return made"
-    lacking = frozenset(n for n, default in defaults.items() if ast.unparse(default) == "None")
-    return _Form(names, lacking, compile(text, "<row>", "exec"))
+    return _Form(names, {n: ast.unparse(default) for n, default in defaults.items()}, compile(text, "<row>", "exec"))
 
 
 def _written_by(write: Callable[..., Any], kind: str, names: Sequence[str]) -> Callable[..., Any]:
@@ -132,10 +131,14 @@ class _Layer:
             said = checks.get(argument)
             attr, check = said if isinstance(said, tuple) else (argument, said)
             if attr in definition.attrs:
-                self.attrs.append((argument, attr, argument in form.may_lack, check or _BY_TYPE[_type(definition, attr)]))
+                self.attrs.append((argument, attr, form.defaults.get(argument) == "None", check or _BY_TYPE[_type(definition, attr)]))
             else:
                 operands[argument] = check
         order = list(slots) or list(operands)
+        for argument in operands:
+            if (default := form.defaults.get(argument, "None")) != "None":
+                has = nearest(argument, definition.attrs, f"op {op} has")
+                raise TypeError(f"row {name}: {argument}={default} is no attribute; {has}; an input has no default but None")
         if sorted(order) != sorted(operands) or len(order) > len(definition.in_slots) or any(c not in self.names for c in checks):
             takes = f"inputs {', '.join(definition.inputs)} and attributes {', '.join(definition.attrs)}"
             raise TypeError(f"row {name}: op {op} has {takes}; the row has inputs {', '.join(order)}, checks {', '.join(checks)}")

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ..ir.parts import bounds
-from ..ops.comm.collective import owned_by
+from ..ops.comm.collective_base import owned_by
 from ..transpiler.algorithms import algorithm, schedule
 from ..transpiler.algorithms.schedule import Algorithm, Transfer
 from .network import MessagePath, Network

@@ -473,3 +473,17 @@ def test_no_pass_ensures_one_device_after_it_has_ended(step):
     with pytest.raises(fx.TranspileError, match=r"BackToOne\(\) ensures programs that are for one device, which step 'groups' ended"):
         transpiled(fx.strategies.data_parallel().after(step, BackToOne()), head())
     transpiled(fx.strategies.data_parallel().before("groups", BackToOne()), head())
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: fx.rewrite.Recompute(3), "Recompute() got 1 argument by position; it takes: none"),
+        (lambda: fx.rewrite.ChannelsLast(1, 2), "ChannelsLast() got 2 arguments by position; it takes: always"),
+        (lambda: fx.rewrite.Amp(dtipe="float16"), "Amp() got an unexpected keyword argument 'dtipe'; did you mean 'dtype'?"),
+    ],
+)
+def test_wrong_options_of_a_pass_list_those_that_it_takes(make, message):
+    with pytest.raises(TypeError) as failure:
+        make()
+    assert str(failure.value) == message

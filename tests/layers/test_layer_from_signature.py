@@ -135,12 +135,23 @@ def test_an_example_of_one_expression_gets_a_program_around_it():
 
 
 @pytest.mark.parametrize("signature, checks", [
-    ("relu(x, alfa=1.0)", {}),  # no attribute of relu, which has one input
+    ("relu(x, y)", {}),  # relu has one input
     ("softmax(x, axis=-1)", {"dim": axis_of}),  # no argument
 ])  # fmt: skip
 def test_a_row_that_does_not_fit_its_op_is_an_error_at_import(signature, checks):
     with pytest.raises(TypeError, match=r"row \w+: op \w+ has inputs X and attributes "):
         row(signature, "", **checks)
+
+
+@pytest.mark.parametrize("signature, op, message", [
+    ("relu(x, alfa=1.0)", "", "row relu: alfa=1.0 is no attribute; op relu has: none; an input has no default but None"),
+    ("norm(x, epsilom=0)", "layer_norm", "row norm: epsilom=0 is no attribute; did you mean 'epsilon'?; an input has no default but None"),
+])  # fmt: skip
+def test_an_argument_with_a_number_as_its_default_is_no_input(signature, op, message):
+    """layer_norm has inputs beside x that may be left out: the misspelt attribute would be one of them."""
+    with pytest.raises(TypeError) as failure:
+        row(signature, "", op)
+    assert str(failure.value) == message
 
 
 if __name__ == "__main__":

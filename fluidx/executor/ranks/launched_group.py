@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from .local_rank import LocalRank
 from .published_rank import PublishedPlan, PublishedRank, address_of, array_at, types_of
 from .rank_group import CLOSED, Feeds, Fetched, GroupSetup
 from .rank_programs import RankPrograms
-from .thread_workers import Outcome, RankThreads, first_failure, stop
+from .thread_workers import RankThreads, stop
 
 if TYPE_CHECKING:
     from ...comm.nccl import LaunchedNcclWorld
@@ -94,12 +94,11 @@ class LaunchedGroup:
             progress = None if shared is None else Progress(shared, r, where)
             local = LocalRank(r, n, comm, self.places[r], self.scopes[r], partial(programs.plan, r), progress, meet)
             self._ranks.append(PublishedRank(local, self._world, member.memory))
-        self._threads = None
         if len(own) == 1:
             keep_to(cores[0])
-        else:
-            self._threads = RankThreads([self.places[r] for r in own], self._world, self.timeout, cores)
-            weakref.finalize(self, stop, self._threads.workers)
+            cores = [None]
+        self._threads = RankThreads([self.places[r] for r in own], self._world, self.timeout, cores)
+        weakref.finalize(self, stop, self._threads.workers)
         self.script.ranks, self.script.main_of, self.script.observed = [r.local for r in self._ranks], programs.main_of, self._observed
         return programs
 
@@ -146,21 +145,10 @@ class LaunchedGroup:
 
     def _each(self, job: Callable[[int, PublishedRank], Any]) -> None:
         """Do a job on each of this process's ranks, which it is told with its number here. An error fails the job of all ranks."""
-        if self._threads is None:
-            try:
-                with using(self._ranks[0].local.place):
-                    return job(0, self._ranks[0])
-            except BaseException as e:
-                self.script.fail(e)
-        outcomes: dict[int, Outcome] = {}
-        try:
-            self._threads.run([lambda k: job(k, self._ranks[k])], self._world, outcomes)
-        except BaseException as e:  # Ctrl-C
-            self.script.fail(e)
-        stuck = [k for k in range(len(self._ranks)) if k not in outcomes]
-        if stuck or any(o.error is not None for o in outcomes.values()):
-            k, error = first_failure(outcomes)
-            self.script.fail(error, k)
+        self._threads.results([lambda k: job(k, self._ranks[k])], self._world, self._fail)
+
+    def _fail(self, error: BaseException, k: int | None, *outcomes: object) -> NoReturn:
+        self.script.fail(error, k or 0)
 
     def _connect(self) -> None:
         if self._ranks[0].local.comm.asynchronous and self._programs.may_send:
@@ -229,8 +217,8 @@ class LaunchedGroup:
         self._closed = True
         for rank in self._ranks:
             rank.local.current = None
-        if self._threads is not None:
-            stop(self._threads.workers)
+        stop(self._threads.workers)
+        if len(self.own) > 1:
             if self._gpus is not None:
                 from .gpu_devices import release
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -55,12 +56,13 @@ class State(Protocol):
         variables, or with copies of them. Empty where there are no such processes, or where they have ended."""
 
 
-class StateHolder:
+class StateHolder(ABC):
     """An executor with a State of its own. Other executors run programs in scopes."""
 
     @property
+    @abstractmethod
     def held(self) -> State:
-        raise NotImplementedError
+        """The state of its programs."""
 
 
 class ScopeState:

@@ -24,7 +24,7 @@ from ..plan.allocation import copied
 from ..run import observers
 from ..run.bound_plan import BoundPlan
 from ..scope import Scope
-from .affinity import cores_of, kept_to
+from .affinity import kept_to
 from .local_rank import LocalRank
 from .rank_group import NOTHING, Feeds, Fetched, GroupSetup, OneProcess, activity
 from .rank_programs import RankPrograms, rank_programs
@@ -72,8 +72,7 @@ class ThreadGroup:
         self.ranks = [
             LocalRank(r, n, self.world.communicator(r), self.places[r], self.scopes[r], partial(self._programs.plan, r)) for r in self.own
         ]
-        self.threads = RankThreads(self.places if n > 1 else [], self.world, self.timeout)
-        self._callers_cores = cores_of(1)[0] if n == 1 else None  # of the caller's thread
+        self.threads = RankThreads(self.places, self.world, self.timeout)
         self._stop: Any = weakref.finalize(self, stop, self.threads.workers)
         return self._programs
 
@@ -176,35 +175,27 @@ class ThreadGroup:
                     k: Outcome(None, e and t.explained(e)) for k, (t, e) in enumerate(zip(bound.call_lists, errors[r::n], strict=False))
                 }
                 outcomes[r] = merged_outcome(threads)
-            self._fail(outcomes, [])
+            rank, error = first_failure(outcomes)
+            self._fail(error, rank, outcomes, [])
         self.failure = failed
         return [bound.fetches for bound in step.bounds]
 
     def on_all_ranks(self, *jobs: Job) -> list[Any]:
         """Run `job(rank)` on every rank at once, and a second job on second threads. The first failure stops all ranks and is raised."""
-        if self.world_size == 1:
-            with using(self.places[0]), kept_to(self._callers_cores):
-                return [jobs[0](0)]
-        outcomes: dict[int, Outcome] = {}
-        failed, self.failure = self.failure, _INTERRUPTED
-        try:
-            self.threads.run(jobs, self.world, outcomes)
-        except BaseException as e:  # Ctrl-C
-            self.failure = e
-            raise
-        finally:
-            lost = [r for r in self.own if r not in outcomes]
-            if self.failure is not _INTERRUPTED:
-                self._replace(lost)
-        if lost or any(o.error is not None for o in outcomes.values()):
-            self._fail(outcomes, lost)
+        failed, self.failure = self.failure, _INTERRUPTED if self.world_size > 1 else None
+        values = self.threads.results(jobs, self.world, self._fail)
         self.failure = failed
-        return [outcomes[r].value for r in self.own]
+        return values
 
     # -- failures -----------------------------------------------------------------------------------------------------------
 
-    def _fail(self, outcomes: dict[int, Outcome], lost: list[int]) -> NoReturn:
-        rank, error = first_failure(outcomes)
+    def _fail(self, error: BaseException, rank: int | None, outcomes: dict[int, Outcome], lost: list[int]) -> NoReturn:
+        if self.world_size == 1:
+            raise error
+        if rank is None:  # Ctrl-C
+            self.failure = error
+            self._replace(lost)
+            raise error
         if isinstance(error, FluidxError) and not isinstance(error, ExecutionError):
             self.reset()
             raise error  # a wrong feed or program: found before anything ran

@@ -10,15 +10,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ... import native
 from ...comm.base import CommAborted, CommError, CommTimeout, World
 from ...ir.operator import Operator
 from ...native.world import NativeWorld
 from ..error_text import describe_error, where
-from ..places import CUDAPlace, Place, array_module
-from .affinity import Cores, cores_of, keep_to
+from ..places import CUDAPlace, Place, array_module, using
+from .affinity import Cores, cores_of, keep_to, kept_to
 
 GRACE = 5.0  # seconds in which the other ranks must stop after one has failed
 
@@ -30,6 +30,10 @@ class Outcome(NamedTuple):
 
     value: Any
     error: BaseException | None
+
+
+# (the first error, its rank or None for one of the caller, the outcomes of the ranks that have ended, those that are stuck)
+Failed = Callable[[BaseException, int | None, dict[int, Outcome], list[int]], NoReturn]
 
 
 class _Order:
@@ -99,13 +103,37 @@ class _Worker:
 
 
 class RankThreads:
-    """The threads of ranks of one executor. If they are all ranks of the world and it has calls in C, they wait for orders in C."""
+    """The threads of ranks of one executor. If they are all ranks of the world and it has calls in C, they wait for orders in C. One rank
+    alone has no thread: it runs on the caller's."""
 
     def __init__(self, places: Sequence[Place], world: World, timeout: float, cores: Sequence[Cores | None] | None = None):
         self.places, self.timeout = list(places), timeout
         self.cores = cores_of(len(self.places)) if cores is None else cores
         self.workers: list[_Worker] = []  # the first threads of all ranks, then the second threads
         self.replace_threads(world)
+
+    def results(self, jobs: Sequence[Job], world: World, fail: Failed) -> list[Any]:
+        """What `jobs[0](rank)` returns, by rank, with all ranks at once, and `jobs[1](rank)` on second threads. The first failure stops all
+        ranks and goes to `fail`, which raises."""
+        if len(self.places) == 1:
+            try:
+                with using(self.places[0]), kept_to(self.cores[0]):
+                    return [jobs[0](0)]
+            except BaseException as e:
+                fail(e, 0, {}, [])
+        outcomes: dict[int, Outcome] = {}
+        try:
+            self.run(jobs, world, outcomes)
+        except BaseException as e:  # Ctrl-C
+            fail(e, None, outcomes, self._lost(outcomes))
+        lost = self._lost(outcomes)
+        if lost or any(o.error is not None for o in outcomes.values()):
+            rank, error = first_failure(outcomes)
+            fail(error, rank, outcomes, lost)
+        return [outcomes[r].value for r in range(len(self.places))]
+
+    def _lost(self, outcomes: Mapping[int, Outcome]) -> list[int]:
+        return [r for r in range(len(self.places)) if r not in outcomes]
 
     def run(self, jobs: Sequence[Job], world: World, outcomes: dict[int, Outcome]) -> None:
         """Run `jobs[0](rank)` on the first thread of every rank and `jobs[1](rank)`, if given, on the second. Fills `outcomes`, except for
@@ -147,7 +175,8 @@ class RankThreads:
     def replace_threads(self, world: World) -> None:
         """Start new threads for a new world. Old threads end when they can."""
         stop(self.workers)
-        self.workers += self._made(world, False)
+        if len(self.places) > 1:
+            self.workers += self._made(world, False)
 
     def add_second_threads(self, world: World) -> None:
         """Start a second thread for every rank, if there is none yet."""

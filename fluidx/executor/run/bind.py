@@ -15,7 +15,7 @@ from ...ir.operator import Operator
 from ...ir.program import Program
 from ...ir.types import TensorType
 from ...ops import kernels
-from ...ops.comm.collective import native_calls
+from ...ops.comm.collective_base import native_calls
 from ...ops.data.stash import Rows
 from ..context import RunContext
 from ..error_text import explain, no_memory

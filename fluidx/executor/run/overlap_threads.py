@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ...ir.operator import Operator
 from ...ops import kernels
-from ...ops.comm.collective import native_calls
+from ...ops.comm.collective_base import native_calls
 from ..context import RunContext
 from ..plan.records import Step
 from .bound_plan import BoundPlan

@@ -17,7 +17,7 @@ from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.parts import bounds
 from ...ir.types import ANY, Entry, TensorType
 from ..shared.samples import counting
-from .collective import HOW
+from .collective_base import HOW
 from .replicas import ReplicaMean, from_replica_local, wait_for_data
 from .volume import share
 

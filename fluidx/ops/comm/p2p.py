@@ -12,10 +12,10 @@ from ...ir.dtypes import as_dtype
 from ...ir.errors import ProgramError
 from ...ir.op_facets import Arithmetic, Autocast, Comm, Control, Native, Rewrite, Storage
 from ...ir.opdef import Effect, OpDef, Required, Sample
-from ...ir.types import ANY, At, Entry, TensorType
+from ...ir.types import ANY, At, TensorType
 from ..shared.native import all_of, copy_calls
 from ..shared.samples import counting
-from .collective import expect, native_calls
+from .collective_base import at_root, moved, native_calls
 
 
 class Send(OpDef):
@@ -113,12 +113,7 @@ class TransferOp(OpDef):
             raise ProgramError(f"op transfer: rank {root} of {group} would send to itself")
         return x
 
-    @staticmethod
-    def _move(entry: Entry | None, *, group: str, root: int, to: int, batch: str) -> Entry | None:
-        expect("transfer", entry, At(root, group))
-        return At(to, group)
-
-    comm = Comm(move=_move)
+    comm = Comm(move=moved(at_root, gives=lambda attrs: At(attrs["to"], attrs["group"])))
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:

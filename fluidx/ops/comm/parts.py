@@ -8,10 +8,10 @@ from ...ir.errors import ProgramError
 from ...ir.offsets import Offsets
 from ...ir.op_facets import Arithmetic, Comm, Control, Native, Storage
 from ...ir.opdef import OpDef, Required, Sample
-from ...ir.types import At, Entry, Partial, TensorType
+from ...ir.types import TensorType
 from ..shared.native import all_of, copy_calls, fill_calls
 from ..shared.samples import counting
-from .collective import check_cut, cut_entry, cut_views, expect
+from .collective_base import at_root, check_cut, cut, cut_views, moved, partial_sums, whole
 
 
 class _Cut(OpDef):
@@ -35,12 +35,7 @@ class OwnPart(_Cut):
     name = "part"
     arithmetic = Arithmetic(flops=0)
 
-    @staticmethod
-    def _move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: Offsets) -> Entry | None:
-        expect("part", entry, None)
-        return cut_entry(group, axis, unit, bounds)
-
-    comm = Comm(move=_move)
+    comm = Comm(move=moved(whole, gives=cut))
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
@@ -71,12 +66,7 @@ class PadPart(_Cut):
     name = "pad_part"
     arithmetic = Arithmetic(flops=0)
 
-    @staticmethod
-    def _move(entry: Entry | None, *, group: str, axis: int, unit: int, bounds: Offsets) -> Entry | None:
-        expect("pad_part", entry, cut_entry(group, axis, unit, bounds))
-        return Partial("sum", group)
-
-    comm = Comm(move=_move)
+    comm = Comm(move=moved(cut, gives=partial_sums))
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
@@ -114,12 +104,7 @@ class OwnTerm(OpDef):
     def infer(x: TensorType, *, group: str, root: int) -> TensorType:
         return x
 
-    @staticmethod
-    def _move(entry: Entry | None, *, group: str, root: int) -> Entry | None:
-        expect("own_term", entry, At(root, group), None)
-        return Partial("sum", group)
-
-    comm = Comm(move=_move)
+    comm = Comm(move=moved(at_root, whole, gives=partial_sums))
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from ...ir.errors import ProgramError
 from ...ir.offsets import Offsets
-from ...ir.op_facets import Comm, Native, Rewrite
-from ...ir.opdef import Effect, OpDef, Required, Sample
-from ...ir.types import At, Entry, TensorType
-from ..shared.samples import counting
-from .collective import HOW, check_cut, cut_entry, cut_views, expect, flat_marks, native_calls
+from ...ir.op_facets import Comm, Rewrite
+from ...ir.opdef import Required
+from ...ir.types import TensorType
+from .collective_base import HOW, Attrs, CommunicatorCall, at_root, attrs_of, cut, flat_marks, moved, parts_of
 from .volume import share
 
+CUT = ("group", "root", "axis", "unit", "bounds")
 
-class _RootedParts(OpDef):
+
+class _RootedParts(CommunicatorCall):
     """Base of both: `root` is an index into the group."""
 
     inputs = ("X",)
     attrs = {"group": Required(str), "root": Required(int), "axis": 0, "unit": 1, "bounds": Offsets(), **HOW}
-    effect = Effect.COLLECTIVE
+    sampled = {"root": 0, "axis": 1}
     # of the n * n blocks of an exchange, those from the root or to it have elements
     comm = Comm(sent=lambda n, *_: share("exchange", n), algorithm_method="exchange")
-
-    @classmethod
-    def infer(cls, x: TensorType, *, group: str, root: int, axis: int, unit: int, bounds: Offsets, **how: Any) -> TensorType:
-        check_cut(cls.name, x, axis, unit, bounds)
-        if root < 0:
-            raise ProgramError(f"op {cls.name}: root must be an index into group {group}, from 0 on, got {root}")
-        return x
 
 
 class ScatterParts(_RootedParts):
@@ -42,14 +34,9 @@ class ScatterParts(_RootedParts):
     """
 
     name = "scatter_parts"
-
-    @staticmethod
-    def _move(entry: Entry | None, *, group: str, root: int, axis: int, unit: int, bounds: Offsets, **how: Any) -> Entry | None:
-        expect("scatter_parts", entry, At(root, group))
-        return cut_entry(group, axis, unit, bounds)
-
+    method = "scatter"
     comm = Comm(
-        move=_move,
+        move=moved(at_root, gives=cut),
         blocks=lambda t, n, attrs: _blocks(t, n, attrs, lambda k: attrs["root"] * n + k),
         fluid_names=("c_scatter", "c_scatter"),
         fluid_counts=("nranks",),
@@ -65,23 +52,11 @@ class ScatterParts(_RootedParts):
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
-        return b.gather_parts(g, **_cut_of(op))
+        return b.gather_parts(g, **attrs_of(op, *CUT))
 
     @staticmethod
-    def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        ranks = ctx.group(attrs["group"])
-        return partial(ctx.comm.ring(attrs["ring"]).scatter, _parts(ins[0], attrs, ranks), outs[0], attrs["root"], ranks)
-
-    @staticmethod
-    def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
-        ranks = ctx.group(attrs["group"])
-        return native_calls(ctx, "scatter", _parts(ins[0], attrs, ranks), outs[0], attrs["root"], ranks)
-
-    native = Native(calls=_calls, bind=_bind)
-
-    @staticmethod
-    def samples():
-        yield Sample.of(counting(4, 3), group="dp", root=0, axis=1, grad=(), why="needs ranks; tested in tests/comm/test_operators.py")
+    def _arguments(x: Any, out: Any, attrs: Attrs, ranks: tuple[int, ...]) -> tuple:
+        return parts_of(x, attrs, ranks), out, attrs["root"], ranks
 
 
 class GatherParts(_RootedParts):
@@ -92,14 +67,9 @@ class GatherParts(_RootedParts):
     """
 
     name = "gather_parts"
-
-    @staticmethod
-    def _move(entry: Entry | None, *, group: str, root: int, axis: int, unit: int, bounds: Offsets, **how: Any) -> Entry | None:
-        expect("gather_parts", entry, cut_entry(group, axis, unit, bounds))
-        return At(root, group)
-
+    method = "gather"
     comm = Comm(
-        move=_move,
+        move=moved(cut, gives=at_root),
         blocks=lambda t, n, attrs: _blocks(t, n, attrs, lambda k: k * n + attrs["root"]),
         activity="GATHER",
     )
@@ -113,37 +83,17 @@ class GatherParts(_RootedParts):
 
     @staticmethod
     def grad(b: Any, op: Any, g: Any) -> Any:
-        return b.scatter_parts(g, **_cut_of(op))
+        return b.scatter_parts(g, **attrs_of(op, *CUT))
 
     @staticmethod
-    def _bind(ins: list, outs: list, attrs: Any, ctx: Any) -> Any:
-        ranks = ctx.group(attrs["group"])
-        return partial(ctx.comm.ring(attrs["ring"]).gather, ins[0], _parts(outs[0], attrs, ranks), attrs["root"], ranks)
-
-    @staticmethod
-    def _calls(ins: list, outs: list, attrs: Any, ctx: Any, dry: bool = False) -> Any:
-        ranks = ctx.group(attrs["group"])
-        return native_calls(ctx, "gather", ins[0], _parts(outs[0], attrs, ranks), attrs["root"], ranks)
-
-    native = Native(calls=_calls, bind=_bind)
-
-    @staticmethod
-    def samples():
-        yield Sample.of(counting(4, 3), group="dp", root=0, axis=1, grad=(), why="needs ranks; tested in tests/comm/test_operators.py")
+    def _arguments(x: Any, out: Any, attrs: Attrs, ranks: tuple[int, ...]) -> tuple:
+        return x, parts_of(out, attrs, ranks), attrs["root"], ranks
 
 
-def _blocks(t: TensorType, n: int, attrs: Mapping[str, Any], block: Any) -> Offsets | None:
+def _blocks(t: TensorType, n: int, attrs: Attrs, block: Callable[[int], int]) -> Offsets | None:
     """The bounds of the n * n blocks of an exchange, of which `block(k)` is the part of rank k and the others are empty; None if parts are
     no flat ranges or some have no elements."""
     marks = flat_marks(t, n, attrs["axis"], attrs["unit"], attrs["bounds"])
     if marks is None or attrs["root"] >= n or any(a == b for a, b in pairwise(marks)):
         return None
     return Offsets.of_sizes({block(k): b - a for k, (a, b) in enumerate(pairwise(marks))}, n * n)
-
-
-def _parts(whole: Any, attrs: Mapping[str, Any], ranks: tuple[int, ...]) -> list[Any]:
-    return cut_views(whole, len(ranks), attrs["axis"], attrs["unit"], attrs["bounds"])
-
-
-def _cut_of(op: Any) -> dict[str, Any]:
-    return {k: op.attrs[k] for k in ("group", "root", "axis", "unit", "bounds")}

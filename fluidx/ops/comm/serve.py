@@ -10,7 +10,7 @@ from ...ir.op_facets import Control, Native
 from ...ir.opdef import Effect, OpDef, Required, Sample
 from ...ir.types import TensorType
 from ..shared.samples import counting
-from .collective import check_cut
+from .collective_base import check_cut
 
 
 class _ServerOperator(OpDef):

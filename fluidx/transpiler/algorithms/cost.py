@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ...ir.parts import bounds
-from ...ops.comm.collective import owned_by
+from ...ops.comm.collective_base import owned_by
 from ...ops.comm.volume import share
 from ..cluster import NODE, RAIL, Link, Links
 from . import SEQUENCES, Algorithm, CollectiveSequence, able, algorithm

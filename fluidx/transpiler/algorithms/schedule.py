@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...ir.errors import ProgramError
 from ...ir.parts import bounds
-from ...ops.comm.collective import owned_by
+from ...ops.comm.collective_base import owned_by
 
 
 class Transfer(NamedTuple):
