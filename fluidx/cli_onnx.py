@@ -80,7 +80,7 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @onnx.command(name="train")
 @program_file
 @click.option("--data", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True, help="An .npz of inputs and label.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File for the trained model.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="File for the trained model; with --lora, see below.")
 @click.option("--loss", type=click.Choice(_LOSSES), default=_LOSSES[0], show_default=True, help="The loss function.")
 @click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam"]), default="adam", show_default=True, help="The optimizer.")
 @click.option("--lr", type=LearningRate(), help="The learning rate, at its highest.  [default: 0.003 for adam, 0.01 for the others]")
@@ -97,6 +97,10 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("--freeze", multiple=True, help="Do not train these parameters (name or pattern: 'layer1.*'). Can be repeated.")
 @click.option("--also-train", multiple=True, help="Train these constants too (name or pattern); see fluidx onnx info. Can be repeated.")
 @click.option("--untie", multiple=True, help="Give each node its own copy of these shared weights (name or pattern). Can be repeated.")
+@click.option("--lora", type=click.IntRange(1), help="Train only adapters of this rank, beside the products with weights (LoRA).")
+@click.option("--target", multiple=True, help="Modules to adapt: q,v, or a pattern. Can be repeated.  [default: all-linear]")
+@click.option("--lora-alpha", type=click.FloatRange(0, min_open=True), default=16.0, show_default=True, help="Adapters count alpha/rank.")
+@click.option("--lora-dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="The rate of dropout before adapters.")
 @click.option("--head", type=click.IntRange(1), help="Replace the last layer by one for this many classes.")
 @click.option("--shapes", type=OpenShapes(), help="Shapes of inputs that replace those of the file: image=?x3x224x224, ? is an open axis.")
 @click.option("--seed", type=click.IntRange(0), envvar="FLUIDX_SEED", default=0, show_default=True, help="Of the order and new layers.")
@@ -104,9 +108,17 @@ def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any)
     """Train the model in FILE on several ranks, with proved rank programs, and write the trained ONNX model.
 
     DATA is an .npz file with an array for each input, under the input's name, and an array called label. Rows are examples.
+
+    With --lora, an output that ends in .onnx is the model with the adapters added to its weights; any other is a folder for the adapters
+    alone, as PEFT writes them, which `fluidx onnx merge` adds to a model.
     """
     from .finetune import Training, train
 
+    options["target"] = tuple(t for given in options["target"] for t in given.split(","))
+    if options["lora"] is None and options["target"]:
+        raise click.UsageError("--target chooses what --lora adapts; give --lora RANK, such as --lora 8")
+    if output.is_dir() and (options["lora"] is None or output.suffix == ".onnx"):
+        raise click.UsageError(f"cannot write {output}: it is a folder")
     check_output(output, file, data, options["val"])
     if options["val"] and options["val_split"]:
         raise click.UsageError("--val and --val-split both choose validation examples; give only one of them")
@@ -114,3 +126,16 @@ def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any)
         raise click.UsageError(f"--ranks {options['ranks']} are more than the {options['batch']} examples of --batch")
     os.environ["FLUIDX_SEED"] = str(options["seed"])
     train(file, data, Training(shapes=shapes or {}, **options), output, click.echo)
+
+
+@onnx.command(name="merge")
+@program_file
+@click.argument("adapters", type=click.Path(exists=True, path_type=Path))
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File for the merged model.")
+def onnx_merge(file: str, adapters: Path, output: Path) -> None:
+    """Add the ADAPTERS in a folder, as `fluidx onnx train --lora` or PEFT writes them, to the weights of the model in FILE."""
+    from .onnx import merge
+
+    check_output(output, file)
+    count = merge(file, adapters, output)
+    click.echo(f"wrote {output}: {count} weights changed")

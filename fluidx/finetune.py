@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +20,12 @@ from .ir import ANY, Variable, program_guard, unique_name
 from .ir.data_dependent_ops import cutting
 from .ir.dtypes import kept, np_dtype
 from .ir.errors import nearest
+from .onnx.adapter_files import save_adapters
+from .onnx.adapters import adapters_of
 from .onnx.arrays import read_arrays
 from .onnx.errors import OnnxError
 from .onnx.export import save
+from .onnx.lora import ALL_LINEAR, Lora, listed
 from .onnx.model import OnnxModel, load
 from .onnx.normalize import initialized
 from .onnx.roles import sharing
@@ -53,6 +57,10 @@ class Training:
     freeze: Sequence[str] = ()
     also_train: Sequence[str] = ()
     untie: Sequence[str] = ()
+    lora: int | None = None
+    target: Sequence[str] = ()
+    lora_alpha: float = 16.0
+    lora_dropout: float = 0.0
     head: int | None = None
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     seed: int = 0
@@ -111,6 +119,8 @@ def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str
     exe, proof, where = _executor(model, how)
     elements = sum(int(np.prod(p.shape)) for p in trained)
     say(f"{path}: {len(model.parameters)} parameters, {len(trained)} of them with {elements} elements are trained")
+    if adapters := adapters_of(model.program):
+        say(f"adapters of rank {how.lora} for {len(adapters)} weights: {listed([a.module for a in adapters])}")
     names = [n for n, own in model.trained_names.items() if own in {p.name for p in trained}]
     if shared := sharing(model.proto.graph, names):
         say(shared)
@@ -124,7 +134,10 @@ def train(path: str, data: Path, how: Training, output: Path, say: Callable[[str
         if gone := next((p.name for p in model.parameters if not np.isfinite(exe.state(p.name)).all()), None):
             raise OnnxError(f"{gone!r} is not finite after the last step, so nothing was written; a smaller --lr may help")
         of = {"scope": exe.scope} if isinstance(exe, _OneDevice) else {"executor": exe}
-        save(model.program, output, fetches=model.fetches, **of)
+        if how.lora is None or output.suffix == ".onnx":
+            save(model.program, output, fetches=model.fetches, merge=how.lora is not None, **of)
+        else:
+            save_adapters(model.program, output, base=path, **of)
     say(f"wrote {output}; {_summary(epochs)}")
     return [e.loss for e in epochs]
 
@@ -186,13 +199,21 @@ def _built(path: str, how: Training) -> Built:
     with unique_name.guard("train_"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of shared weights, which `train` says
-            loss = set_training(model, freeze=how.freeze, head=head, loss=how.loss)
+            loss = set_training(model, freeze=how.freeze, head=head, loss=how.loss, lora=_lora(model, how))
         assert loss is not None
         (scores,) = model.fetches
         if how.loss != _CROSS_ENTROPY or scores.ndim != 2:
             return Built(model, loss, None)
         with program_guard(model.program, model.startup):
             return Built(model, loss, layers.accuracy(scores, model.program.global_block().var("label")))
+
+
+def _lora(model: OnnxModel, how: Training) -> Lora | None:
+    """The options of adapters. What --also-train names is trained beside them."""
+    if how.lora is None:
+        return None
+    rest = [own for name, own in model.trained_names.items() if any(fnmatchcase(name, p) for p in how.also_train)]
+    return Lora(how.lora, how.lora_alpha, how.target or ALL_LINEAR, how.lora_dropout, rest)
 
 
 def _append_training(built: Built, how: Training, steps: int) -> None:

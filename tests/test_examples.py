@@ -48,6 +48,15 @@ def test_one_step(example, strategy, ranks):
         np.testing.assert_allclose(value[counts], expected[counts], rtol=1e-4, atol=1e-6 if moment not in state else 1e-5, err_msg=name)
 
 
+def test_adapters_teach_a_network_to_read_digits_upside_down(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "argv", ["lora_onnx.py", "--into", str(tmp_path), "--ranks", "2", "--epochs", "8"])
+    importlib.import_module("lora_onnx").main()
+    base, merged = capsys.readouterr().out.splitlines()[-2:]
+    turned = [float(line.split()[-2].rstrip("%")) for line in (base, merged)]
+    assert turned[0] < 60 < 75 < turned[1]
+
+
 def test_an_example_trains_under_every_strategy_that_it_offers(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     common = importlib.import_module("common")

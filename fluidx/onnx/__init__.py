@@ -1,6 +1,7 @@
 """ONNX models: read them, run them, train them as programs, and write them. Needs the extra `fluidx[onnx]`.
 
-`load` returns a model as a program to train, `set_training` prepares it, and `save` writes any program as a model. `session` runs models
+`load` returns a model as a program to train, `set_training` prepares it, with low-rank adapters (`Lora`) if asked, and `save` writes any
+program as a model; `save_adapters` writes adapters alone, and `merge` adds them to the weights of a model. `session` runs models
 that cannot become a program too, such as tree ensembles and loops whose results grow. `known` lists the supported operators; `face` and
 `host` add operators of your own. `fluidx.onnx.backend` implements the standard's backend interface.
 
@@ -14,9 +15,12 @@ that cannot become a program too, such as tree ensembles and loops whose results
 
 from __future__ import annotations
 
+from .adapter_files import save_adapters
 from .errors import OnnxError
 from .export import save
+from .lora import Lora
 from .losses import Loss
+from .merge import merge
 from .model import OnnxModel, load
 from .read import read
 from .registry import face, host, known
@@ -25,6 +29,6 @@ from .training import set_training
 from .training_info import training_step
 
 __all__ = [
-    "Loss", "OnnxError", "OnnxModel", "Session", "face", "host", "known", "load", "read", "save", "session", "set_training",
-    "training_step",
+    "Lora", "Loss", "OnnxError", "OnnxModel", "Session", "face", "host", "known", "load", "merge", "read", "save", "save_adapters",
+    "session", "set_training", "training_step",
 ]  # fmt: skip

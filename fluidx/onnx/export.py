@@ -12,8 +12,12 @@ from ..files.atomic import write_atomically
 from ..files.state import from_first
 from ..io import prune
 from ..ir import Program, Variable, flow
+from ..ir.pass_base import Job
+from .adapter_files import adapters_in
+from .adapters import RemoveAdapters, adapters_of
 from .errors import OnnxError, need_onnx
 from .export_graph import ExportGraph
+from .merge import merged
 from .rank_models import describe, rank_model
 from .training_info import training_info, training_step
 
@@ -33,6 +37,7 @@ def save(
     opset: int = _OPSET,
     ir_version: int = _IR,
     loss: Any = None,
+    merge: bool = False,
 ) -> None:
     """Write the part of a program that computes `fetches` as an ONNX model, in its inference form.
 
@@ -47,6 +52,8 @@ def save(
     With the `loss` that the program was minimized for, the model also has a training step, `training_info`: loss, gradients and updates as
     nodes, and the optimizer state with its values. `fx.onnx.training_step` extracts it as a model.
 
+    Adapters of `set_training(lora=...)` are nodes of the model; with `merge` they are added to the weights instead.
+
     A rank program is written whole and without values, to look at: operators without an ONNX form become nodes of the domain `ai.fluidx`.
 
     >>> import fluidx as fx
@@ -59,7 +66,7 @@ def save(
     >>> [op.type for op in fx.onnx.load("net.onnx").program.ops]
     ['matmul', 'elementwise_add', 'softmax']
     """
-    model = to_onnx(program, feeds, fetches, executor, scope, opset, ir_version, loss)
+    model = to_onnx(program, feeds, fetches, executor, scope, opset, ir_version, loss, merge)
     size = model.ByteSize()
     if size > _LIMIT:
         raise OnnxError(f"the model has {size} bytes, but protobuf writes at most {_LIMIT}")
@@ -79,6 +86,7 @@ def to_onnx(
     opset: int = _OPSET,
     ir_version: int = _IR,
     loss: Any = None,
+    merge: bool = False,
 ) -> Any:
     """The ModelProto that `save` writes."""
     need_onnx()
@@ -90,6 +98,8 @@ def to_onnx(
             raise OnnxError(f"save: {program.label()} is exported whole; give loss with the program that it was made from")
         graph = ExportGraph(program, executor, scope, opset, opaque=True)
         return _model(rank_model(program, targets, graph), [], opset, ir_version, program)
+    if merge and loss is not None:
+        raise OnnxError("save: merge=True leaves no adapters that a training step of loss= could train; give only one of them")
     if not targets:
         raise OnnxError("save: name at least one variable to compute in `fetches`")
     if twice := [n for n, times in Counter(targets).items() if times > 1]:
@@ -98,10 +108,13 @@ def to_onnx(
         raise OnnxError(
             f"{program.label()} is the result of transpiling; save the program that it was made from, with executor=the ParallelExecutor"
         )
+    if merge:
+        whole, program = program, RemoveAdapters().run(program, Job(fetch=tuple(targets)))
     names = _needed(program, targets) if feeds is None else [_name(v) for v in feeds]
     proto = ExportGraph(prune(program, names, targets), executor, scope, opset).to_proto(names, targets)
     step = None if loss is None else training_info(program, _name(loss), proto, lambda p: ExportGraph(p, executor, scope, opset))
-    return _model(proto, [step] if step else [], opset, ir_version, program)
+    model = _model(proto, [step] if step else [], opset, ir_version, program)
+    return merged(model, adapters_in(whole, executor, scope), {a.weight: a.module for a in adapters_of(whole)}) if merge else model
 
 
 def _model(graph: Any, steps: list[Any], opset: int, ir_version: int, program: Program) -> Any:

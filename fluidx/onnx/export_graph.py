@@ -31,6 +31,17 @@ _MOST = 20  # operators listed in a message
 _END = (1 << 63) - 1
 
 
+def state_value(executor: Any, scope: Any, name: str) -> np.ndarray:
+    """The value of a state variable on the ranks of `executor`, or in a scope, by default the global one."""
+    if isinstance(executor, StateHolder):
+        return np.asarray(executor.held.state(name))
+    if not isinstance(scope := global_scope() if scope is None else scope, Scope):
+        raise OnnxError(f"save: scope must be a Scope, got {type(scope).__name__}")
+    if name not in scope.arrays:
+        raise NotInitializedError(f"cannot save {name!r}: it has no value in this scope; run the startup program first")
+    return np.asarray(scope.get(name))
+
+
 class ExportGraph:
     """The graph of one program while it is exported: nodes, and the values of its parameters."""
 
@@ -196,16 +207,8 @@ class ExportGraph:
     def stored(self, name: str) -> Any:
         from onnx import numpy_helper
 
-        return numpy_helper.from_array(np.asarray(self._value(name), order="C"), name)  # ascontiguousarray would give a scalar an axis
-
-    def _value(self, name: str) -> np.ndarray:
-        if isinstance(self.executor, StateHolder):
-            return np.asarray(self.executor.held.state(name))
-        if not isinstance(self.scope, Scope):
-            raise OnnxError(f"save: scope must be a Scope, got {type(self.scope).__name__}")
-        if name not in self.scope.arrays:
-            raise NotInitializedError(f"cannot save {name!r}: it has no value in this scope; run the startup program first")
-        return np.asarray(self.scope.get(name))
+        value = state_value(self.executor, self.scope, name)
+        return numpy_helper.from_array(np.asarray(value, order="C"), name)  # ascontiguousarray would give a scalar an axis
 
     def info(self, variable: str, name: str, inner: bool = False) -> Any:
         """The ValueInfoProto of a value. In a sub-block open axes have no names, and the axis of rounds has no size."""

@@ -11,6 +11,7 @@ from ..ir.errors import nearest
 from .constants import output
 from .errors import OnnxError
 from .importer import Importer
+from .lora import weight_modules
 from .normalize import initialized
 from .rank_models import refuse_rank_model
 from .read import parse_model, read
@@ -22,14 +23,14 @@ from .whole_model import WholeModel, import_model
 
 class OnnxModel:
     """An ONNX model as programs. `program` computes `fetches` from `feeds`, which are lists of variables; `startup` initialises the
-    parameters.
+    parameters. `modules` has the module of each weight, by the names that the file has.
 
     `model["name"]` is the variable for a value of the model. Build a loss on it under `fx.program_guard(model.program, model.startup)`.
     """
 
-    def __init__(self, proto: Any, importer: Importer):
+    def __init__(self, proto: Any, importer: Importer, modules: Mapping[str, str]):
         self.program, self.startup = importer.main, importer.startup
-        self.proto = proto
+        self.proto, self.modules = proto, modules
         self._importer = importer
         self._session: Session | None = None
         given = initialized(proto.graph)
@@ -114,7 +115,9 @@ def load(
     trained |= set(roles.tensors) if own else set()  # fluidx exports constants as nodes
     with unique_name.guard():  # each load of a model gives the same names
         constants = () if own else set(roles.constants())
-        return OnnxModel(proto, import_model(proto, shapes or {}, own, constants_train=not own, constants=constants, trained=trained))
+        made = import_model(proto, shapes or {}, own, constants_train=not own, constants=constants, trained=trained)
+    modules = weight_modules(proto.graph) | weight_modules(source.graph)  # conversion drops the metadata of nodes, untying adds weights
+    return OnnxModel(proto, made, modules)
 
 
 def _named(option: str, patterns: str | Sequence[str], names: Sequence[str], what: str) -> set[str]:

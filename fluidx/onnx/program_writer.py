@@ -15,6 +15,11 @@ from .limits import checked_shape
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.@/\-]")
 
 
+def valid_name(name: str) -> str:
+    """A name of a model with _ for the characters that names of variables cannot have."""
+    return _NOT_IN_NAMES.sub("_", name)
+
+
 class Mark(NamedTuple):
     """The state of a block, to go back to: its number of operators, its names, the number of blocks, and the variables of known values."""
 
@@ -36,7 +41,7 @@ class ProgramWriter:
 
     def fresh(self, name: str) -> str:
         """A name for a variable of the program, from a name of the model."""
-        return self._unused(_NOT_IN_NAMES.sub("_", name) or "value")
+        return self._unused(valid_name(name) or "value")
 
     def with_model_names(self, names: Sequence[str], outputs: list[Any], start: int) -> list[Any]:
         """The outputs of a node, with variables that operators from `start` on write renamed to the names of the model."""

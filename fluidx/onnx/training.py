@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any
 
 from ..ir import Program, ProgramPair, Role, Variable, flow, program_guard
+from .adapter_files import add_adapters
 from .errors import OnnxError
+from .lora import Lora
 from .losses import Loss
 from .model import OnnxModel
 from .roles import sharing
@@ -19,22 +22,27 @@ Patterns = bool | str | Sequence[str]
 
 def set_training(
     model: OnnxModel | Program,
-    batch_norm: Patterns = True,
+    batch_norm: Patterns | None = None,
     dropout: bool | float = True,
     freeze: str | Sequence[str] = (),
     head: Callable[[OnnxModel], Variable] | None = None,
     loss: str | Loss | Callable[[Variable], Variable] | None = None,
+    lora: Lora | str | os.PathLike | None = None,
+    startup: Program | None = None,
 ) -> Variable | None:
     """Prepare a loaded model for training, before a loss is built on it or together with it. Returns the loss if `loss` is given.
 
-    `batch_norm`: normalizations whose output or a parameter matches one of the patterns (True: all) use the statistics of the batch and
-    update the running ones. `dropout`: Dropout nodes drop again, at the model's rate (True) or at the given one. `freeze`: parameters that
-    match one of the patterns (`layer1.*`) are not trained.
+    `batch_norm`: normalizations whose output or a parameter matches one of the patterns (True: all, the default without `lora`) use the
+    statistics of the batch and update the running ones. `dropout`: Dropout nodes drop again, at the model's rate (True) or at the given
+    one. `freeze`: parameters that match one of the patterns (`layer1.*`) are not trained.
 
     `head` is called under the guard of the model's programs and returns the new output, built on a value such as `model["flatten"]`;
     operators that only the old outputs needed are removed. `loss` is a function of the output, the name of a `Loss`, or a `Loss` with
     options, and takes labels that are fed as "label": "softmax_with_cross_entropy" (int64[-1, 1]), "token_classification",
     "causal_language_model", "segmentation", "sigmoid_cross_entropy_with_logits", "square_error_cost", "absolute_error" or "huber_loss".
+
+    `lora`: products with weights get low-rank adapters, and only these, a new head and `Lora.also_train` are trained. A folder that
+    `save_adapters` or PEFT wrote gives adapters with its values. Of a Program, `startup` is its startup program.
 
     Warns of trained weights that several nodes read. Raises OnnxError for a pattern without a match, and for parameters whose values are
     converted to integers before the loss, so that no gradient reaches them, as in quantized models.
@@ -49,6 +57,7 @@ def set_training(
         raise OnnxError("set_training: head and loss need an OnnxModel of fx.onnx.load; on a Program, build them with layers")
     if head is not None and not callable(head):
         raise OnnxError(f"set_training: head must be a function of the model that returns the new output, got {head!r}")
+    batch_norm = lora is None if batch_norm is None else batch_norm
     norms = ("*",) if batch_norm is True else () if batch_norm is False else _patterns("batch_norm", batch_norm)
     frozen = _patterns("freeze", freeze)
     if dropout is not True and not _is_rate(dropout):
@@ -57,8 +66,11 @@ def set_training(
     if dropout is not False:
         made = ActivateDropouts(None if dropout is True else float(dropout)).run(made)
     program.become(FreezeParameters(frozen).run(made))
+    before = {p.name for p in program.all_parameters()}
     if isinstance(model, OnnxModel) and head is not None:
         _replace_head(model, head)
+    if lora is not None:
+        _adapt(model, startup, lora, [p.name for p in program.all_parameters() if p.name not in before])
     if isinstance(model, OnnxModel):
         trained = {p.name for p in model.parameters if p.trainable}
         if shared := sharing(model.proto.graph, [n for n, own in model.trained_names.items() if own in trained]):
@@ -79,6 +91,20 @@ def _patterns(option: str, patterns: Any) -> tuple[str, ...]:
     if wrong := [p for p in found if not isinstance(p, str)]:
         raise OnnxError(f"set_training: {option} must be a pattern of names or a list of them, got {wrong[0]!r}")
     return found
+
+
+def _adapt(model: OnnxModel | Program, startup: Program | None, lora: Any, new: Sequence[str]) -> None:
+    """Add adapters; `new` are the parameters of a new head."""
+    if not isinstance(lora, (Lora, str, os.PathLike)):
+        raise OnnxError(f"set_training: lora must be fx.onnx.Lora(rank=8, targets=...) or a folder of adapters, got {lora!r}")
+    if isinstance(model, OnnxModel):
+        names = model.trained_names
+        modules = {own: model.modules[name] for name, own in names.items() if name in model.modules}
+        add_adapters(ProgramPair(model.program, model.startup), lora, modules, new)
+    elif isinstance(startup, Program):
+        add_adapters(ProgramPair(model, startup), lora, {}, new)
+    else:
+        raise OnnxError("set_training: adapters of a Program need startup=, its startup program, which fills them")
 
 
 # -- heads and losses ---------------------------------------------------------------------------------------------------------

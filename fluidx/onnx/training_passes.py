@@ -36,7 +36,7 @@ class ActivateBatchNorms(Pass):
         running = {slot: op.inputs[slot] for slot in ("Mean", "Variance")}
         for slot, (name,) in running.items():
             if block.desc(name).is_parameter:
-                _exclude_from_training(block, name)
+                exclude_from_training(block, name)
             elif matches:
                 raise OnnxError(f"{op.to_string()}: {slot} is computed in the model and cannot be updated; leave it out of batch_norm=")
         if not matches:
@@ -82,7 +82,7 @@ class FreezeParameters(Pass):
         new = program.copy()
         for name in names:
             if _match((name,), self.patterns):
-                _exclude_from_training(new.global_block(), name)
+                exclude_from_training(new.global_block(), name)
         return new
 
 
@@ -109,7 +109,7 @@ def _match(names: Iterable[str], patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(n, p) for n in names for p in patterns)
 
 
-def _exclude_from_training(block: Block, parameter: str) -> None:
+def exclude_from_training(block: Block, parameter: str) -> None:
     """Do not train that parameter."""
     desc = block.desc(parameter)
     block.declare(desc.changed(stop_gradient=True, attrs={**desc.attrs, "trainable": False}))

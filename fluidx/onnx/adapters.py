@@ -1,0 +1,200 @@
+"""Passes that add low-rank adapters to a program, and the adapters that a program has.
+
+A is a parameter `<module>.lora_A.weight` of shape [rank, in], and B is `<module>.lora_B.weight` of shape [out, rank], as in PEFT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from ..initializer import Constant, Uniform, derive_seed
+from ..ir import Block, Builder, Operator, Program, ProgramError, ProgramPair, Role, Variable, flow, program_guard
+from ..ir.errors import nearest
+from ..ir.pass_base import ONE_DEVICE, Job, Pass
+from ..layers import create_parameter
+from .errors import OnnxError
+from .lora import Lora, module_of, unique_modules
+from .program_writer import valid_name
+from .training_passes import exclude_from_training
+
+A, B = ".lora_A.weight", ".lora_B.weight"
+
+
+class WeightProduct(NamedTuple):
+    """A product of a computed value and a weight of two axes: an operator, its weight, and the sizes of the axes that it sums and keeps."""
+
+    op: Operator
+    weight: str
+    rows: int
+    columns: int
+
+
+def products(program: Program) -> Iterator[WeightProduct]:
+    """The products that can be adapted, in execution order. The weight may be transposed, or converted to another float, before."""
+    block = program.global_block()
+    makers = {n: op for op in block.oplist for n in op.output_arg_names}
+    for op in block.oplist:
+        if op.type not in ("matmul", "mul") or op.role is not Role.FORWARD:
+            continue
+        (x,), (y,) = op.inputs["X"], op.inputs["Y"]
+        weight = _origin(block, makers, y)
+        if weight is None or _origin(block, makers, x) is not None or block.desc(x).type.ndim < 2:
+            continue
+        rows, columns = block.desc(y).type.shape
+        if op.type == "matmul":
+            rows, columns = (columns, rows) if op.attrs["transpose_y"] else (rows, columns)
+        elif op.attrs["x_num_col_dims"] != block.desc(x).type.ndim - 1:
+            continue
+        yield WeightProduct(op, weight, rows, columns)
+
+
+def _origin(block: Block, makers: Mapping[str, Operator], name: str) -> str | None:
+    """The float parameter of two axes that a value is, or is the transpose or another precision of."""
+    while (maker := makers.get(name)) is not None and maker.type in ("transpose", "cast"):
+        name = maker.inputs["X"][0]
+    desc = block.desc(name)
+    return name if desc.is_parameter and desc.type.ndim == 2 and desc.type.is_float and name not in makers else None
+
+
+def product_modules(program: Program, known: Mapping[str, str], without: Container[str] = ()) -> dict[str, str]:
+    """The weights of products that can be adapted -> their modules, which are `known` or follow from their names."""
+    weights = [p.weight for p in products(program) if p.weight not in without]
+    return unique_modules({w: known.get(w) or module_of(w) or w for w in weights})
+
+
+@dataclass(frozen=True)
+class AddAdapters(Pass):
+    """Products with a target's weight get an adapter, and no other parameter is trained, except those that `also_train` names.
+
+    `modules` are pairs (parameter, module) of weights whose names do not say their module.
+    """
+
+    lora: Lora = Lora()
+    modules: tuple[tuple[str, str], ...] = ()
+    requires = (ONE_DEVICE,)
+
+    def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
+        trained = self._trained(pair.main)
+        found = [p for p in products(pair.main) if p.weight not in trained]
+        if there := next((p.weight for p in found if p.weight.endswith((A, B))), None):
+            raise OnnxError(f"Lora: {pair.main.label()} has adapters already, such as {there}")
+        modules = product_modules(pair.main, dict(self.modules), trained)
+        chosen = self.lora.chosen(list(modules.items()))
+        adapted = {id(p.op): p for p in found if p.weight in chosen}
+        main, startup = pair.main.copy(), pair.startup.copy()
+        made: dict[str, tuple[Variable, Variable]] = {}
+        block = main.global_block()
+        for parameter in main.all_parameters():
+            if parameter.name not in trained:
+                exclude_from_training(block, parameter.name)
+        block.oplist, ops = [], block.oplist
+        for op in ops:
+            p = adapted.get(id(op))
+            if p is None:
+                block.oplist.append(op)
+                continue
+            if p.weight not in made:
+                with program_guard(main, startup):
+                    made[p.weight] = self._parameters(block, modules[p.weight], p)
+            self._write(block, p, *made[p.weight])
+        return ProgramPair(main, startup)
+
+    def _trained(self, program: Program) -> set[str]:
+        """The parameters that are trained as they are."""
+        names, found = {p.name for p in program.all_parameters()}, set[str]()
+        for pattern in self.lora.also_train:
+            like = {n for n in names if fnmatchcase(n, pattern)}
+            if not like:
+                raise OnnxError(f"Lora: also_train names {pattern!r}, which no parameter is called; {nearest(pattern, names, 'they are')}")
+            found |= like
+        return found
+
+    def _parameters(self, block: Block, module: str, p: WeightProduct) -> tuple[Variable, Variable]:
+        """A and B. A starts as PEFT's does: Kaiming's uniform distribution with a slope of sqrt(5)."""
+        rank = self.lora.rank
+        if rank > min(p.rows, p.columns):
+            raise OnnxError(f"Lora: rank {rank} is more than the {min(p.rows, p.columns)} that the weight of {module!r}, "
+                            f"{p.rows} x {p.columns}, can have; give a smaller rank, or leave the module out of targets")  # fmt: skip
+        dtype, bound = _dtype(block, p), p.rows**-0.5
+        a = create_parameter([rank, p.rows], dtype, valid_name(module) + A, default_initializer=Uniform(-bound, bound))
+        return a, create_parameter([p.columns, rank], dtype, valid_name(module) + B, default_initializer=Constant(0.0))
+
+    def _write(self, block: Block, p: WeightProduct, a: Variable, b: Variable) -> None:
+        """The product under another name, the adapter, and their sum under the name of the product."""
+        (out,), y = p.op.output_arg_names, block.desc(p.op.output_arg_names[0])
+        base = f"{out}.base"
+        if block.has_var(base):
+            raise ProgramError(f"{block.program.label()} has a variable {base!r}, the name of the product of {p.op.to_string()}")
+        block.declare(y.changed(name=base))
+        block.oplist.append(p.op.renamed({out: base}, outputs=True))
+        w = Builder(block, role=p.op.role)
+        w.site, w.device = p.op.site, p.op.device
+        x, dtype = block.var(p.op.inputs["X"][0]), a.desc.type.dtype
+        if x.desc.type.dtype != dtype:
+            x = w.cast(x, dtype=dtype, name=f"{out}.lora_X")
+        if self.lora.dropout:
+            seed, how = derive_seed(block.program, out), "upscale_in_train"
+            x, _ = w.dropout(x, dropout_prob=float(self.lora.dropout), seed=seed, dropout_implementation=how, name=f"{out}.lora_D")
+        flipped = p.op.attrs.get("transpose_x", False)
+        low = w.matmul(x, a, transpose_x=flipped, transpose_y=True, name=f"{out}.lora_A")
+        up = w.matmul(low, b, transpose_y=True, alpha=self.lora.scale, name=f"{out}.lora_B")
+        if y.type.dtype != dtype:
+            up = w.cast(up, dtype=y.type.dtype, name=f"{out}.lora_Y")
+        w.elementwise_add(block.var(base), up, name=out)
+
+
+def _dtype(block: Block, p: WeightProduct) -> str:
+    """The dtype of adapters: that of the weight, or float32 for 16-bit weights."""
+    own = str(block.desc(p.weight).type.dtype)
+    return own if own == "float64" else "float32"
+
+
+@dataclass(frozen=True)
+class RemoveAdapters(Pass):
+    """The program without its adapters: the products have their own names again."""
+
+    requires = (ONE_DEVICE,)
+
+    def rewrite(self, program: Program, job: Job) -> Program:
+        new = program.copy()
+        block = new.global_block()
+        back = {f"{out}.base": out for out in (_adapted(op) for op in block.oplist) if out}
+        kept = [op for op in block.oplist if op.output_arg_names[:1] not in [(out,) for out in back.values()]]
+        block.oplist = [op.renamed(back, outputs=True) for op in kept]
+        live = flow.live_ops(new, job.fetched(program), given=set())
+        used = {n for op in live for n in (*flow.reads(new, op), *flow.writes(new, op))}
+        block.oplist = live
+        block.descs = {n: d for n, d in block.descs.items() if n in used or d.is_data}
+        return new
+
+
+def _adapted(op: Operator) -> str:
+    """The name of the product whose adapter an operator ends; "" for other operators."""
+    ends = op.type == "matmul" and op.inputs["Y"][0].endswith(B) and op.output_arg_names[0].endswith(".lora_B")
+    return op.output_arg_names[0].removesuffix(".lora_B") if ends else ""
+
+
+class Adapter(NamedTuple):
+    """An adapter of a program: its module, weight, rank, scale and rate of dropout."""
+
+    module: str
+    weight: str
+    rank: int
+    scale: float
+    dropout: float
+
+
+def adapters_of(program: Program) -> list[Adapter]:
+    """The adapters of a program, in execution order."""
+    block, found = program.global_block(), dict[str, Adapter]()
+    weights = {p.op.output_arg_names[0].removesuffix(".base"): p.weight for p in products(program)}
+    rates = {op.output_arg_names[0]: op.attrs["dropout_prob"] for op in block.oplist if op.type == "dropout"}
+    for op in block.oplist:
+        if out := _adapted(op):
+            name = op.inputs["Y"][0]
+            rank = block.desc(name).type.shape[1]
+            found[name] = Adapter(name.removesuffix(B), weights[out], rank, op.attrs["alpha"], float(rates.get(f"{out}.lora_D", 0.0)))
+    return list(found.values())
