@@ -181,7 +181,7 @@ def test_a_new_head_takes_the_place_of_the_old_one():
         ({"batch_norm": "norm1"}, "set_training: batch_norm names 'norm1', but nothing has that name; values and parameters of batch"),
         ({"dropout": "often"}, "set_training: dropout must be True, False or a rate of at least 0 and below 1, got 'often'"),
         ({"freeze": 3}, "set_training: freeze must be a pattern of names or a list of them, got 3"),
-        ({"batch_norm": None}, "set_training: batch_norm must be a pattern of names or a list of them, got None"),
+        ({"batch_norm": 3}, "set_training: batch_norm must be a pattern of names or a list of them, got 3"),
         ({"head": "fc"}, "set_training: head must be a function of the model that returns the new output, got 'fc'"),
         ({"dropout": 1.5}, "set_training: dropout must be True, False or a rate of at least 0 and below 1, got 1.5"),
         ({"loss": "cross"}, "set_training: there is no loss 'cross'; there are: "),
