@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import queue
+import select
 import signal
 import socket
 import struct
@@ -20,12 +21,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .. import config
 
 GONE = EOFError, BrokenPipeError, ConnectionResetError  # errors of a channel whose other side has ended
 _LENGTH = struct.Struct("<Q")
+_SOON = 3.0  # seconds for the system to end a process that is killed
 _PATIENCE = 30.0  # seconds for the helper to start or to answer; FLUIDX_TIMEOUT if that is longer
 _DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
 _START = (
@@ -173,10 +176,19 @@ class _Spawner:
                 raise
         return answer
 
+    def ended(self) -> bool:
+        """Has the helper ended? `Popen.poll` would keep its lock for ever if Ctrl-C came within it."""
+        if self.channel.sock.fileno() < 0:
+            return True
+        looking = select.poll()
+        looking.register(self.channel.sock, 0)
+        return bool(looking.poll(0))  # the other side is closed
+
     def close(self) -> None:
         self.channel.close()
         self.process.kill()  # its children are killed by the system
-        self.process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_SOON)
 
 
 _current: _Spawner | None = None
@@ -186,7 +198,7 @@ _guard = threading.Lock()
 def _current_spawner() -> _Spawner:
     global _current
     with _guard:
-        if _current is None or _current.pid != os.getpid() or _current.process.poll() is not None:
+        if _current is None or _current.pid != os.getpid() or _current.ended():
             if _current is None or _current.pid != os.getpid():
                 atexit.register(_close)
             _current = _Spawner()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from .. import config
@@ -118,7 +119,8 @@ def _end(agents: list[_Agent]) -> None:
             agent.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             agent.process.kill()
-            agent.process.wait()
+            with suppress(subprocess.TimeoutExpired):  # Ctrl-C within `Popen.poll` leaves its lock taken
+                agent.process.wait(_SOON)
     deadline = time.monotonic() + _SOON
     for agent in agents:
         agent.shown.join(max(0.0, deadline - time.monotonic()))

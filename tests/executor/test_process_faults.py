@@ -312,6 +312,32 @@ def test_ctrl_c_while_the_helper_starts_is_not_reported_by_it(tmp_path, monkeypa
     assert capfd.readouterr().err == ""
 
 
+def test_the_helper_is_left_when_its_end_cannot_be_waited_for(monkeypatch):
+    """Ctrl-C within `Popen.poll` leaves the lock taken for which `Popen.wait` waits."""
+    monkeypatch.setattr(process_spawner, "_current", None)
+    monkeypatch.setattr(process_spawner, "_SOON", 0.1)
+    exe, loss = started("raise", step=99)
+    helper = process_spawner._current
+    helper.process._waitpid_lock.acquire()
+    helper.close()
+    e, _ = fails(exe, loss)
+    assert "was killed by signal 9" in str(e)
+    works_again(exe, loss)  # with another helper
+    helper.process._waitpid_lock.release()
+    assert helper.process.wait() == -signal.SIGKILL
+    process_spawner._current.close()
+
+
+def test_a_helper_that_was_killed_is_replaced(monkeypatch):
+    monkeypatch.setattr(process_spawner, "_current", None)
+    exe, loss = started("raise", step=99)
+    process_spawner._current.process.kill()
+    e, _ = fails(exe, loss)
+    assert "was killed by signal 9" in str(e)
+    works_again(exe, loss)
+    process_spawner._current.close()
+
+
 def test_no_shared_memory_has_a_name():
     before = set(os.listdir("/dev/shm"))
     exe, loss = started("raise", step=99)
