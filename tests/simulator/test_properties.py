@@ -17,6 +17,7 @@ from fluidx.simulator.machine_prices import Factors, MachinePrices
 from fluidx.simulator.rank_items import ItemMaker
 from fluidx.simulator.schedule import Exchange, Meeting
 from fluidx.transpiler.strategies import CATALOGUE
+from tests.sweep import some
 
 L = fx.layers
 NEEDS = {"pipeline": {"micro_batches": 3}, "micro_batches": {"count": 2}}
@@ -127,8 +128,8 @@ def test_ranks_with_other_numbers_on_one_host_take_as_long(kind):
     new = list(range(n))
     random.Random(3).shuffle(new)
     moved = [None] * n
-    for rank, some in enumerate(items):
-        moved[new[rank]] = [_renamed(item, new) for item in some]
+    for rank, own in enumerate(items):
+        moved[new[rank]] = [_renamed(item, new) for item in own]
     one, other = (simulate_events(unfolded(r), prices.network, prices.slowdown).seconds for r in (items, moved))
     assert one == pytest.approx(other, rel=1e-9)
 
@@ -154,9 +155,9 @@ def test_better_machines_are_not_slower_and_slow_ranks_not_faster(kind):
     assert late == sorted(late)
 
 
-@pytest.mark.parametrize("trainers", [2, 4])
-@pytest.mark.parametrize("servers", [{}, {"servers": 2}, {"servers": 2, "min_block": 256}])
-@pytest.mark.parametrize("cluster", ["dgx-v100", "v100-25gb"])
+@pytest.mark.parametrize(
+    "trainers, servers, cluster", some(3, [2, 4], [{}, {"servers": 2}, {"servers": 2, "min_block": 256}], ["dgx-v100", "v100-25gb"])
+)
 def test_servers_are_not_faster_with_a_slow_rank_or_more_rows(trainers, servers, cluster):
     t = transpiled("parameter_server", trainers, **servers)
 

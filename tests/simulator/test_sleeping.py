@@ -12,6 +12,7 @@ from fluidx.simulator.rank_items import ItemMaker
 from fluidx.simulator.schedule import Meeting
 from fluidx.testing.modelled_time import EAGER, virtual_clocks
 from fluidx.transpiler.strategies import CATALOGUE
+from tests.sweep import some
 
 NEEDS = {"pipeline": {"micro_batches": 4}, "micro_batches": {"count": 2}}
 
@@ -94,8 +95,7 @@ def overlap(monkeypatch):
     monkeypatch.setenv("FLUIDX_OVERLAP", "1")
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 16])
-@pytest.mark.parametrize("strategy", CATALOGUE)
+@pytest.mark.parametrize("strategy, ranks", some(3, list(CATALOGUE), [2, 4, 16]))
 def test_the_simulated_schedule_is_that_of_the_executor(strategy, ranks):
     predicted, run = simulated_and_run(transpiled(strategy, ranks), 32, {})
     assert predicted == pytest.approx(run, rel=1e-6)
