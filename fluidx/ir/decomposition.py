@@ -8,17 +8,19 @@ from typing import Any
 from .make_op import make_op
 from .opdef import opdef
 from .operator import Operator
+from .parts import Part
 
 
 class Decomposition:
     """What `OpDef.decompose` gets for one operator: a call appends a part and returns the name of its result.
 
     `d["X"]` is the name of an operand and `d.out("Y")` that of a result, "" if it is absent; `d.type(name)` is the type of an operand or of
-    a value that a part makes. A part without `out` gets a fresh name, made from the first result of the operator and `word`.
+    a value that a part makes. A part without `out` gets a fresh name, made from the first result of the operator and `word`. `part` is the
+    part of the global value that a kernel computes; None: the whole value.
     """
 
-    def __init__(self, op: Operator, fresh: Callable[[str], str], type_of: Callable[[str], Any]):
-        self.op, self.attrs, self.made = op, op.attrs, list[Operator]()
+    def __init__(self, op: Operator, fresh: Callable[[str], str], type_of: Callable[[str], Any], part: Part | None = None):
+        self.op, self.attrs, self.made, self.part = op, op.attrs, list[Operator](), part
         self._fresh, self._type_of = fresh, type_of
         self._makers: dict[str, Operator] = {}
 
@@ -68,7 +70,9 @@ def result_types(part: Operator, type_of: Callable[[str], Any]) -> dict[str, Any
     }
 
 
-def decomposed(op: Operator, fresh: Callable[[str], str], type_of: Callable[[str], Any]) -> list[Operator] | None:
+def decomposed(
+    op: Operator, fresh: Callable[[str], str], type_of: Callable[[str], Any], part: Part | None = None
+) -> list[Operator] | None:
     """The simpler operators, in order; None if the operator is not decomposed.
 
     >>> from fluidx.ir import TensorType
@@ -79,6 +83,6 @@ def decomposed(op: Operator, fresh: Callable[[str], str], type_of: Callable[[str
     decompose = opdef(op.type).decompose
     if decompose is None:
         return None
-    d = Decomposition(op, fresh, type_of)
+    d = Decomposition(op, fresh, type_of, part)
     decompose(d)
     return d.made or None

@@ -17,7 +17,9 @@ from ..ir.dtypes import HALVES, dtype_name
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef
 from ..ir.types import TensorType
+from .parts_kernel import bind_parts, is_by_parts, parts_scratch
 from .shared.arrays import copy
+from .shared.blocked import in_order
 from .shared.native import copy_calls
 from .shared.types import type_of
 
@@ -87,7 +89,9 @@ def _table(definition: type[OpDef], device: str, natively: bool) -> Sequence[Ker
         found.append(KernelBody("numpy", partial(_bound, definition), definition.native.bind_scratch))
     elif definition.native.bind is not None and definition.effect in _TALKS:
         found.append(KernelBody("any", partial(_bound, definition)))
-    if definition.kernel is not None or definition.storage.view is not None:
+    if is_by_parts(definition):
+        found.append(KernelBody("any", partial(_by_parts, definition), partial(parts_scratch, definition)))
+    elif definition.kernel is not None or definition.storage.view is not None:
         found.append(KernelBody("any", partial(_kernel, definition)))
     return tuple(found)
 
@@ -217,6 +221,15 @@ def _kernel(
     if definition.takes_out:
         return partial(definition.kernel, xp, *ins, out=outs[0] if len(outs) == 1 else tuple(outs), **kwargs)
     return partial(_copy_results, xp, partial(definition.kernel, xp, *ins, **kwargs), outs)
+
+
+def _by_parts(
+    definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any, scratch: Sequence[Any]
+) -> Step:
+    steps = bind_parts(bind, definition, xp, ins, outs, attrs, ctx, part, scratch)
+    if steps and all(isinstance(step, NativeStep) for step in steps):
+        return NativeStep([call for step in steps for call in step.calls])
+    return in_order(steps)
 
 
 def copying(xp: Any, out: Any, x: Any) -> Step:

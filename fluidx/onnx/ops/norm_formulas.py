@@ -12,14 +12,13 @@ from ..export_graph import Op
 from ..table import exports
 from .conv import channels_first
 from .gradient_formulas import number
-from .norm_gradient_formulas import in_training, neighbours
 
 
 @exports("batch_norm")
 def batch_norm(op: Op) -> str | dict[str, str]:
     """The inference form, unless the operator uses the statistics of the batch."""
     if not (op.attrs["is_test"] or op.attrs["use_global_stats"]):
-        return in_training(op)
+        return op.by_parts()
     return _by_running_statistics(op, momentum=op.attrs["momentum"])
 
 
@@ -95,24 +94,17 @@ def instance_norm(op: Op) -> str:
 
 
 @exports("group_norm")
-def group_norm(op: Op) -> str:
+def group_norm(op: Op) -> str | dict[str, str]:
+    if op.opset < 21:  # GroupNormalization has one weight for each group
+        return op.by_parts()
     layout, x = op.attrs["data_layout"], op.type_of("X")
     weights = _by_channel(op, x.shape[-1] if layout == "NHWC" else x.shape[1])
     attrs = {"num_groups": op.attrs["groups"], "epsilon": op.attrs["epsilon"]}
 
     def emit(x: str) -> str:
-        return op.emit("GroupNormalization", x, *weights, **attrs) if op.opset >= 21 else _groups_written_out(op, x, *weights)
+        return op.emit("GroupNormalization", x, *weights, **attrs)
 
     return channels_first(op, "X", layout, lambda x: _as_weights(op, x, emit))
-
-
-def _groups_written_out(op: Op, x: str, scale: str, bias: str) -> str:
-    """Groups as channels of an InstanceNormalization. Before opset 21, GroupNormalization has one weight for each group."""
-    groups, behind = op.attrs["groups"], op.ints(range(1, op.type_of("X").ndim - 1))
-    ones, zeros = _ones(op, (groups,)), _ones(op, (groups,), 0.0)
-    even = op.emit("InstanceNormalization", op.emit("Reshape", x, op.ints([0, groups, -1])), ones, zeros, epsilon=op.attrs["epsilon"])
-    even = op.emit("Reshape", even, op.emit("Shape", x))
-    return op.emit("Add", op.emit("Mul", even, op.emit("Unsqueeze", scale, behind)), op.emit("Unsqueeze", bias, behind))
 
 
 def _by_channel(op: Op, channels: int) -> list[str]:
@@ -130,3 +122,23 @@ def lrn(op: Op) -> dict[str, str]:
         squares = neighbours(op, op.emit("Mul", x, x))
         found["MidOut"] = op.emit("Add", op.emit("Mul", squares, number(op, a["alpha"], "X")), number(op, a["k"], "X"))
     return found
+
+
+def neighbours(op: Op, value: str, back: bool = False) -> str:
+    """The sums of the channels that each channel of lrn sees, or with `back` of those that see it: a product with a matrix of ones and
+    zeros."""
+    n, channels = op.attrs["n"], op.type_of("X").shape[1]
+    if channels == ANY:
+        raise op.wrong("the number of channels is open")
+    distance = np.arange(channels) - np.arange(channels)[:, None]  # from the channel of a row to the channel of a column
+    sees = ((distance >= -((n - 1) // 2)) & (distance < n - (n - 1) // 2)).astype(np_dtype(op.dtype("X")))
+    rows = op.emit("Reshape", value, op.ints([0, channels, -1]))
+    return op.emit("Reshape", op.emit("MatMul", op.const(np.ascontiguousarray(sees.T) if back else sees), rows), op.emit("Shape", value))
+
+
+@exports("lrn_grad")
+def lrn_grad(op: Op) -> str:
+    x, mid, alpha, beta = op["X"], op["MidOut"], op.attrs["alpha"], op.attrs["beta"]
+    share = op.emit("Mul", op["Out@GRAD"], op.emit("Pow", mid, number(op, -beta, "X")))
+    back = neighbours(op, op.emit("Div", op.emit("Mul", share, x), mid), back=True)
+    return op.emit("Sub", share, op.emit("Mul", op.emit("Mul", x, back), number(op, 2 * alpha * beta, "X")))

@@ -12,35 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import Native, OpDef, ProgramError, Sample, Storage, TensorType
-from ...ir.parts import Part
+from ...ir import Native, OpDef, Sample, Storage, TensorType
 from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
+from ..parts_kernel import by_parts
 from ..shared.native import all_of, reduce_calls
 from ..shared.samples import f32, positive
-from .batch_norm import by_channel, channel_words, gradient_of_x, gradient_sums, mean_of, normalize, variance_of
-from .norm_shared import channel_count, check_weight, put, stat_dtype
-
-
-def _channels(xp: Any, x: Any, layout: str) -> Any:
-    """[N, C, everything else]: a view if possible, otherwise a copy."""
-    seen = by_channel(x, layout)
-    return by_channel(xp.ascontiguousarray(x), layout) if seen is None else seen
-
-
-def _put_channels(y: Any, y3: Any, layout: str) -> None:
-    """Copy the result back to an output that `_channels` had to copy."""
-    if by_channel(y, layout) is None:
-        channels_first = y.transpose(0, y.ndim - 1, *range(1, y.ndim - 1)) if layout == "NHWC" else y
-        channels_first[...] = y3.reshape(channels_first.shape)
-
-
-def _count(x3: Any, part: Part | None) -> int:
-    """The number of elements of a channel in the whole batch."""
-    count = x3.shape[0] * x3.shape[2] if part is None else part.count
-    if not count:
-        raise ProgramError("op batch_norm cannot take statistics over an empty batch")
-    return count
+from .batch_norm import channel_words
+from .norm_shared import ChannelParts, channel_count, check_weight, stat_dtype
 
 
 def _rest(x: Any, layout: str) -> tuple[int, ...]:
@@ -85,9 +64,11 @@ class BnMean(OpDef):
         return TensorType(stat_dtype(x), (channel_count("bn_mean", x, data_layout),))
 
     @staticmethod
-    def kernel(xp, x, *, out, data_layout, part=None):
-        x3 = _channels(xp, x, data_layout)
-        out[...] = mean_of(xp, x3, _count(x3, part))
+    def decompose(d):
+        by = ChannelParts(d)
+        by.mean(by.wide("X"), "Mean")
+
+    kernel = by_parts
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False, part=None):
@@ -120,9 +101,11 @@ class BnVariance(OpDef):
         return mean
 
     @staticmethod
-    def kernel(xp, x, mean, *, out, data_layout, part=None):
-        x3 = _channels(xp, x, data_layout)
-        out[...] = variance_of(xp, x3, mean, _count(x3, part))
+    def decompose(d):
+        by = ChannelParts(d)
+        by.mean(d("square", by.centered("Mean")), "Variance")
+
+    kernel = by_parts
 
     @staticmethod
     def _scratch(ins, outs, attrs):
@@ -168,15 +151,19 @@ class BnApply(OpDef):
         return x, mean, variance, mean, variance
 
     @staticmethod
-    def kernel(xp, x, scale, bias, mean, variance, batch_mean, batch_variance, *, out, momentum, epsilon, data_layout):
-        y, mean_out, variance_out, saved_mean, saved_inv = out
-        y3 = _channels(xp, y, data_layout)
-        normalize(xp, _channels(xp, x, data_layout), scale, bias, batch_mean, batch_variance, y3, epsilon)
-        _put_channels(y, y3, data_layout)
-        put(mean_out, mean * momentum + batch_mean * (1 - momentum))
-        put(variance_out, variance * momentum + batch_variance * (1 - momentum))
-        put(saved_mean, batch_mean)
-        put(saved_inv, 1 / xp.sqrt(batch_variance + epsilon))
+    def decompose(d):
+        by = ChannelParts(d)
+        inverse = by.inverse("BatchVariance", "SavedVariance")
+        factor = d("elementwise_mul", by.wide("Scale"), inverse)
+        by.finish(by.centered("BatchMean"), ("elementwise_mul", factor), ("elementwise_add", by.wide("Bias")), slot="Y")
+        for slot, new in (("Mean", d["BatchMean"]), ("Variance", d["BatchVariance"])):
+            if d.out(f"{slot}Out"):
+                moved = d("scale", new, scale=1 - d.attrs["momentum"])
+                d.chain(d[slot], ("scale", {"scale": d.attrs["momentum"]}), ("elementwise_add", moved, {}), out=d.out(f"{slot}Out"))
+        if d.out("SavedMean"):
+            d("assign", d["BatchMean"], out=d.out("SavedMean"))
+
+    kernel = by_parts
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False):
@@ -221,9 +208,13 @@ class BnGradSums(OpDef):
         return scale, scale
 
     @staticmethod
-    def kernel(xp, x, scale, mean, inv, g, *, out, data_layout):
-        x3, g3 = _channels(xp, x, data_layout), _channels(xp, g, data_layout)
-        out[0][...], out[1][...] = gradient_sums(xp, x3, mean, inv, g3)
+    def decompose(d):
+        by = ChannelParts(d)
+        by.total(by.wide("Y@GRAD"), "Bias@GRAD")
+        normal = by.by_channel("elementwise_mul", by.centered("SavedMean"), d["SavedVariance"])
+        by.total(d("elementwise_mul", by.wide("Y@GRAD"), normal), "Scale@GRAD")
+
+    kernel = by_parts
 
     @staticmethod
     def _scratch(ins, outs, attrs):
@@ -267,10 +258,13 @@ class BnGradApply(OpDef):
         return x
 
     @staticmethod
-    def kernel(xp, x, scale, mean, inv, g, dbias, dscale, *, out, data_layout, part=None):
-        x3, g3, dx3 = (_channels(xp, a, data_layout) for a in (x, g, out))
-        gradient_of_x(xp, x3, scale, mean, inv, g3, dbias, dscale, _count(x3, part), dx3)
-        _put_channels(out, dx3, data_layout)
+    def decompose(d):
+        by, inverse = ChannelParts(d), d["SavedVariance"]
+        along = by.by_channel("elementwise_mul", by.centered("SavedMean"), by.share(d("elementwise_mul", by.wide("Scale@GRAD"), inverse)))
+        even, factor = d("elementwise_sub", by.wide("Y@GRAD"), along), d("elementwise_mul", by.wide("Scale"), inverse)
+        by.finish(even, ("elementwise_sub", by.share(by.wide("Bias@GRAD"))), ("elementwise_mul", factor), slot="X@GRAD")
+
+    kernel = by_parts
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False, part=None):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from ...ir import Arithmetic, OpDef, ProgramError, Required, Sample, Storage
 from ...ir.parts import Part
 from ..shared.samples import f32, positive
 from ..shared.types import meet
-from .batch_norm import BatchNormGrad, by_channel, channel_words, normalize, normalize_with, statistics
-from .norm_shared import by_copy, channel_count, check_weight, only_first_has_gradient, weight_dtype
+from .batch_norm import BatchNorm, BatchNormGrad, channel_words
+from .norm_shared import channel_count, check_weight, only_first_has_gradient, weight_dtype
 
 _MOST = 1 << 16  # statistics are stored for each run, even for one without rows
 
@@ -79,29 +78,24 @@ class GhostBatchNorm(OpDef):
         return dx, ds, db, None, None
 
     @staticmethod
-    def kernel(xp, *ins, out, part=None, **attrs):
-        GhostBatchNorm._run(xp, attrs, part, ins, out)
-
-    @staticmethod
-    def _run(xp, attrs, part, ins, outs):
-        (x, scale, bias, mean, variance), (y, saved_mean, saved_inv, stats) = ins, outs
-        x3, y3 = by_channel(x, attrs["data_layout"]), by_channel(y, attrs["data_layout"])
-        if x3 is None or y3 is None:  # a view of another array whose axes cannot be merged
-            return by_copy(xp, partial(GhostBatchNorm._run, xp, attrs, part), ins, outs, (0,), (0,))
-        eps = attrs["epsilon"]
+    def kernel(xp, x, scale, bias, mean, variance, *, out, sub_batches, part=None, **attrs):
+        """Each run by batch_norm: from zeros with momentum 0, its new statistics are those of the run."""
+        y, saved_mean, saved_inv, stats = out
         if attrs["is_test"]:
-            return normalize_with(xp, x3, scale, bias, mean, variance, y3, (*stats, saved_mean, saved_inv), eps)
-        runs, count = _runs("ghost_batch_norm", x, len(saved_mean), attrs["sub_batches"], part)
-        means, variances = xp.zeros(saved_mean.shape, saved_mean.dtype), xp.zeros(saved_mean.shape, saved_mean.dtype)
+            used = [xp.empty_like(mean) for _ in range(2)]
+            BatchNorm.kernel(xp, x, scale, bias, mean, variance, out=(y, *stats, *used), **{**BatchNorm.attrs, **attrs})
+            saved_mean[...], saved_inv[...] = used
+            return
+        runs, count = _runs("ghost_batch_norm", x, len(saved_mean), sub_batches, part)
+        variances = xp.zeros(saved_mean.shape, saved_mean.dtype)
+        saved_mean.fill(0)
         saved_inv.fill(0)
-        for k, rows in enumerate(runs):
-            if rows.stop > rows.start:
-                means[k], variances[k] = statistics(xp, x3[rows])
-                normalize(xp, x3[rows], scale, bias, means[k], variances[k], y3[rows], eps)
-                saved_inv[k] = 1 / xp.sqrt(variances[k] + eps)
-        saved_mean[...] = means
-        stats[0], stats[1] = means.sum(axis=0) / count, variances.sum(axis=0) / count
-        return None
+        for k, r in enumerate(runs):
+            if r.stop > r.start:
+                outs = y[r], saved_mean[k], variances[k], None, saved_inv[k]
+                given = {**BatchNorm.attrs, **attrs, "momentum": 0.0}
+                BatchNorm.kernel(xp, x[r], scale, bias, saved_mean[k], variances[k], out=outs, **given)
+        stats[0], stats[1] = saved_mean.sum(axis=0) / count, variances.sum(axis=0) / count
 
     @staticmethod
     def samples():

@@ -12,17 +12,18 @@ from ...ir.axis_letters import fold
 from ...ir.parts import Part
 from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
+from ..parts_kernel import by_parts
 from ..shared.native import all_of, reduce_calls
 from ..shared.samples import f32, positive
 from ..shared.types import mul_sizes
-from .layer_norm import norm_calls, normalize_rows
+from .layer_norm import norm_calls
 from .norm_shared import (
+    GroupParts,
     channel_count,
     check_weight,
     emit_norm_grad,
     linear_in_weights,
     only_first_has_gradient,
-    put,
     stat_dtype,
     weight_dtype,
 )
@@ -33,46 +34,6 @@ def _grouped_channels(op: str, x: TensorType, groups: int, layout: str) -> int:
     if groups < 1 or (c != ANY and c % groups):
         raise ProgramError(f"op {op}: groups {groups} must divide the {c} channels of X {x}")
     return c
-
-
-class _Grouped:
-    """group_norm and instance_norm as row normalization: rows are (image, group), and the channel weights are applied afterwards."""
-
-    @staticmethod
-    def forward(xp, x, scale, bias, y, mean, var, groups, eps):
-        """x and y are views [N, C, pixels] and contiguous; mean and var are [N * groups] (var the biased variance)."""
-        shape = _rows_of(x, groups)
-        normalize_rows(xp, x.reshape(shape), y.reshape(shape), None, None, mean, var, eps)
-        if scale is not None:
-            xp.multiply(y, scale[None, :, None], out=y)
-        if bias is not None:
-            xp.add(y, bias[None, :, None], out=y)
-
-    @staticmethod
-    def backward(xp, x, scale, mean, var, g, dx, dscale, dbias, groups, eps):
-        shape = _rows_of(x, groups)
-        inv = 1 / xp.sqrt(var + eps)
-        hat = (x.reshape(shape) - mean[:, None]) * inv[:, None]
-        put(dbias, g.sum(axis=(0, 2)))
-        put(dscale, (g * hat.reshape(x.shape)).sum(axis=(0, 2)) if dscale is not None else None)
-        if dx is None:
-            return
-        t = (g if scale is None else g * scale[None, :, None]).reshape(shape)
-        t = (t - t.mean(axis=1, keepdims=True) - hat * (t * hat).mean(axis=1, keepdims=True)) * inv[:, None]
-        dx[...] = t.reshape(x.shape)
-
-
-def _rows_of(x: Any, groups: int) -> tuple[int, int]:
-    """The shape of [N, C, pixels] with one row for each image and group; there may be no rows."""
-    n, c, pixels = x.shape
-    return n * groups, c // groups * pixels
-
-
-def _channels_view(xp: Any, a: Any, layout: str) -> Any:
-    """[N, C, pixels], contiguous: a view for an NCHW array, otherwise a copy."""
-    if layout == "NHWC" and a.ndim > 2:
-        a = a.transpose(0, a.ndim - 1, *range(1, a.ndim - 1))
-    return xp.ascontiguousarray(a).reshape(a.shape[0], a.shape[1], prod(a.shape[2:]))
 
 
 def _rows_are_contiguous(x: Any, layout: str, *arrays: Any) -> bool:
@@ -86,15 +47,9 @@ def _by_pixel(a: Any) -> Any:
     return a.reshape(a.shape[0], a.shape[1], prod(a.shape[2:]))
 
 
-def _local_groups(x: Any, groups: int, part: Part | None) -> int:
+def _local_groups(x: Any, groups: int, part: Part | None, layout: str = "NCHW") -> int:
     """The number of groups in this part of the channels; `part` is in units of channels."""
-    return groups if part is None else x.shape[1] // part.count
-
-
-def _put_channels(a: Any, value: Any, layout: str) -> None:
-    if layout == "NHWC" and a.ndim > 2:
-        a = a.transpose(0, a.ndim - 1, *range(1, a.ndim - 1))
-    a[...] = value.reshape(a.shape)
+    return groups if part is None else x.shape[-1 if layout == "NHWC" else 1] // part.count
 
 
 def _words(x: TensorType, groups: int, layout: str) -> tuple[str, str, str, dict[str, int]]:
@@ -137,19 +92,12 @@ class GroupNorm(OpDef):
         return emit_norm_grad(b, "group_norm_grad", op, g[0], ("Mean", "Variance"))
 
     @staticmethod
-    def kernel(xp, x, scale, bias, *, out, part=None, **attrs):
-        GroupNorm._run(xp, (x, scale, bias), out, part=part, **attrs)
+    def decompose(d):
+        rows = GroupParts(d, _local_groups(d.type(d["X"]), d.attrs["groups"], d.part, d.attrs["data_layout"]))
+        even, _, variance = rows.centered(("Mean", "Variance"))
+        rows.scaled(even, rows.inverse(variance))
 
-    @staticmethod
-    def _run(xp, ins, outs, *, groups, epsilon, data_layout, part):
-        (x, scale, bias), (y, mean, var) = ins, outs
-        a = _channels_view(xp, x, data_layout)
-        groups = _local_groups(a, groups, part)
-        result, m, v = (xp.empty(shape, a.dtype) for shape in (a.shape, len(a) * groups, len(a) * groups))
-        _Grouped.forward(xp, a, scale, bias, result, m, v, groups, epsilon)
-        _put_channels(y, result, data_layout)
-        put(mean, m.reshape(-1, groups))
-        put(var, v.reshape(-1, groups))
+    kernel = by_parts
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False, part=None):
@@ -194,14 +142,11 @@ class GroupNormGrad(OpDef):
         return x, scale, bias
 
     @staticmethod
-    def kernel(xp, x, scale, bias, mean, var, g, *, out, groups, epsilon, data_layout, part=None):
-        dx, dscale, dbias = out
-        a, d = _channels_view(xp, x, data_layout), _channels_view(xp, g, data_layout)
-        groups = _local_groups(a, groups, part)
-        result = None if dx is None else xp.empty(a.shape, a.dtype)
-        _Grouped.backward(xp, a, scale, mean.reshape(-1), var.reshape(-1), d, result, dscale, dbias, groups, epsilon)
-        if dx is not None:
-            _put_channels(dx, result, data_layout)
+    def decompose(d):
+        rows = GroupParts(d, _local_groups(d.type(d["X"]), d.attrs["groups"], d.part, d.attrs["data_layout"]))
+        rows.gradients(rows.inverse(d["Variance"]), d["Mean"])
+
+    kernel = by_parts
 
     @staticmethod
     def _scratch(ins, outs, attrs):
@@ -274,18 +219,16 @@ class InstanceNorm(OpDef):
         return emit_norm_grad(b, "instance_norm_grad", op, g[0], ("SavedMean", "SavedVariance"))
 
     @staticmethod
-    def kernel(xp, x, scale, bias, *, out, epsilon):
-        InstanceNorm._run(xp, (x, scale, bias), out, epsilon=epsilon)
+    def decompose(d):
+        rows = GroupParts(d)
+        even, mean, variance = rows.centered(("", ""))
+        inverse = rows.inverse(variance)
+        for slot, value in (("SavedMean", mean), ("SavedVariance", inverse)):
+            if d.out(slot):
+                d("reshape", value, out=d.out(slot), shape=(-1,))
+        rows.scaled(even, inverse)
 
-    @staticmethod
-    def _run(xp, ins, outs, *, epsilon):
-        (x, scale, bias), (y, mean, inv) = ins, outs
-        a, count = _channels_view(xp, x, "NCHW"), x.shape[0] * x.shape[1]
-        result, m, v = (xp.empty(shape, a.dtype) for shape in (a.shape, count, count))
-        _Grouped.forward(xp, a, scale, bias, result, m, v, x.shape[1], epsilon)
-        _put_channels(y, result, "NCHW")
-        put(mean, m)
-        put(inv, 1 / xp.sqrt(v + epsilon))
+    kernel = by_parts
 
     @staticmethod
     def samples():
@@ -313,13 +256,12 @@ class InstanceNormGrad(OpDef):
         return x, scale, bias
 
     @staticmethod
-    def kernel(xp, x, scale, bias, mean, inv, g, *, out, epsilon):
-        dx, dscale, dbias = out
-        a, d = _channels_view(xp, x, "NCHW"), _channels_view(xp, g, "NCHW")
-        result = None if dx is None else xp.empty(a.shape, a.dtype)
-        _Grouped.backward(xp, a, scale, mean, 1 / (inv * inv), d, result, dscale, dbias, x.shape[1], 0.0)
-        if dx is not None:
-            _put_channels(dx, result, "NCHW")
+    def decompose(d):
+        if (channels := d.type(d["X"]).shape[1]) != ANY:
+            mean, inverse = (d("reshape", d[slot], shape=(-1, channels)) for slot in ("SavedMean", "SavedVariance"))
+            GroupParts(d).gradients(inverse, mean)
+
+    kernel = by_parts
 
     @staticmethod
     def samples():

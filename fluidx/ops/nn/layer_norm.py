@@ -9,6 +9,7 @@ from ... import native
 from ...ir import Arithmetic, Native, OpDef, ProgramError, Sample, TensorType
 from ...ir.axis_letters import fold, letters
 from ...ir.dtypes import dtype_name
+from ..parts_kernel import by_parts
 from ..shared.native import FLOATS
 from ..shared.samples import f32, positive
 from ..shared.types import mul_sizes, need_float
@@ -17,40 +18,9 @@ from .norm_shared import (
     check_weight,
     linear_in_weights,
     only_first_has_gradient,
-    put,
     stat_dtype,
     weight_dtype,
 )
-
-
-def normalize_rows(xp: Any, x2: Any, y2: Any, scale: Any, bias: Any, mean: Any, var: Any, eps: float) -> None:
-    """Normalize each row of `x2` into `y2`, times `scale` plus `bias` (each [columns] or None); `mean`, `var` are [rows]."""
-    if not x2.size:
-        return
-    mean[...] = x2.mean(axis=1)
-    t = x2 - mean[:, None]
-    var[...] = (t * t).mean(axis=1)
-    t *= (1 / xp.sqrt(var + eps))[:, None]
-    if scale is not None:
-        t *= scale
-    if bias is not None:
-        t += bias
-    y2[...] = t
-
-
-def normalize_rows_grad(xp: Any, x2: Any, scale: Any, mean: Any, var: Any, g2: Any, dx2: Any, dscale: Any, dbias: Any, eps: float) -> None:
-    """The gradients of `normalize_rows`; `dx2`, `dscale` and `dbias` may be None."""
-    inv = (1 / xp.sqrt(var + eps))[:, None]
-    hat = (x2 - mean[:, None]) * inv
-    put(dbias, g2.sum(axis=0))
-    put(dscale, (g2 * hat).sum(axis=0))
-    if dx2 is not None and x2.size:
-        t = g2 if scale is None else g2 * scale
-        dx2[...] = (t - t.mean(axis=1, keepdims=True) - hat * (t * hat).mean(axis=1, keepdims=True)) * inv
-
-
-def layer_rows(x: Any, axis: int) -> Any:
-    return x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
 
 
 def norm_calls(
@@ -108,9 +78,8 @@ class LayerNorm(OpDef):
     def decompose(d):
         rows = RowParts(d)
         if rows.possible:
-            x = rows.wide("X")
-            even = rows.by_row("elementwise_sub", x, rows.mean(x, "Mean"))
-            rows.scaled(even, rows.inverse(rows.mean(d("square", even), "Variance")))
+            even, _, variance = rows.centered(("Mean", "Variance"))
+            rows.scaled(even, rows.inverse(variance))
 
     @staticmethod
     def grad(b, op, g):
@@ -119,14 +88,7 @@ class LayerNorm(OpDef):
         skip = {f"{slot}@GRAD": None for slot in ("X", "Scale", "Bias") if not op.needs(slot)}
         return b.emit("layer_norm_grad", op["X"], scale, bias, op["Mean"], op["Variance"], g[0], out=skip, **op.attrs)
 
-    @staticmethod
-    def kernel(xp, x, scale, bias, *, out, begin_norm_axis, epsilon):
-        (y, mean, var), x2 = out, layer_rows(x, begin_norm_axis)
-        even, of_rows, spread = xp.empty(x2.shape, x.dtype), xp.empty(len(x2), x.dtype), xp.empty(len(x2), x.dtype)
-        normalize_rows(xp, x2, even, scale, bias, of_rows, spread, epsilon)
-        y[...] = even.reshape(y.shape)
-        for target, value in ((mean, of_rows), (var, spread)):
-            put(target, value if target is None else value.reshape(target.shape))
+    kernel = by_parts
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False):
@@ -170,15 +132,9 @@ class LayerNormGrad(OpDef):
     def decompose(d):
         rows = RowParts(d)
         if rows.possible:
-            rows.gradients("Variance", "Mean")
+            rows.gradients(rows.inverse(d["Variance"]), d["Mean"])
 
-    @staticmethod
-    def kernel(xp, x, scale, _, mean, var, g, *, out, begin_norm_axis, epsilon):
-        (dx, dscale, dbias), x2, g2 = out, layer_rows(x, begin_norm_axis), layer_rows(g, begin_norm_axis)
-        dx2 = None if dx is None else xp.empty(x2.shape, x.dtype)
-        normalize_rows_grad(xp, x2, scale, mean.reshape(-1), var.reshape(-1), g2, dx2, dscale, dbias, epsilon)
-        if dx2 is not None:
-            dx[...] = dx2.reshape(dx.shape)
+    kernel = by_parts
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False):

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample, TensorType
 from ...ir.axis_letters import along
+from ..parts_kernel import by_parts
 from ..shared.samples import f32, positive
 from ..shared.types import need_float, norm_axis
 
@@ -45,11 +46,7 @@ class Norm(OpDef):
             raise ProgramError("op norm has a gradient through Out only; use sqrt(reduce_sum(square(x))) to differentiate the length")
         return b.norm_grad(op["Out"], op["Norm"], g[0], axis=op.attrs["axis"])
 
-    @staticmethod
-    def kernel(xp, x, *, out, axis, epsilon):
-        y, length = out
-        length[...] = xp.sqrt((x * x).sum(axis=axis, keepdims=True) + epsilon)
-        y[...] = x / length
+    kernel = by_parts
 
     @staticmethod
     def samples():
@@ -80,9 +77,7 @@ class NormGrad(OpDef):
         dots = d("reduce_sum", d("elementwise_mul", g, y), dim=(d.attrs["axis"],), keep_dim=True)
         d.chain(g, ("elementwise_sub", d("elementwise_mul", y, dots), {}), ("elementwise_div", d["Norm"], {}), out=d.out("X@GRAD"))
 
-    @staticmethod
-    def kernel(xp, y, length, g, *, out, axis):
-        out[...] = (g - y * (g * y).sum(axis=axis, keepdims=True)) / length
+    kernel = by_parts
 
     @staticmethod
     def samples():

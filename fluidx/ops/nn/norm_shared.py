@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from ...ir import ANY, OPS, ProgramError, TensorType
@@ -41,18 +42,6 @@ def put(target: Any, value: Any) -> None:
         target[...] = value
 
 
-def by_copy(xp: Any, body: Any, ins: Sequence[Any], outs: Sequence[Any], in_at: Sequence[int], out_at: Sequence[int]) -> None:
-    """Run `body(ins, outs)` on contiguous copies of the inputs and outputs at the given positions."""
-    ins, dense = list(ins), list(outs)
-    for k in in_at:
-        ins[k] = xp.ascontiguousarray(ins[k])
-    for k in out_at:
-        dense[k] = None if outs[k] is None else xp.empty(outs[k].shape, outs[k].dtype)
-    body(ins, dense)
-    for k in out_at:
-        put(outs[k], dense[k]) if outs[k] is not None else None
-
-
 def only_first_has_gradient(name: str, op: Any, g: Sequence[Any], stats: Sequence[str]) -> None:
     first, *others = (s.name for s in OPS[name].out_slots)
     for slot, part in zip(others, g[1:], strict=True):
@@ -76,23 +65,38 @@ def linear_in_weights(ins: Sequence[TensorType | None]) -> str:
 
 # -- normalized rows, in simpler operators -----------------------------------------------------------------------------------------------
 
+_WEIGHTS = (("elementwise_mul", "Scale"), ("elementwise_add", "Bias"))
+
 
 class RowParts:
-    """Parts of layer_norm, rms_norm and their gradients: values of rows are in the dtype of statistics."""
+    """Parts of layer_norm, rms_norm and their gradients: rows are the axes from `axis` on, and their values are in the dtype of statistics.
 
-    def __init__(self, d: Decomposition):
-        self.d, self.axis = d, d.attrs["begin_norm_axis"]
+    `back` are the steps from rows to the axes on which weights work, and `last` those from there to X's axes. `weighted` is the first axis
+    that weights have, and `summed` are the axes that they lack.
+    """
+
+    back: tuple[Any, ...] = ()
+    last: tuple[Any, ...] = ()
+
+    def __init__(self, d: Decomposition, axis: int | None = None):
         x = d.type(d["X"])
-        self.dtype, self.sizes, self.dims = stat_dtype(x), x.shape[self.axis :], tuple(range(self.axis, x.ndim))
+        self.d, self.axis = d, d.attrs["begin_norm_axis"] if axis is None else axis
+        self.weighted, self.summed = self.axis, tuple(range(self.axis))
+        self.dtype, self.sizes = stat_dtype(x), x.shape[self.axis :]
         self.narrow = None if x.dtype == self.dtype else ("cast", {"dtype": x.dtype})
+        self.flat = ("reshape", {"shape": (-1,)}) if len(self.sizes) > 1 else None
         self.possible = self.sizes.count(ANY) < 2
 
     def wide(self, slot: str) -> str:
         name = self.d[slot]
         return name if self.d.type(name).dtype == self.dtype else self.d("cast", name, dtype=self.dtype)
 
+    def rows(self, value: str) -> str:
+        return value
+
     def mean(self, value: str, slot: str = "") -> str:
-        return self.d("reduce_mean", value, dim=self.dims, out=self.d.out(slot), word="mean")
+        dims = tuple(range(self.axis, self.d.type(value).ndim))
+        return self.d("reduce_mean", value, dim=dims, out=self.d.out(slot), word="mean")
 
     def by_row(self, op_type: str, value: str, row: str) -> str:
         return self.d(op_type, value, row, axis=0)
@@ -103,31 +107,110 @@ class RowParts:
     def weight(self, slot: str) -> str:
         """An operand of one element for each column, in the sizes of a row."""
         w = self.wide(slot)
-        return w if len(self.sizes) == 1 else self.d("reshape", w, shape=self.sizes)
+        return self.d("reshape", w, shape=self.sizes) if self.flat else w
+
+    def centered(self, slots: tuple[str, str]) -> tuple[str, str, str]:
+        """The deviations of X's rows from their means, with the means and the variances, which are results in these slots."""
+        x = self.rows(self.wide("X"))
+        mean = self.mean(x, slots[0])
+        even = self.by_row("elementwise_sub", x, mean)
+        return even, mean, self.mean(self.d("square", even), slots[1])
 
     def scaled(self, even: str, inverse: str) -> None:
         """Y: deviations times the inverse of the root, and the weights."""
-        weights = [(op, self.weight(slot), {"axis": self.axis}) for op, slot in _WEIGHTS if self.d[slot]]
-        self.d.chain(even, ("elementwise_mul", inverse, {"axis": 0}), *weights, self.narrow, out=self.d.out("Y"))
+        weights = [(op, self.weight(slot), {"axis": self.weighted}) for op, slot in _WEIGHTS if self.d[slot]]
+        steps = ("elementwise_mul", inverse, {"axis": 0}), *self.back, *weights, self.narrow, *self.last
+        self.d.chain(even, *steps, out=self.d.out("Y"))
 
-    def gradients(self, spread: str, mean: str = "") -> None:
-        """Of rows divided by the root of operand `spread`, after subtracting operand `mean` if there is one."""
-        d, g, inverse = self.d, self.wide("Y@GRAD"), self.inverse(self.d[spread])
-        even = self.by_row("elementwise_sub", self.wide("X"), d[mean]) if mean else self.wide("X")
-        normal = self.by_row("elementwise_mul", even, inverse)
+    def gradients(self, inverse: str, mean: str = "") -> None:
+        """Of rows that were multiplied by `inverse`, after subtracting `mean` if there is one."""
+        d, x, g = self.d, self.rows(self.wide("X")), self.wide("Y@GRAD")
+        normal = self.by_row("elementwise_mul", self.by_row("elementwise_sub", x, mean) if mean else x, inverse)
         for slot in ("Scale@GRAD", "Bias@GRAD"):
             if d.out(slot):
-                each = d("elementwise_mul", g, normal) if slot == "Scale@GRAD" else g
-                flat = ("reshape", {"shape": (-1,)}) if len(self.sizes) > 1 else None
+                each = d.chain(normal, *self.back, ("elementwise_mul", g, {})) if slot == "Scale@GRAD" else g
                 of_weight = d.type(d[slot.removesuffix("@GRAD")]).dtype
                 narrow = ("cast", {"dtype": of_weight}) if of_weight != self.dtype else None
-                d.chain(each, ("reduce_sum", {"dim": tuple(range(self.axis))}), flat, narrow, out=d.out(slot))
+                d.chain(each, ("reduce_sum", {"dim": self.summed}), self.flat, narrow, out=d.out(slot))
         if d.out("X@GRAD"):
-            t = d("elementwise_mul", g, self.weight("Scale"), axis=self.axis) if d["Scale"] else g
+            t = self.rows(d("elementwise_mul", g, self.weight("Scale"), axis=self.weighted) if d["Scale"] else g)
             along = self.by_row("elementwise_mul", normal, self.mean(d("elementwise_mul", t, normal)))
             t = self.by_row("elementwise_sub", t, self.mean(t)) if mean else t
             times = ("elementwise_mul", inverse, {"axis": 0})
-            d.chain(t, ("elementwise_sub", along, {}), times, self.narrow, out=d.out("X@GRAD"))
+            d.chain(t, ("elementwise_sub", along, {}), times, *self.back, self.narrow, *self.last, out=d.out("X@GRAD"))
 
 
-_WEIGHTS = (("elementwise_mul", "Scale"), ("elementwise_add", "Bias"))
+class GroupParts(RowParts):
+    """The same for group_norm and instance_norm (`groups` 0: one for each channel): rows are [N, groups, ...], weights work on channels."""
+
+    def __init__(self, d: Decomposition, groups: int = 0):
+        super().__init__(d, axis=2)
+        x = d.type(d["X"])
+        self.turned = d.attrs.get("data_layout") == "NHWC" and x.ndim > 2
+        image = (x.shape[-1], *x.shape[1:-1]) if self.turned else x.shape[1:]
+        self.groups, self.weighted, self.summed, self.flat = groups, 1, (0, *range(2, x.ndim)), None
+        inside = (image[0] if image[0] == ANY else image[0] // max(groups, 1), *image[1:])
+        self.shape = (0, groups, *(inside if inside.count(ANY) < 2 else (ANY,))) if groups else (0, 0, *(image[1:] or (1,)))
+        back = 0, *image
+        self.back = (("reshape", {"shape": back}) if back.count(ANY) < 2 else ("reshape_grad", self.wide("X"), {}),)
+        self.last = (("transpose", {"axis": (0, *range(2, x.ndim), 1)}),) if self.turned else ()
+
+    def wide(self, slot: str) -> str:
+        name = super().wide(slot)
+        ndim = self.d.type(name).ndim
+        return self.d("transpose", name, axis=(0, ndim - 1, *range(1, ndim - 1))) if self.turned and ndim > 2 else name
+
+    def rows(self, value: str) -> str:
+        return self.d("reshape", value, shape=self.shape)
+
+
+class ChannelParts:
+    """Parts of batch_norm and its gradient: values of channels work on axis `axis` of X, and `rest` are all other axes."""
+
+    def __init__(self, d: Decomposition):
+        self.d, x = d, d.type(d["X"])
+        self.axis = x.ndim - 1 if d.attrs["data_layout"] == "NHWC" else 1
+        self.rest = tuple(k for k in range(x.ndim) if k != self.axis)
+        self.channels, self.dtype, sizes = x.shape[self.axis], stat_dtype(x), [x.shape[k] for k in self.rest]
+        self.count = d.part.count if d.part is not None else ANY if ANY in sizes else prod(sizes)
+        self.narrow = None if x.dtype == self.dtype else ("cast", {"dtype": x.dtype})
+
+    def wide(self, slot: str) -> str:
+        name = self.d[slot]
+        return name if self.d.type(name).dtype == self.dtype else self.d("cast", name, dtype=self.dtype)
+
+    def by_channel(self, op_type: str, value: str, channel: str) -> str:
+        return self.d(op_type, value, channel, axis=self.axis)
+
+    def centered(self, mean: str) -> str:
+        return self.by_channel("elementwise_sub", self.wide("X"), self.wide(mean))
+
+    def total(self, value: str, slot: str) -> None:
+        """The sum of each channel, in the dtype of Scale."""
+        dtype = self.d.type(self.d["Scale"]).dtype
+        self.d.chain(
+            value, ("reduce_sum", {"dim": self.rest}), ("cast", {"dtype": dtype}) if dtype != self.dtype else None, out=self.d.out(slot)
+        )
+
+    def mean(self, value: str, slot: str) -> None:
+        """The mean of each channel over the whole batch, of which `value` may be a part."""
+        if not self.count:
+            raise ProgramError("op batch_norm cannot take statistics over an empty batch")
+        if self.d.part is None:
+            self.d("reduce_mean", value, dim=self.rest, out=self.d.out(slot))
+        else:
+            self.d.chain(value, ("reduce_sum", {"dim": self.rest}), ("scale", {"scale": 1 / self.count}), out=self.d.out(slot))
+
+    def share(self, value: str) -> str:
+        """A sum over a channel divided by the number of its elements."""
+        if self.count != ANY:
+            return self.d("scale", value, scale=1 / self.count)
+        steps = ("shape", {"dtype": "int64"}), ("reduce_prod", {"keep_dim": True}), ("cast", {"dtype": self.dtype})
+        return self.d("elementwise_div", value, self.d.chain(self.d["X"], *steps, ("scale", {"scale": 1 / self.channels})))
+
+    def inverse(self, spread: str, slot: str) -> str:
+        return self.d("rsqrt", self.d("scale", self.wide(spread), bias=self.d.attrs["epsilon"]), out=self.d.out(slot))
+
+    def finish(self, value: str, *steps: tuple[str, str], slot: str) -> None:
+        """The result in slot `slot`: operators with values of channels, in the dtype of X."""
+        self.d.chain(value, *((op, channel, {"axis": self.axis}) for op, channel in steps), self.narrow, out=self.d.out(slot))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import prod
 
 from ...ir import Arithmetic, Native, OpDef, ProgramError, Sample, TensorType
+from ..parts_kernel import by_parts
 from ..shared.samples import f32, positive
 from ..shared.types import mul_sizes, need_float
-from .layer_norm import layer_rows, norm_calls, words_of
-from .norm_shared import RowParts, check_weight, only_first_has_gradient, put, stat_dtype, weight_dtype
+from .layer_norm import norm_calls, words_of
+from .norm_shared import RowParts, check_weight, only_first_has_gradient, stat_dtype, weight_dtype
 
 
 class RMSNorm(OpDef):
@@ -50,14 +51,7 @@ class RMSNorm(OpDef):
             x = rows.wide("X")
             rows.scaled(x, rows.inverse(rows.mean(d("square", x), "MeanSquare")))
 
-    @staticmethod
-    def kernel(xp, x, scale, *, out, begin_norm_axis, epsilon):
-        if x.size:
-            (y, square), x2 = out, layer_rows(x, begin_norm_axis)
-            found = (x2 * x2).mean(axis=1)
-            put(square, found if square is None else found.reshape(square.shape))
-            even = x2 * (1 / xp.sqrt(found + epsilon))[:, None]
-            y[...] = (even if scale is None else even * scale).reshape(y.shape)
+    kernel = by_parts
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False):
@@ -100,16 +94,9 @@ class RMSNormGrad(OpDef):
     def decompose(d):
         rows = RowParts(d)
         if rows.possible:
-            rows.gradients("MeanSquare")
+            rows.gradients(rows.inverse(d["MeanSquare"]))
 
-    @staticmethod
-    def kernel(xp, x, scale, square, g, *, out, begin_norm_axis, epsilon):
-        (dx, dscale), inv = out, (1 / xp.sqrt(square.reshape(-1) + epsilon))[:, None]
-        g2, hat = layer_rows(g, begin_norm_axis), layer_rows(x, begin_norm_axis) * inv
-        put(dscale, (g2 * hat).sum(axis=0))
-        if dx is not None and x.size:
-            t = g2 if scale is None else g2 * scale
-            dx[...] = ((t - hat * (t * hat).mean(axis=1, keepdims=True)) * inv).reshape(dx.shape)
+    kernel = by_parts
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False):

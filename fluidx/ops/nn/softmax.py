@@ -5,12 +5,12 @@ Along a sharded axis they are expanded into simpler operators, so that a reducti
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from ...ir import Arithmetic, Native, OpDef, Sample, Storage
 from ...ir.axis_letters import along
 from ...ir.decomposition import Decomposition
+from ..parts_kernel import by_parts
 from ..shared.native import row_calls
 from ..shared.samples import f32
 from ..shared.types import need_float, norm_axis
@@ -46,12 +46,7 @@ class _AlongAxis(OpDef):
     """Base of the four ops: operands and result have one shape."""
 
     attrs = {"axis": -1}
-    whole: ClassVar[Callable[..., None]]  # (xp, operands and result, axis): everything at once, along any axis
-
-    @classmethod
-    def kernel(cls, xp, *ins, out, axis):
-        if out.size:
-            cls.whole(xp, *ins, out, axis=axis)
+    kernel = by_parts
 
     @classmethod
     def _calls(cls, ins, outs, attrs, dry=False):
@@ -101,12 +96,6 @@ class Softmax(_Forward):
         softmax_parts(d, d["X"], d.attrs["axis"], d.out("Out"))
 
     @staticmethod
-    def whole(xp, x, out, *, axis):
-        xp.subtract(x, x.max(axis=axis, keepdims=True), out=out)
-        xp.exp(out, out=out)
-        xp.divide(out, out.sum(axis=axis, keepdims=True), out=out)
-
-    @staticmethod
     def samples():
         yield Sample.of(f32(3, 5))
         yield Sample.of(f32(5, 3, 4, seed=1), axis=1)
@@ -129,11 +118,6 @@ class SoftmaxGrad(_Gradient):
         dots = d("reduce_sum", d("elementwise_mul", g, y), word="dots", dim=(d.attrs["axis"],), keep_dim=True)
         d("elementwise_mul", d("elementwise_sub", g, dots), y, out=d.out("X@GRAD"))
 
-    @staticmethod
-    def whole(xp, y, g, out, *, axis):
-        xp.subtract(g, (g * y).sum(axis=axis, keepdims=True), out=out)
-        xp.multiply(out, y, out=out)
-
 
 class LogSoftmax(_Forward):
     """The logarithm of softmax along `axis`, x - max - log(sum(exp(x - max))), without the precision loss of two separate steps."""
@@ -145,11 +129,6 @@ class LogSoftmax(_Forward):
     def decompose(d):
         shifted, total = softmax_parts(d, d["X"], d.attrs["axis"])
         d("elementwise_sub", shifted, d("log", total, word="log"), out=d.out("Out"))
-
-    @staticmethod
-    def whole(xp, x, out, *, axis):
-        xp.subtract(x, x.max(axis=axis, keepdims=True), out=out)
-        xp.subtract(out, xp.log(xp.exp(out).sum(axis=axis, keepdims=True)), out=out)
 
     @staticmethod
     def samples():
@@ -170,9 +149,3 @@ class LogSoftmaxGrad(_Gradient):
         y, g = d["Out"], d["Out@GRAD"]
         total = d("reduce_sum", g, word="total", dim=(d.attrs["axis"],), keep_dim=True)
         d("elementwise_sub", g, d("elementwise_mul", d("exp", y, word="exp"), total), out=d.out("X@GRAD"))
-
-    @staticmethod
-    def whole(xp, y, g, out, *, axis):
-        xp.exp(y, out=out)
-        xp.multiply(out, g.sum(axis=axis, keepdims=True), out=out)
-        xp.subtract(g, out, out=out)

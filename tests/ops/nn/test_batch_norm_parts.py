@@ -51,10 +51,18 @@ def test_the_expanded_operators_give_the_values_of_the_fused_ones(shape, layout)
         np.testing.assert_allclose(got[name], want[name], rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-def test_inference_and_global_statistics_are_not_expanded():
+def test_inference_and_global_statistics_are_a_factor_and_a_term_for_each_channel():
+    """(x - 3) / sqrt(4) * 5 + 7 at x = 9 is 22."""
     for attrs in ({"is_test": True}, {"use_global_stats": True}):
-        main, _ = trained((5, 3, 2, 4), "NCHW", **attrs)
-        assert str(expanded(main)) == str(main)
+        main, startup = trained((5, 3, 2, 4), "NCHW", epsilon=0.0, **attrs)
+        parts, state = expanded(main), interpret(startup, {})
+        assert not [op for op in parts.global_block().oplist if op.type in ("bn_mean", "bn_variance", "bn_apply", "reduce_mean")]
+        norm = next(op for op in main.global_block().oplist if op.type == "batch_norm")
+        values = (("Scale", 5), ("Bias", 7), ("Mean", 3), ("Variance", 4))
+        state.update({norm.inputs[slot][0]: np.full(3, v, "float32") for slot, v in values})
+        found = interpret(parts, {"x": np.full((5, 3, 2, 4), 9, "float32")}, state)
+        kept = [found[norm.outputs[slot][0]] for slot in ("Y", "MeanOut", "VarianceOut")]
+        assert [sorted(set(a.ravel())) for a in kept] == [[22], [3], [4]]
 
 
 def test_parts_of_the_batch_give_the_statistics_of_the_whole():
