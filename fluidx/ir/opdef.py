@@ -261,6 +261,11 @@ class OpDef(OpFields):
         return cls.arithmetic.flops == 0 or cls.storage.view is not None
 
     @classmethod
+    def gives_way_to_parts(cls) -> bool:
+        """Do its parts take its place if ranks cut an axis that it needs whole? One that runs at the speed of products keeps its kernel."""
+        return cls.decompose is not None and not cls.arithmetic.sums_products
+
+    @classmethod
     def in_mixed_precision(cls) -> str:
         """The dtype in mixed precision: "half", "float32" or "any"."""
         return cls.autocast.mixed or ("any" if cls.moves() else "float32")

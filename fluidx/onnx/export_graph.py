@@ -145,7 +145,9 @@ class ExportGraph:
         used = [(slot, n) for slot, (n, *_) in op.outputs.items() if self.uses[n] or len(op.outputs) == 1]
         wanted = [(slot, n) for slot, n in used if not only or slot in only]
         stand_ins = {n: self.fresh(f"{n}.value") for n in op.output_arg_names}
-        to_write = op.replace(outputs={slot: tuple([stand_ins[n] for n in names]) for slot, names in op.outputs.items()})
+        optional = {s.name for s in opdef(op.type).out_slots if s.optional and not any(self.uses[n] for n in op.outputs.get(s.name, ()))}
+        outputs = {slot: tuple([stand_ins[n] for n in names]) for slot, names in op.outputs.items() if slot not in optional}
+        to_write = op.replace(outputs=outputs)
         parts = decomposed(to_write, self.fresh, lambda n: block.desc(n).type)
         if parts is None:
             return None

@@ -121,7 +121,8 @@ def check(path: str, shapes: Mapping[str, Sequence[int]] | None = None) -> str:
 
 
 def run(path: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
-    """The outputs of a model by name, for inputs from .npy files. A sequence is an .npz file of its elements, and optionals may be missing."""
+    """The outputs of a model by name, for inputs from .npy files. A sequence is an .npz file of its elements, and optionals may be missing.
+    """
     ready = session(path)
     types = {i.name: i.type for i in ready.graph.input}
     fed: dict[str, Any] = {n: None for n in ready.inputs if types[n].HasField("optional_type")}

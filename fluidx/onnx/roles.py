@@ -1,4 +1,5 @@
-"""Roles of initializers, derived from the nodes that read them: trained weight, constant of arithmetic, running statistic, shared weight."""
+"""Roles of initializers, derived from the nodes that read them: trained weight, constant of arithmetic, running statistic, shared weight.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Read(NamedTuple):
 
 
 class Roles:
-    """The nodes that read each initializer of a graph, directly or through the Identity nodes that exporters write for merged initializers."""
+    """The nodes that read each initializer of a graph, directly or through the Identity nodes that exporters write for merged initializers.
+    """
 
     def __init__(self, graph: Any):
         load_all()

@@ -48,7 +48,8 @@ class Session:
         self._executor = Executor(CPUPlace())
 
     def run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
-        """The outputs, for inputs by name or in order. Raises OnnxError for missing or unknown inputs, and for every failure of the model."""
+        """The outputs, for inputs by name or in order. Raises OnnxError for missing or unknown inputs, and for every failure of the model.
+        """
         try:
             return self._run(feed)
         except FluidxError:

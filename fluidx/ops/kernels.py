@@ -92,7 +92,7 @@ def _table(definition: type[OpDef], device: str, natively: bool) -> Sequence[Ker
     if is_by_parts(definition):
         found.append(KernelBody("any", partial(_by_parts, definition), partial(parts_scratch, definition)))
     elif definition.kernel is not None or definition.storage.view is not None:
-        found.append(KernelBody("any", partial(_kernel, definition)))
+        found.append(KernelBody("any", partial(bind_kernel, definition)))
     return tuple(found)
 
 
@@ -208,9 +208,11 @@ def _bound(
     return bind(ins, outs, attrs, ctx, **extra)
 
 
-def _kernel(
-    definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any, scratch: Sequence[Any]
-) -> Step | None:
+def bind_kernel(
+    definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any = None,
+    scratch: Sequence[Any] = (),
+) -> Step:  # fmt: skip
+    """A call of the op's `kernel`, or a copy of its view."""
     if definition.kernel is None:
         return partial(_copy_view, xp, outs[0], partial(definition.view_of, ins[0], ctx, attrs))
     kwargs = dict(attrs)

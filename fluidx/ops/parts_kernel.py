@@ -151,13 +151,12 @@ def bind_parts(
 
 
 def _kernel(cls: type[OpDef], xp: Any, *ins: Any, out: Any, part: Part | None = None, **attrs: Any) -> None:
-    from .kernels import bind
+    from .kernels import bind_kernel
 
-    def plainly(*of: Any) -> Any:
-        return bind(*of, name="numpy")
-
-    for call in bind_parts(plainly, cls, xp, ins, out if len(cls.out_slots) > 1 else [out], attrs, None, part, ()):
-        call()
+    outs = out if len(cls.out_slots) > 1 else [out]
+    with np.errstate(all="ignore"):  # as in a run of the executor
+        for call in bind_parts(bind_kernel, cls, xp, ins, outs, attrs, None, part, ()):
+            call()
 
 
 by_parts: Any = classmethod(_kernel)

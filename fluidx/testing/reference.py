@@ -54,9 +54,10 @@ def _run(
 ) -> list[Any]:
     """Run a body; the outputs are in `outs`, unless the kernel allocates its own arrays."""
     for one in kernels.bodies(definition, natively=body == "native"):
-        if one.name == body or one.name == "numpy" and definition.kernel is None and definition.storage.view is None:
+        bound_only = one.name == "numpy" and definition.kernel is None and definition.storage.view is None
+        if one.name != "any" and (one.name == body or bound_only):
             step = one.bind(np, ins, outs, attrs, ctx, part, ())
-            if step is not None and one.name != "any":
+            if step is not None:
                 step()
                 return outs
     if definition.kernel is None:

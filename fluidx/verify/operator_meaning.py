@@ -91,7 +91,7 @@ class Operators:
     ) -> list[int | None]:  # fmt: skip
         """The expressions of an operator's outputs of these types, from the expressions of its operands."""
         table = self.table
-        if definition.decompose is not None and opaque and depth < _DEEPEST:
+        if definition.gives_way_to_parts() and opaque and depth < _DEEPEST:
             by_parts = self._by_parts(definition, op, ins, depth)
             if by_parts is not None:
                 return by_parts

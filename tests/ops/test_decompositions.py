@@ -45,7 +45,7 @@ def test_the_parts_give_the_same_values(name, k):
         np.testing.assert_allclose(got[n], want[n], rtol=4e-3 if half else 2e-5, atol=1e-3 if half else 2e-6, err_msg=n)
 
 
-@pytest.mark.parametrize("name, k", CASES)
+@pytest.mark.parametrize("name, k", [(name, k) for name, k in CASES if OPS[name].gives_way_to_parts()])
 def test_no_part_needs_a_whole_axis(name, k):
     _, block, op, _ = alone(name, k)
     for part in written_out(block, op) or ():

@@ -26,7 +26,8 @@ def attention(n: Node) -> object:
 
 
 def _is_common(n: Node) -> bool:
-    """Can `scaled_dot_product_attention` compute it? It needs one dtype of 32 bits or more, plain scores, no cache, and no other outputs."""
+    """Can `scaled_dot_product_attention` compute it? It needs one dtype of 32 bits or more, plain scores, no cache, and no other outputs.
+    """
     dtype, (q, k, v) = n.dtype(), (n.shape(i) for i in range(3))
     own = dtype_code(np_dtype(dtype))
     if dtype in HALVES or n.attr("softmax_precision", own) != own or n.attr("softcap", 0.0) or not n.attributes <= _SUPPORTED:

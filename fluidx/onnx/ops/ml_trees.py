@@ -112,7 +112,8 @@ def tree_ensemble_regressor(n: Node) -> object:
 
 @on_numpy("TreeEnsembleClassifier", domain=_ML, pure=True)
 def tree_ensemble_classifier(n: Node) -> object:
-    """If the leaves of two classes name only one, the score is that of the second class: a share if no weight is negative, else a margin."""
+    """If the leaves of two classes name only one, the score is that of the second class: a share if no weight is negative, else a margin.
+    """
     labels, how = labels_of(n, "classlabels_int64s"), n.attr("post_transform", "NONE")
     if labels is None:
         raise n.wrong("it has no class labels")

@@ -56,7 +56,8 @@ def conv_grad(op: Op) -> dict[str, str]:
 
 
 def _filter_grad(op: Op, x: str, g: str, image: Any, cells: Any, attrs: dict[str, Any]) -> str:
-    """The gradient of filters: a convolution of the images with the output gradients as filters, where channels and examples change places."""
+    """The gradient of filters: a convolution of the images with the output gradients as filters, where channels and examples change places.
+    """
     groups, (_, channels, *size) = op.attrs["groups"], op.type_of("Filter").shape
     if groups == 1:
         turned = op.emit("Transpose", x, perm=[1, 0, 2, 3])

@@ -1,7 +1,7 @@
 """Attention and its gradient: the values, weighted by the softmax of the products of queries and keys.
 
 The C kernels hold only the scores of a block of rows and some hundred keys at a time; the gradient recomputes the weights from the
-logarithm of each row's sum. The NumPy kernels hold all scores.
+logarithm of each row's sum. The parts hold all scores.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import numpy as np
 from ... import native
 from ...ir import ANY, Arithmetic, Autocast, Native, OpDef, ProgramError, Required, Sample, Storage, TensorType
 from ...ir.axis_letters import letters
+from ...ir.decomposition import Decomposition
+from ...ir.dtypes import HALVES
 from ...ir.parts import Part
+from ..parts_kernel import by_parts
 from ..shared.broadcast import reduced
 from ..shared.native import FLOATS
 from ..shared.samples import bits, f32
 from ..shared.types import meet, merge_size, need_float, same_dtype
-from .norm_shared import put, stat_dtype
+from .norm_shared import stat_dtype
 
 NAME = "scaled_dot_product_attention"
 
@@ -89,39 +92,66 @@ def _flops(products: int):
     return staticmethod(flops)
 
 
-# -- kernels for any array module ---------------------------------------------------------------------------------------------------------
+# -- in simpler operators -------------------------------------------------------------------------------------------------------------
+
+_LARGEST = {"float16": 65504.0, "float64": 1.7976931348623157e308}  # of other floats: about that of bfloat16, which all of them hold
+_LAST: dict[str, Any] = {"dim": (-1,), "keep_dim": True}
 
 
-def _for_heads(xp: Any, x: Any, q: Any) -> Any:
-    """K or V with its heads repeated to match those of Q."""
-    if q.ndim < 3 or x.shape[-3] == q.shape[-3]:
-        return x
-    return xp.repeat(x, q.shape[-3] // max(x.shape[-3], 1), axis=-3)
+class _AttentionParts:
+    """Parts of attention and its gradient. Scores of hidden positions are -infinity."""
 
+    def __init__(self, d: Decomposition):
+        self.d, q, k = d, d.type(d["Q"]), d.type(d["K"])
+        self.many, self.few = _heads(q, k)
+        self.ndim, self.dtype, self.keys = q.ndim, q.dtype, k.shape[-2]
+        self.masked = bool(d["Mask"]) or d.attrs["causal"]
+        self.largest = _LARGEST.get(q.dtype, 3.3895313892515355e38)
 
-def _of_heads(g: Any, x: Any) -> Any:
-    """The gradient of `x` from the gradient of the result of `_for_heads`."""
-    if g.shape == x.shape:
-        return g
-    return g.reshape(*x.shape[:-2], -1, *x.shape[-2:]).sum(axis=-3)
+    def number(self, value: float) -> str:
+        return self.d("fill_constant", shape=(1,), dtype=self.dtype, value=value)
 
+    def finite(self, value: str) -> str:
+        return self.d("clip", value, min=-self.largest, max=self.largest)
 
-def _seen_scores(xp: Any, q: Any, k: Any, mask: Any, causal: bool, scale: float, part: Part | None) -> Any:
-    """The scores, -infinity where the mask hides a position."""
-    scores = xp.matmul(q, k.swapaxes(-1, -2))
-    scores *= scores.dtype.type(scale)
-    if mask is not None:
-        scores = scores + mask if mask.dtype != bool else xp.where(mask, scores, scores.dtype.type(-np.inf))
-    if causal:
-        first = 0 if part is None else part.start
-        seen = xp.arange(first, first + q.shape[-2])[:, None] >= xp.arange(k.shape[-2])
-        scores = xp.where(seen, scores, scores.dtype.type(-np.inf))
-    return scores
+    def for_heads(self, slot: str) -> str:
+        """K or V with its heads repeated to match those of Q."""
+        if self.many == self.few:
+            return self.d[slot]
+        heads = tuple(k * self.few // self.many for k in range(self.many))
+        index = self.d("assign_value", shape=(self.many,), dtype="int64", values=heads)
+        return self.d("index_select", self.d[slot], index, dim=self.ndim - 3)
 
+    def of_heads(self, a: str, b: str, slot: str) -> None:
+        """The gradient of K or V, a' @ b: the gradients of repeated heads added up."""
+        out, shape = self.d.out(f"{slot}@GRAD"), self.d.type(self.d[slot]).shape
+        if out and self.many == self.few:
+            self.d("matmul", a, b, out=out, transpose_x=True)
+        elif out:
+            apart = {"shape": (*[0] * (self.ndim - 3), self.few, self.many // self.few, *shape[-2:])}
+            product = self.d("matmul", a, b, transpose_x=True)
+            self.d.chain(product, ("reshape", apart), ("reduce_sum", {"dim": (self.ndim - 2,)}), out=out)
 
-def _shift(xp: Any, top: Any) -> Any:
-    """The number to subtract before exp: 0 where everything is hidden from a row, so that its weights are 0."""
-    return xp.where(top == -np.inf, top.dtype.type(0), top)
+    def scores(self, keys: str) -> str:
+        d, lead = self.d, tuple(range(self.ndim - 2))
+        found = d("matmul", d["Q"], keys, transpose_y=True, alpha=d.attrs["scale"])
+        if d["Mask"] and d.type(d["Mask"]).dtype != "bool":
+            found = d("elementwise_add", found, d["Mask"])
+        elif d["Mask"]:
+            found = d("where", d["Mask"], found, self.number(-np.inf))
+        if d.attrs["causal"]:  # row i sees the first i + 1 keys
+            one = ("slice", {"axes": lead, "starts": (0,) * len(lead), "ends": (1,) * len(lead), "decrease_axis": lead})
+            below = ("tril_triu", {"diagonal": 0 if d.part is None else d.part.start})
+            seen = d.chain(found, one if lead else None, ("fill_any_like", {"value": 1.0, "dtype": "bool"}), below)
+            found = d("where", seen, found, self.number(-np.inf))
+        return found
+
+    def weights(self, scores: str) -> str:
+        """Softmax; the weights of a row that sees no position are 0."""
+        if not self.masked:
+            return self.d("softmax", scores)
+        seen = self.d.chain(scores, ("greater_than", self.number(-np.inf), {}), ("cast", {"dtype": self.dtype}))
+        return self.d("elementwise_mul", self.d("softmax", self.finite(scores)), seen)
 
 
 # -- native ------------------------------------------------------------------------------------------------------------------------------
@@ -234,20 +264,23 @@ class ScaledDotProductAttention(OpDef):
         return *made, None if scores is None else reduced(b, scores, mask, scores, scores)
 
     @staticmethod
-    def kernel(xp, q, k, v, mask, *, out, scale, causal, part=None):
-        to, lse = out
-        scores = _seen_scores(xp, q, _for_heads(xp, k, q), mask, causal, scale, part)
-        if not scores.size:  # empty scores have no maximum
-            to[...] = 0
-            put(lse, -np.inf)
+    def decompose(d):
+        parts = _AttentionParts(d)
+        scores, values = parts.scores(parts.for_heads("K")), parts.for_heads("V")
+        if not d.out("Lse") or not parts.keys:  # empty scores have no maximum
+            d("matmul", parts.weights(scores) if parts.keys else scores, values, out=d.out("Out"))
+            if d.out("Lse"):
+                d.chain(scores, ("reduce_sum", {"dim": (-1,)}), ("scale", {"bias": -np.inf}), out=d.out("Lse"))
             return
-        shift = _shift(xp, scores.max(axis=-1, keepdims=True))
-        scores = xp.exp(scores - shift)
-        total = scores.sum(axis=-1, keepdims=True)
-        none = total == 0
-        full = xp.where(none, total.dtype.type(1), total)
-        to[...] = xp.matmul(scores, _for_heads(xp, v, q)) / full
-        put(lse, xp.where(none, total.dtype.type(-np.inf), xp.log(full) + shift)[..., 0])
+        shift = parts.finite(d("reduce_max", scores, **_LAST))
+        e = d("exp", d("elementwise_sub", scores, shift))
+        total = d("reduce_sum", e, **_LAST)
+        one = d("clip", total, min=1.0, max=parts.largest)  # the largest score adds 1, unless the row sees no position
+        d("elementwise_div", d("matmul", e, values), one, out=d.out("Out"))
+        stats = ("cast", {"dtype": stat_dtype(d.type(d["Q"]))}) if parts.dtype in HALVES else None
+        d.chain(total, ("log", {}), ("elementwise_add", shift, {}), ("squeeze", {"axes": (-1,)}), stats, out=d.out("Lse"))
+
+    kernel = by_parts
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False, part=None):
@@ -295,20 +328,22 @@ class ScaledDotProductAttentionGrad(OpDef):
         return f"{q} s d, {k} t d, {values}, {mask}, {result}, {q} s, {result} -> {q} s d, {k} t d, {values}, {q} s t | {rest}", sizes
 
     @staticmethod
-    def kernel(xp, q, k, v, mask, to, lse, g, *, out, scale, causal, part=None):
-        dq, dk, dv, ds = out
-        keys, values = _for_heads(xp, k, q), _for_heads(xp, v, q)
-        lse = _shift(xp, lse)[..., None]
-        weights = xp.exp(_seen_scores(xp, q, keys, mask, causal, scale, part) - lse)
-        if dv is not None:
-            dv[...] = _of_heads(xp.matmul(weights.swapaxes(-1, -2), g), v)
-        weights *= xp.matmul(g, values.swapaxes(-1, -2)) - (g * to).sum(axis=-1, keepdims=True)
-        put(ds, weights)
-        weights *= weights.dtype.type(scale)
-        if dq is not None:
-            dq[...] = xp.matmul(weights, keys)
-        if dk is not None:
-            dk[...] = _of_heads(xp.matmul(weights.swapaxes(-1, -2), q), k)
+    def decompose(d):
+        parts, g = _AttentionParts(d), d["Out@GRAD"]
+        keys, values = parts.for_heads("K"), parts.for_heads("V")
+        lse = d("cast", d["Lse"], dtype=parts.dtype) if parts.dtype in HALVES else d["Lse"]
+        shift = d("unsqueeze", parts.finite(lse), axes=(-1,))
+        weights = d("exp", d("elementwise_sub", parts.scores(keys), shift))
+        parts.of_heads(weights, g, "V")
+        along = d("reduce_sum", d("elementwise_mul", g, d["Out"]), **_LAST)
+        through = d("elementwise_sub", d("matmul", g, values, transpose_y=True), along)
+        scores = d("elementwise_mul", weights, through, out=d.out("Scores@GRAD"))
+        scaled = d("scale", scores, scale=d.attrs["scale"])
+        if d.out("Q@GRAD"):
+            d("matmul", scaled, keys, out=d.out("Q@GRAD"))
+        parts.of_heads(scaled, d["Q"], "K")
+
+    kernel = by_parts
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False, part=None):

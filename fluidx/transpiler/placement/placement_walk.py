@@ -180,7 +180,7 @@ class PlacementWalk(FormWalk):
                 here = next((i for i, q in enumerate(qs) if _serves(q, wanted[k])), -1)
             as_it_is = k in p.shape_only and not (qs and elsewhere(qs[0], wanted[k]))
             take.append(None if as_it_is or p.ins[k] is None else here)
-        parts = definition.decompose is not None and any(cut_across(p, have, g) for g, _ in self.groups)
+        parts = definition.gives_way_to_parts() and any(cut_across(p, have, g) for g, _ in self.groups)
         still, source = all(t is None or t == 0 for t in take), all(t is None for t in take)
         return Decision(take, wanted, results, ", ".join(dict.fromkeys(row.why for row, _, _ in over)), parts, still, source)
 
