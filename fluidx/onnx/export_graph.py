@@ -249,6 +249,11 @@ class ExportGraph:
         return self.constants[key]
 
 
+def has_nodes(op_type: str) -> bool:
+    """Whether operators of a type can be written as nodes, for some operands."""
+    return op_type in EXPORTERS or has_expression(op_type) or opdef(op_type).decompose is not None
+
+
 class Op:
     """One operator of a program during export, as export functions get it."""
 

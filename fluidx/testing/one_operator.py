@@ -57,11 +57,11 @@ def onnx_operators(name: str) -> list[str]:
     """
     from ..onnx.errors import OnnxError
     from ..onnx.export import to_onnx
-    from ..onnx.expression_nodes import has_expression
-    from ..onnx.table import EXPORTERS, load_all
+    from ..onnx.export_graph import has_nodes
+    from ..onnx.table import load_all
 
     load_all()
-    if name not in EXPORTERS and not has_expression(name):
+    if not has_nodes(name):
         return []
     found: set[str] = set()
     for sample in OPS[name].samples():

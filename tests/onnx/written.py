@@ -8,14 +8,14 @@ import onnxruntime as ort
 import fluidx as fx
 from fluidx.ir.opdef import OPS
 from fluidx.onnx.export import to_onnx
-from fluidx.onnx.expression_nodes import has_expression
-from fluidx.onnx.table import EXPORTERS, load_all
+from fluidx.onnx.export_graph import has_nodes
+from fluidx.onnx.table import load_all
 from fluidx.testing.one_operator import program_of_sample
 
 load_all()
 # operators that run blocks or write what loops keep, and those on sequences, optionals and strings, which have no samples, have files of
 # their own: test_control_export.py, test_values_export.py
-WITH_NODES = [n for n, d in OPS.items() if not (d.control.bodies or d.storage.same_variable) and (n in EXPORTERS or has_expression(n))]
+WITH_NODES = [n for n, d in OPS.items() if not (d.control.bodies or d.storage.same_variable) and has_nodes(n)]
 ALL = sorted(n for n in WITH_NODES if OPS[n].control.beyond_tensors == () or any(OPS[n].samples()))
 IN_STEPS = [n for n in ALL if "_grad" in n or n == "ema_update" or any(s.name == "ParamOut" for s in OPS[n].out_slots)]  # of training alone
 WRITTEN = [n for n in ALL if n not in IN_STEPS]

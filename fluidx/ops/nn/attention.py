@@ -133,18 +133,24 @@ class _AttentionParts:
             self.d.chain(product, ("reshape", apart), ("reduce_sum", {"dim": (self.ndim - 2,)}), out=out)
 
     def scores(self, keys: str) -> str:
-        d, lead = self.d, tuple(range(self.ndim - 2))
+        d = self.d
         found = d("matmul", d["Q"], keys, transpose_y=True, alpha=d.attrs["scale"])
         if d["Mask"] and d.type(d["Mask"]).dtype != "bool":
             found = d("elementwise_add", found, d["Mask"])
         elif d["Mask"]:
             found = d("where", d["Mask"], found, self.number(-np.inf))
-        if d.attrs["causal"]:  # row i sees the first i + 1 keys
-            one = ("slice", {"axes": lead, "starts": (0,) * len(lead), "ends": (1,) * len(lead), "decrease_axis": lead})
-            below = ("tril_triu", {"diagonal": 0 if d.part is None else d.part.start})
-            seen = d.chain(found, one if lead else None, ("fill_any_like", {"value": 1.0, "dtype": "bool"}), below)
-            found = d("where", seen, found, self.number(-np.inf))
+        if d.attrs["causal"] and self.keys:  # row i sees the first i + 1 keys
+            first = 0 if d.part is None else d.part.start
+            row = d("scale", self.places(found, 0), bias=float(first)) if first else self.places(found, 0)
+            found = d("where", d("greater_equal", row, self.places(found, 1)), found, self.number(-np.inf))
         return found
+
+    def places(self, scores: str, axis: int) -> str:
+        """1, 2, ... for the rows (`axis` 0) or the columns of the scores, with the other axis of size 1."""
+        lead = tuple(range(self.ndim - 2))
+        line = (*lead, self.ndim - 1 - axis)
+        cut = {"axes": line, "starts": (0,) * len(line), "ends": (1,) * len(line), "decrease_axis": lead}
+        return self.d.chain(scores, ("slice", cut), ("fill_any_like", {"value": 1.0, "dtype": "int64"}), ("cumsum", {"axis": axis}))
 
     def weights(self, scores: str) -> str:
         """Softmax; the weights of a row that sees no position are 0."""
