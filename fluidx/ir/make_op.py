@@ -42,6 +42,15 @@ def make_op(
     return tuple.__new__(Operator, (op_type, ins, made, attrs, role, role_var, site, "", reads, writes))
 
 
+def op_by_slots(op_type: str, ins: Mapping[str, tuple[str, ...]], outs: Mapping[str, tuple[str, ...]], attrs: Frozen) -> Operator:
+    """An operator with these names by slot.
+
+    >>> print(op_by_slots("layer_norm", {"X": ("x",), "Bias": ("b",)}, {"Y": ("y",)}, filled("layer_norm", {})))
+    %y, _, _ = layer_norm(%x, _, %b)
+    """
+    return Operator(op_type, ins, outs, attrs)
+
+
 def _by_slot(slots: Sequence[Slot], names: tuple[str, ...]) -> Frozen:
     if not names:
         return _NONE

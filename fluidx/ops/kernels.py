@@ -17,6 +17,7 @@ from ..ir.dtypes import HALVES, dtype_name
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef
 from ..ir.types import TensorType
+from .array_kernel import bind_kernel
 from .parts_kernel import bind_parts, is_by_parts, parts_scratch
 from .shared.arrays import copy
 from .shared.blocked import in_order
@@ -208,23 +209,6 @@ def _bound(
     return bind(ins, outs, attrs, ctx, **extra)
 
 
-def bind_kernel(
-    definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any = None,
-    scratch: Sequence[Any] = (),
-) -> Step:  # fmt: skip
-    """A call of the op's `kernel`, or a copy of its view."""
-    if definition.kernel is None:
-        return partial(_copy_view, xp, outs[0], partial(definition.view_of, ins[0], ctx, attrs))
-    kwargs = dict(attrs)
-    if definition.takes_ctx:
-        kwargs["ctx"] = ctx
-    if definition.takes_part:
-        kwargs["part"] = part
-    if definition.takes_out:
-        return partial(definition.kernel, xp, *ins, out=outs[0] if len(outs) == 1 else tuple(outs), **kwargs)
-    return partial(_copy_results, xp, partial(definition.kernel, xp, *ins, **kwargs), outs)
-
-
 def _by_parts(
     definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any, scratch: Sequence[Any]
 ) -> Step:
@@ -238,19 +222,3 @@ def copying(xp: Any, out: Any, x: Any) -> Step:
     """A call that copies `x` to `out`; a call of C kernels if they are enabled and support it."""
     calls = copy_calls(out, x) if xp is np and native.enabled() else None
     return partial(copy, xp, out, x) if calls is None else NativeStep(calls)
-
-
-def _copy_view(xp: Any, out: Any, view: Step) -> None:
-    copy(xp, out, view())
-
-
-def _copy_results(xp: Any, kernel: Step, outs: list[Any]) -> None:
-    results = kernel()
-    if len(outs) == 1 and not isinstance(results, tuple):
-        results = (results,)
-    for out, result in zip(outs, results, strict=True):
-        if isinstance(out, list):
-            for o, r in zip(out, result, strict=True):
-                copy(xp, o, r)
-        elif out is not None:
-            copy(xp, out, result)

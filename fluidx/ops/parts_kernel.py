@@ -20,10 +20,12 @@ import numpy as np
 from ..ir.decomposition import decomposed, result_types
 from ..ir.dtypes import np_dtype
 from ..ir.errors import ProgramError
+from ..ir.make_op import op_by_slots
 from ..ir.opdef import OpDef, opdef
 from ..ir.operator import Frozen, Operator
 from ..ir.parts import Part
 from ..ir.types import TensorType
+from .array_kernel import bind_kernel
 from .shared.types import type_of
 
 
@@ -47,7 +49,7 @@ def _planned(
 ) -> _Plan:  # fmt: skip
     types = {s.name: t for s, t in zip(definition.in_slots, ins, strict=True) if t is not None}
     results = [s.name for s, has in zip(definition.out_slots, given, strict=True) if has]
-    op = Operator(definition.name, {n: (n,) for n in types}, {n: (_result(n),) for n in results}, Frozen(dict(attrs)))
+    op = op_by_slots(definition.name, {n: (n,) for n in types}, {n: (_result(n),) for n in results}, Frozen(dict(attrs)))
     numbers = count()
     parts = list(_simple(op, lambda name: f"{name}.{next(numbers)}", types, part))
     return _Plan(parts, types, *_buffers(parts, types, {_result(n) for n in results}))
@@ -151,8 +153,6 @@ def bind_parts(
 
 
 def _kernel(cls: type[OpDef], xp: Any, *ins: Any, out: Any, part: Part | None = None, **attrs: Any) -> None:
-    from .kernels import bind_kernel
-
     outs = out if len(cls.out_slots) > 1 else [out]
     with np.errstate(all="ignore"):  # as in a run of the executor
         for call in bind_parts(bind_kernel, cls, xp, ins, outs, attrs, None, part, ()):
