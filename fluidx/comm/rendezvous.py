@@ -30,6 +30,9 @@ _HELLO = struct.Struct(f"<2i{NONCE}s32s")  # the fields of a _Hello
 _LONGEST = 1 << 16  # bytes of a message from who has not yet proved itself
 
 
+_NOBODY: Mapping[socket.socket, Callable[[], bool]] = {}
+
+
 class RankMeeting(NamedTuple):
     """Ranks of a job that connect to one of them. `purpose` and `host` separate the meetings of a job: a proof is valid in one of them
     only."""
@@ -75,9 +78,13 @@ class Arrivals:
     def missing(self) -> list[int]:
         return sorted(self.wanted - set(self.peers))
 
-    def accept(self, door: socket.socket, deadline: float, trusted: Callable[[socket.socket], bool] = lambda sock: True) -> bool:
-        """Accept connections until all wanted ranks have come, or the deadline has passed: False. `trusted` may refuse a connection."""
-        for caller, hello in _hellos(door, deadline, trusted) if self.missing else ():
+    def accept(
+        self, door: socket.socket, deadline: float, trusted: Callable[[socket.socket], bool] = lambda sock: True,
+        others: Mapping[socket.socket, Callable[[], bool]] = _NOBODY,
+    ) -> bool:  # fmt: skip
+        """Accept connections until all wanted ranks have come, or the deadline has passed: False. `trusted` may refuse a connection.
+        `others` are connections with what to call for a message on them: it returns whether more may follow, or raises."""
+        for caller, hello in _hellos(door, deadline, trusted, others) if self.missing else ():
             self._judge(caller, hello)
             if not self.missing:
                 break
@@ -183,15 +190,23 @@ def ended(host: int) -> str:
     return f"rank {host} ended before all ranks had connected"
 
 
-def _hellos(door: socket.socket, deadline: float, trusted: Callable[[socket.socket], bool]) -> Iterator[tuple[_Caller, _Hello]]:
+def _hellos(
+    door: socket.socket, deadline: float, trusted: Callable[[socket.socket], bool], others: Mapping[socket.socket, Callable[[], bool]]
+) -> Iterator[tuple[_Caller, _Hello]]:
     """The connections that sent a complete first message, until the deadline. A silent connection does not block others."""
     with selectors.DefaultSelector() as callers:
         door.setblocking(False)
         callers.register(door, selectors.EVENT_READ)
+        for sock, heard in others.items():
+            callers.register(sock, selectors.EVENT_READ, heard)
         try:
             while (left := deadline - time.monotonic()) > 0:
                 for key, _ in callers.select(left):
-                    caller: _Caller | None = key.data
+                    caller: Any = key.data
+                    if callable(caller):
+                        if not caller():
+                            callers.unregister(key.fileobj)
+                        continue
                     if caller is None:
                         with suppress(OSError):  # it was closed again
                             came = _asked(door.accept()[0], trusted)
@@ -212,7 +227,7 @@ def _hellos(door: socket.socket, deadline: float, trusted: Callable[[socket.sock
                         caller.sock.close()
         finally:  # an incomplete message is not from a rank
             for key in list(callers.get_map().values()):
-                if key.data is not None:
+                if isinstance(key.data, _Caller):
                     key.data.sock.close()
 
 

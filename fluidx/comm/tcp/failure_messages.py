@@ -54,15 +54,23 @@ class FailureMessages:
 
     def _take(self, rank: int, channel: Channel) -> bool:
         """Read a message of a rank; False if no more follow."""
-        try:
-            said, _ = channel.receive()
-        except (EOFError, OSError, ValueError):
-            said = {"failed": f"rank {rank}: its process has ended", "rank": rank, "gone": True}
-            more = False
-        else:
-            more = said != "bye"
-        if said != "bye":
-            if self.rank == 0:
-                self._send(said, but=rank)
-            self._heard(CommError(said["failed"], rank=said["rank"]), said["rank"] if said["gone"] else None)
-        return more
+        said = read(rank, channel)
+        if said is None:
+            return False
+        if self.rank == 0:
+            self._send(said, but=rank)
+        self._heard(CommError(said["failed"], rank=said["rank"]), said["rank"] if said["gone"] else None)
+        return said != _end_of(rank)
+
+
+def read(rank: int, channel: Channel) -> dict[str, Any] | None:
+    """The next message of a rank: a failure, as `spread` sends it, or None for a goodbye. A connection that ends is a failure."""
+    try:
+        said, _ = channel.receive()
+    except (EOFError, OSError, ValueError):
+        return _end_of(rank)
+    return None if said == "bye" else said
+
+
+def _end_of(rank: int) -> dict[str, Any]:
+    return {"failed": f"rank {rank}: its process has ended", "rank": rank, "gone": True}

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ... import config, native
@@ -22,7 +24,7 @@ from ..launch_environment import Launched
 from ..process_spawner import Channel
 from ..rendezvous import AGAIN, Arrivals, RankMeeting, answer, ended, prove
 from ..threads.python_locks import some
-from . import interfaces
+from . import failure_messages, interfaces
 from .failure_messages import FailureMessages
 from .link import TcpLink
 
@@ -52,7 +54,7 @@ def join(there: Launched, timeout: float) -> Joined:
     deadline = time.monotonic() + timeout
     (channels, table, door) = (_gather if there.rank == 0 else _reach)(there, key, timeout, deadline)
     with door:
-        links = _mesh(there, key, table, door, deadline, timeout)
+        links = _mesh(there, key, channels, table, door, deadline, timeout)
     failures, shares = FailureMessages(there.rank, channels), all(row["shares"] for row in table)
     return Joined(links, failures, [row["name"] for row in table], hosts_of(table), shares)
 
@@ -197,9 +199,10 @@ def _connected(at: tuple[str, int], where: str, deadline: float, timeout: float,
         except OSError as e:
             if not again or time.monotonic() > deadline:
                 name, by = socket.gethostname(), "" if own is None else f" (interface {own})"
+                check = f"that rank 0 has started, {launch_environment.ADDRESS} (MASTER_ADDR), " if again else ""
                 raise ExecutionError(
-                    f"host {name}{by} cannot reach {where} within {timeout:g} s: {e.strerror or e}; check that rank 0 has started, "
-                    f"{launch_environment.ADDRESS} (MASTER_ADDR), FLUIDX_INTERFACE and firewalls; FLUIDX_TIMEOUT gives it more time"
+                    f"host {name}{by} cannot reach {where} within {timeout:g} s: {e.strerror or e}; check {check}FLUIDX_INTERFACE and "
+                    "firewalls; FLUIDX_TIMEOUT gives it more time"
                 ) from None
         time.sleep(AGAIN)
 
@@ -226,8 +229,34 @@ def _connection(at: tuple[str, int], own: str | None, deadline: float) -> socket
 # -- a connection between each two ranks ---------------------------------------------------------------------------------------
 
 
-def _mesh(there: Launched, key: str, table: Sequence[Any], door: socket.socket, deadline: float, timeout: float) -> dict[int, TcpLink]:
-    """Connect to all ranks with lower numbers, and accept those with higher ones."""
+class _OtherFailed(ExecutionError):
+    """Another rank says that one has failed or ended: `said`, as FailureMessages send it."""
+
+    def __init__(self, said: Mapping[str, Any]):
+        super().__init__(ended(said["rank"]) if said["gone"] else said["failed"])
+        self.said = {"text": said["failed"], "rank": said["rank"], "gone": said["gone"]}
+
+
+def _mesh(
+    there: Launched, key: str, channels: dict[int, Channel], table: Sequence[Any], door: socket.socket, deadline: float, timeout: float
+) -> dict[int, TcpLink]:
+    """Connect to all ranks with lower numbers, and accept those with higher ones. If one of all ranks fails or ends, all raise its error:
+    rank 0 hears of it on the first connections."""
+    try:
+        return _links(there, key, channels, table, door, deadline, timeout)
+    except ExecutionError as e:
+        found = e if isinstance(e, _OtherFailed) else _reason(channels, 0.0 if there.rank == 0 else _LATER) or e
+        failures = FailureMessages(there.rank, channels)
+        if isinstance(found, _OtherFailed):
+            failures.spread(**found.said)
+        else:
+            failures.spread(str(e))
+        raise ExecutionError(str(found)) from None
+
+
+def _links(
+    there: Launched, key: str, channels: dict[int, Channel], table: Sequence[Any], door: socket.socket, deadline: float, timeout: float
+) -> dict[int, TcpLink]:
     links = dict[int, TcpLink]()
     for rank in range(there.rank):
         where = f"the socket of rank {rank} at {':'.join(map(str, table[rank]['at']))}"
@@ -235,6 +264,28 @@ def _mesh(there: Launched, key: str, table: Sequence[Any], door: socket.socket, 
         sock.settimeout(max(AGAIN, deadline - time.monotonic()))
         links[rank] = TcpLink(rank, prove(sock, RankMeeting(there, key, rank, "messages"), where).sock)
     arrivals = Arrivals(RankMeeting(there, key, there.rank, "messages"), range(there.rank + 1, there.world_size))
-    if not arrivals.accept(door, deadline):
+    others = {channel.sock: partial(_heard, channels, rank) for rank, channel in channels.items()}
+    if not arrivals.accept(door, deadline, others=others):
         raise ExecutionError(arrivals.not_come(timeout))
     return links | {rank: TcpLink(rank, channel.sock) for rank, channel in arrivals.peers.items()}
+
+
+def _heard(channels: dict[int, Channel], rank: int) -> bool:
+    """Read a message of a rank: False for a goodbye, after which it is not heard any more. Raises _OtherFailed."""
+    said = failure_messages.read(rank, channels[rank])
+    if said is not None:
+        raise _OtherFailed(said)
+    del channels[rank]
+    return False
+
+
+def _reason(channels: dict[int, Channel], seconds: float) -> _OtherFailed | None:
+    """The failure of another rank, if one says so within some time."""
+    ready, _, _ = select.select([channel.sock for channel in channels.values()], [], [], seconds)
+    for rank, channel in list(channels.items()):
+        try:
+            if channel.sock in ready:
+                _heard(channels, rank)
+        except _OtherFailed as e:
+            return e
+    return None

@@ -1,0 +1,134 @@
+"""How ranks on several hosts connect by TCP: what each of them says if one ends or fails before all are connected. Ranks are threads here,
+and one of them is played by hand."""
+
+import socket
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from fluidx.comm.launch_environment import Launched
+from fluidx.comm.rendezvous import RankMeeting, answer, prove
+from fluidx.comm.tcp import rendezvous
+from fluidx.ir.errors import ExecutionError
+from fluidx.testing.tcp import free_port
+
+KEY = "the key of these tests"
+ENDED = "rank 2 ended before all ranks had connected"
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """The launched ranks of a job on four hosts."""
+    monkeypatch.setenv("FLUIDX_JOB_KEY", KEY)
+    address = f"127.0.0.1:{free_port()}"
+    return [Launched("a test", rank, 4, 1, "job", address) for rank in range(4)]
+
+
+def joined(job, ranks, timeout):
+    """Join each of these ranks on a thread: the threads, and by rank the connections or the error with the seconds that it took."""
+    found, began = {}, time.monotonic()
+
+    def run(rank):
+        try:
+            found[rank] = rendezvous.join(job[rank], timeout)
+        except ExecutionError as e:
+            found[rank] = str(e), time.monotonic() - began
+
+    threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in ranks]
+    for thread in threads:
+        thread.start()
+    return threads, found
+
+
+def first_connection(there, door):
+    """Connect as a rank to rank 0, and hear where the others listen."""
+    host, port = there.address.split(":")
+    while True:
+        try:
+            sock = socket.create_connection((host, int(port)), 20)
+            break
+        except OSError:
+            time.sleep(0.02)
+    channel = prove(sock, RankMeeting(there, KEY), "rank 0")
+    channel.send({"at": list(door.getsockname()), "here": 1, "name": socket.gethostname(), "shares": False})
+    assert len(answer(channel, 0)[0]["table"]) == 4
+    return channel
+
+
+def close(found):
+    for one in found.values():
+        for link in one.links.values():
+            link.close()
+        for channel in one.failures.peers.values():
+            channel.close()
+
+
+def test_all_ranks_are_connected_with_all_others(job):
+    threads, found = joined(job, range(4), 20)
+    for thread in threads:
+        thread.join(30)
+    assert {rank: sorted(one.links) for rank, one in found.items()} == {r: [k for k in range(4) if k != r] for r in range(4)}
+    assert all(one.hosts == [(0,), (1,), (2,), (3,)] for one in found.values())
+    close(found)
+
+
+def test_the_rank_that_ends_before_others_reach_it_is_named_by_all(job):
+    """Rank 2 hears where the others listen and dies. Ranks 0 and 1 wait for it, and rank 3 is refused at its socket."""
+    with ExitStack() as stack:
+        door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        threads, found = joined(job, (0, 1, 3), 20)
+        channel = first_connection(job[2], door)
+    channel.close()
+    for thread in threads:
+        thread.join(30)
+    assert {rank: text for rank, (text, _) in found.items()} == {0: ENDED, 1: ENDED, 3: ENDED}
+    assert max(seconds for _, seconds in found.values()) < 10  # and not the 20 of the deadline
+
+
+def test_the_rank_that_ends_after_rank_0_is_connected_is_named(job):
+    """Rank 0 has all of its connections, and hears of the end as a rank that runs does; ranks 1 and 3 still wait for rank 2."""
+    threads, found = joined(job, (0, 1, 3), 20)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        channel = first_connection(job[2], door)
+        host, port = job[0].address.split(":")
+        link = prove(socket.create_connection((host, int(port)), 20), RankMeeting(job[2], KEY, 0, "messages"), "rank 0")
+        threads[0].join(20)
+        found[0].failures.listen(lambda failure, gone: None)
+    link.close()
+    channel.close()
+    for thread in threads:
+        thread.join(30)
+    assert [found[1][0], found[3][0]] == [ENDED, ENDED]
+    close({0: found[0]})
+
+
+def test_the_reason_of_a_rank_that_cannot_reach_another_is_that_of_all(job, monkeypatch):
+    """A firewall stands between ranks 3 and 2."""
+    connection = rendezvous._connection
+
+    def stopped(at, own, deadline):
+        if threading.current_thread().name == "rank 3" and there and at[1] == there[1]:
+            raise OSError(113, "No route to host")
+        return connection(at, own, deadline)
+
+    mesh = rendezvous._mesh
+
+    def seen(launched, key, channels, rows, *rest):
+        nonlocal there
+        there = tuple(rows[2]["at"])
+        return mesh(launched, key, channels, rows, *rest)
+
+    there = None
+    monkeypatch.setattr(rendezvous, "_connection", stopped)
+    monkeypatch.setattr(rendezvous, "_mesh", seen)
+    threads, found = joined(job, range(4), 20)
+    for thread in threads:
+        thread.join(30)
+    texts = {text for text, _ in found.values()}
+    assert len(texts) == 1
+    (text,) = texts
+    assert "cannot reach the socket of rank 2 at 127.0.0.1:" in text and text.endswith(
+        "within 20 s: No route to host; check FLUIDX_INTERFACE and firewalls; FLUIDX_TIMEOUT gives it more time"
+    )
