@@ -11,6 +11,7 @@ import numpy as np
 
 from .dtypes import TINY, as_dtype, is_float, np_dtype
 from .errors import ProgramError
+from .mapped_file import FileRange, MappedFile, owner
 from .types import TensorType
 
 FEW = 64  # an array of at most so many elements is written out in text
@@ -20,7 +21,7 @@ _digest_re = re.compile("sha256:[0-9a-f]{64}")
 class Array:
     """A read-only array with a digest of its contents. Arrays with equal digests are equal.
 
-    It copies the given array, except for bytes and arrays that their owner marked as not writeable.
+    It copies the given array, except for bytes, files and arrays that their owner marked as not writeable.
 
     >>> a = Array(np.arange(3), "int32")
     >>> a.type, a.digest[:12], a == Array(a.values.copy()), a == Array(a.values, "int64")
@@ -38,9 +39,22 @@ class Array:
         self._values.setflags(write=False)
         self._digest = ""
 
+    @classmethod
+    def trusted(cls, values: np.ndarray, digest: str) -> Array:
+        """An array whose digest is known to be right, because this program computed it. The array is not copied."""
+        self = cls.__new__(cls)
+        values.setflags(write=False)
+        self._values, self._digest = values, digest
+        return self
+
     @property
     def values(self) -> np.ndarray:
         return self._values
+
+    @property
+    def in_file(self) -> FileRange | None:
+        """The place in a file from which the values are read; None if they are in memory."""
+        return FileRange.of(self._values)
 
     @property
     def type(self) -> TensorType:
@@ -51,7 +65,9 @@ class Array:
         """The SHA-256 of the text of the type, a line end and the bytes of the elements; computed at the first use."""
         if not self._digest:
             found = hashlib.sha256(f"{self.type}\n".encode())
-            found.update(self._values.reshape(-1).view(np.uint8).data)
+            place = self.in_file
+            for block in [self._values.reshape(-1).view(np.uint8)] if place is None else place.blocks():
+                found.update(block.data)
             self._digest = f"sha256:{found.hexdigest()}"
         return self._digest
 
@@ -79,11 +95,11 @@ class Array:
 
 def _settled(array: Any) -> bool:
     """Is the memory of an array read-only for everybody?"""
-    while isinstance(array, np.ndarray):
+    while isinstance(array, np.ndarray) and isinstance(array.base, np.ndarray):
         if array.flags.writeable:
             return False
         array = array.base
-    return array is None or isinstance(array, bytes)
+    return not array.flags.writeable and (array.base is None or isinstance(owner(array), (bytes, MappedFile)))
 
 
 def elements(values: np.ndarray, dtype: Any = None) -> tuple | Array:

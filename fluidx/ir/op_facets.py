@@ -96,6 +96,9 @@ class Storage(Facet):
     same_variable: bool = False
     # for a gradient operator whose result is 0 outside of a part: (builder, operator, total) -> total with the result added in place
     accumulate_into: Function = None
+    # for an op without inputs: (attrs) -> the FileRange that holds its whole result, in its dtype, or None. A state variable may then be a
+    # view of the file, whose pages are copied when they are written
+    held_in_file: Function = None
     # "host" or "device": the op copies its operand from the other memory to this one; all other ops work in one memory (see Var.on_host)
     copies_to: str = ""
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from ..ir.errors import nearest
 from .errors import OnnxError
+from .external_data import LARGE
+from .file_parts import copied
 from .normalize import domain_of, graphs_of, opsets_of
 from .table import imported, load_all
 
@@ -26,13 +28,33 @@ def check_valid(model: Any) -> None:
         raise OnnxError(f"not a valid ONNX model: {type(e).__name__}: {e}") from None
 
 
+def without_large_tensors(model: Any) -> Any:
+    """The model with inputs in place of large initializers, for the standard's checker, which takes a model as bytes, at most 2 GB."""
+    large = {k for k, t in enumerate(model.graph.initializer) if t.data_location == t.EXTERNAL or t.ByteSize() >= LARGE}
+    if not large:
+        return model
+    made = copied(model, but="graph")
+    graph, inputs = made.graph, {i.name for i in model.graph.input}
+    graph.CopyFrom(copied(model.graph, but="initializer"))
+    graph.initializer.extend(t for k, t in enumerate(model.graph.initializer) if k not in large)
+    for k in sorted(large):
+        t = model.graph.initializer[k]
+        if t.name not in inputs:
+            shape = graph.input.add(name=t.name).type.tensor_type
+            shape.elem_type = t.data_type
+            for d in t.dims:
+                shape.shape.dim.add(dim_value=d)
+    return made
+
+
 def _with_shapes(model: Any) -> Any:
-    """The model with a shape added to each input and output that has none."""
+    """The model as the checker gets it: without large tensors, and with a shape of each input and output that has none."""
 
     def without(m: Any) -> list[Any]:
         tensors = [v.type.tensor_type for v in (*m.graph.input, *m.graph.output) if v.type.HasField("tensor_type")]
         return [t for t in tensors if not t.HasField("shape")]
 
+    model = without_large_tensors(model)
     if not without(model):
         return model
     changed = type(model)()

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .._version import __version__
-from ..files.atomic import write_atomically
-from ..files.state import from_first
+from ..files.state import made_by_all, state_of
 from ..io import prune
 from ..ir import Program, Variable, flow
 from ..ir.pass_base import Job
 from .adapter_files import adapters_in
 from .adapters import RemoveAdapters, adapters_of
+from .check import without_large_tensors
 from .errors import OnnxError, need_onnx
 from .export_graph import ExportGraph
+from .external_data import external_tensors
 from .merge import merged
 from .rank_models import describe, rank_model
-from .training_info import training_info, training_step
+from .stored_values import ModelFile, ValueOf, fill
+from .training_info import joined_step, training_info
 
 _OPSET, _IR = 21, 10  # runtimes of recent years read these; operators of opset 21 need IR 10
 _OPSETS = range(13, 27)  # 13 is the first opset in which axes are operands and Softmax has a single axis
 _VERSIONS = {"ai.onnx.ml": 4}  # versions of other domains: LabelEncoder accepts NaN as a key from version 4 on
-_LIMIT = (1 << 31) - (1 << 20)  # bytes; protobuf writes no larger message
 
 
 def save(
@@ -38,6 +38,7 @@ def save(
     ir_version: int = _IR,
     loss: Any = None,
     merge: bool = False,
+    external_data: bool | str = "auto",
 ) -> None:
     """Write the part of a program that computes `fetches` as an ONNX model, in its inference form.
 
@@ -48,6 +49,10 @@ def save(
 
     The nodes are those of `opset`, 13 to 26. An operator that this opset lacks is written as other nodes, or listed in the error.
     `ir_version` is that of the file: runtimes refuse files of a newer version than theirs, whatever the opset.
+
+    `external_data`: True writes values of parameters to a second file beside the model, named as the model with ".data" at the end; a text
+    is the name of that file; "auto" does so for models above 2 GB, which protobuf cannot write as one file. Values are written one by one.
+    Both files are complete before either replaces an older one.
 
     With the `loss` that the program was minimized for, the model also has a training step, `training_info`: loss, gradients and updates as
     nodes, and the optimizer state with its values. `fx.onnx.training_step` extracts it as a model.
@@ -66,15 +71,9 @@ def save(
     >>> [op.type for op in fx.onnx.load("net.onnx").program.ops]
     ['matmul', 'elementwise_add', 'softmax']
     """
-    model = to_onnx(program, feeds, fetches, executor, scope, opset, ir_version, loss, merge)
-    size = model.ByteSize()
-    if size > _LIMIT:
-        raise OnnxError(f"the model has {size} bytes, but protobuf writes at most {_LIMIT}")
-
-    def write() -> None:
-        write_atomically(os.fspath(path), lambda stream: stream.write(model.SerializeToString()))
-
-    from_first(executor, "write a model", write)
+    model, value_of = _with_placeholders(program, feeds, fetches, executor, scope, opset, ir_version, loss, merge)
+    file = ModelFile(model, path, external_data)
+    made_by_all(executor, "write a model", lambda: file.write(value_of, state_of(executor).script.is_first))
 
 
 def to_onnx(
@@ -89,6 +88,20 @@ def to_onnx(
     merge: bool = False,
 ) -> Any:
     """The ModelProto that `save` writes."""
+    model, value_of = _with_placeholders(program, feeds, fetches, executor, scope, opset, ir_version, loss, merge)
+    _fill_all(model, value_of)
+    return model
+
+
+def _fill_all(model: Any, value_of: ValueOf) -> None:
+    for tensor in external_tensors(model):
+        fill(tensor, value_of(tensor.name))
+
+
+def _with_placeholders(
+    program: Program, feeds: Any, fetches: Any, executor: Any, scope: Any, opset: int, ir_version: int, loss: Any, merge: bool
+) -> tuple[Any, ValueOf]:
+    """The model without the values of its large parameters, and the function that gives them."""
     need_onnx()
     _check_versions(opset, ir_version)
     _check_program(program)
@@ -97,7 +110,7 @@ def to_onnx(
         if loss is not None:
             raise OnnxError(f"save: {program.label()} is exported whole; give loss with the program that it was made from")
         graph = ExportGraph(program, executor, scope, opset, opaque=True)
-        return _model(rank_model(program, targets, graph), [], opset, ir_version, program)
+        return _model(rank_model(program, targets, graph), [], opset, ir_version, program), graph.value
     if merge and loss is not None:
         raise OnnxError("save: merge=True leaves no adapters that a training step of loss= could train; give only one of them")
     if not targets:
@@ -111,10 +124,14 @@ def to_onnx(
     if merge:
         whole, program = program, RemoveAdapters().run(program, Job(fetch=tuple(targets)))
     names = _needed(program, targets) if feeds is None else [_name(v) for v in feeds]
-    proto = ExportGraph(prune(program, names, targets), executor, scope, opset).to_proto(names, targets)
+    graph = ExportGraph(prune(program, names, targets), executor, scope, opset)
+    proto = graph.to_proto(names, targets)
     step = None if loss is None else training_info(program, _name(loss), proto, lambda p: ExportGraph(p, executor, scope, opset))
     model = _model(proto, [step] if step else [], opset, ir_version, program)
-    return merged(model, adapters_in(whole, executor, scope), {a.weight: a.module for a in adapters_of(whole)}) if merge else model
+    if merge:
+        _fill_all(model, graph.value)
+        model = merged(model, adapters_in(whole, executor, scope), {a.weight: a.module for a in adapters_of(whole)})
+    return model, graph.value
 
 
 def _model(graph: Any, steps: list[Any], opset: int, ir_version: int, program: Program) -> Any:
@@ -131,8 +148,7 @@ def _model(graph: Any, steps: list[Any], opset: int, ir_version: int, program: P
     model.training_info.extend(steps)
     if program.rank is not None:
         describe(model, program)
-    if model.ByteSize() <= _LIMIT:
-        _check(training_step(model) if steps else model, program)
+    _check(without_large_tensors(joined_step(model) if steps else model), program)
     return model
 
 

@@ -23,6 +23,7 @@ from ..ir.var import Var
 from .errors import OnnxError
 from .expression_nodes import by_expression, has_expression
 from .rank_models import opaque_node
+from .stored_values import placeholder
 from .table import EXPORTERS, load_all
 from .types import open_sizes, type_proto_of
 from .values import dtype_code
@@ -32,14 +33,16 @@ _END = (1 << 63) - 1
 
 
 def state_value(executor: Any, scope: Any, name: str) -> np.ndarray:
-    """The value of a state variable on the ranks of `executor`, or in a scope, by default the global one."""
+    """The value of a state variable on the ranks of `executor`, or in a scope, by default the global one. It may be the array itself."""
     if isinstance(executor, StateHolder):
         return np.asarray(executor.held.state(name))
     if not isinstance(scope := global_scope() if scope is None else scope, Scope):
         raise OnnxError(f"save: scope must be a Scope, got {type(scope).__name__}")
     if name not in scope.arrays:
         raise NotInitializedError(f"cannot save {name!r}: it has no value in this scope; run the startup program first")
-    return np.asarray(scope.get(name))
+    scope.sync()
+    found = scope.arrays[name]
+    return found if type(found) is np.ndarray else np.asarray(scope.get(name))
 
 
 class ExportGraph:
@@ -207,10 +210,17 @@ class ExportGraph:
         return out
 
     def stored(self, name: str) -> Any:
+        """The initializer of a variable; a placeholder if it is large."""
         from onnx import numpy_helper
 
-        value = state_value(self.executor, self.scope, name)
-        return numpy_helper.from_array(np.asarray(value, order="C"), name)  # ascontiguousarray would give a scalar an axis
+        t = self.block.desc(name).type
+        if isinstance(t, TensorType) and ANY not in t.shape and (made := placeholder(name, dtype_code(np_dtype(t.dtype)), t.shape)):
+            return made
+        return numpy_helper.from_array(np.asarray(self.value(name), order="C"), name)  # ascontiguousarray would give a scalar an axis
+
+    def value(self, name: str) -> np.ndarray:
+        """The present value of a state variable."""
+        return state_value(self.executor, self.scope, name)
 
     def info(self, variable: str, name: str, inner: bool = False) -> Any:
         """The ValueInfoProto of a value. In a sub-block open axes have no names, and the axis of rounds has no size."""

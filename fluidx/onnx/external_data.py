@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,30 +11,46 @@ from typing import Any
 from ..ir.errors import ProgramError
 from . import limits
 from .errors import OnnxError
+from .mapped_tensors import map_tensor
 from .values import numpy_dtype
+
+LARGE = 1 << 20  # bytes of a tensor that stays in its file
 
 
 def external_tensors(model: Any) -> list[Any]:
     """The external tensors of a model."""
     from onnx import TensorProto, external_data_helper
 
-    return [t for t in external_data_helper._get_all_tensors(model) if t.data_location == TensorProto.EXTERNAL]
+    tensors = [*external_data_helper._get_all_tensors(model), *(t for g in _training_graphs(model) for t in g.initializer)]
+    return [t for t in tensors if t.data_location == TensorProto.EXTERNAL]
 
 
-def load_external_tensors(model: Any, path: Path) -> None:
+def _training_graphs(model: Any) -> list[Any]:
+    return [graph for info in model.training_info for graph in (info.initialization, info.algorithm)]
+
+
+def load_external_tensors(model: Any, path: Path, mapped: bool = False) -> None:
     """Load the external tensors of a model. If the model file is a link, the folder of its target is allowed too.
 
-    Raises OnnxError before anything is read if a file is outside of the folder or too short, if the size differs from that of shape and
-    type, or if the machine has too little memory.
+    If there are `limits.MAPPED` bytes of them, or if `mapped`, large initializers stay in their file (mapped_tensors.py). Raises OnnxError
+    before anything is read if a file is outside of the folder or too short, if the size differs from that of shape and type, or if the
+    machine has too little memory for tensors that are read.
     """
     from onnx import TensorProto
 
     tensors = external_tensors(model)
     parts = [_location(t, path) for t in tensors]
-    total = sum(size for _, _, size in parts)
+    stays = set[int]()
+    if mapped or sum(size for _, _, size in parts) >= limits.MAPPED:
+        large = {id(t) for graph in (model.graph, *_training_graphs(model)) for t in graph.initializer}
+        stays = {k for k, (t, (_, _, size)) in enumerate(zip(tensors, parts, strict=True)) if id(t) in large and can_be_mapped(t, size)}
+    total = sum(size for k, (_, _, size) in enumerate(parts) if k not in stays)
     if total > limits.MEMORY:
         raise OnnxError(f"the external tensors of {path} have {total} bytes, and this machine has {limits.MEMORY}")
-    for tensor, (file, start, size) in zip(tensors, parts, strict=True):
+    for k, (tensor, (file, start, size)) in enumerate(zip(tensors, parts, strict=True)):
+        if k in stays:
+            map_tensor(tensor, file, start, size)
+            continue
         try:
             with file.open("rb") as f:
                 f.seek(start)
@@ -44,6 +61,21 @@ def load_external_tensors(model: Any, path: Path) -> None:
             raise OnnxError(f"tensor {tensor.name!r} is stored in {file}, which became shorter while it was read")
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
+
+
+def map_inner_tensors(model: Any, path: Path, ranges: Mapping[int, tuple[int, int]]) -> None:
+    """Let initializers of a model be ranges of its own file. Raises OnnxError if a size differs from that of shape and type."""
+    for k, (offset, size) in ranges.items():
+        tensor = model.graph.initializer[k]
+        if size != (needs := _bytes(tensor)):
+            shape = f"{list(tensor.dims)} of {_dtype(tensor)}"
+            raise OnnxError(f"tensor {tensor.name!r} has {size} bytes in {path}, but its shape {shape} needs {needs}")
+        map_tensor(tensor, path.resolve(), offset, size)
+
+
+def can_be_mapped(tensor: Any, size: int) -> bool:
+    """Is a tensor large, with an array that is its bytes?"""
+    return size >= LARGE and size == prod(tensor.dims) * numpy_dtype(tensor.data_type).itemsize
 
 
 def _location(tensor: Any, path: Path) -> tuple[Path, int, int]:

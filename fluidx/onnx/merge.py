@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..files.atomic import write_atomically
 from ..ir.errors import nearest
 from ..ir.unique_name import unused
 from .adapter_files import AdapterFile, Weights, read_adapters
@@ -18,6 +16,7 @@ from .normalize import domain_of
 from .program_writer import valid_name
 from .read import parse_model
 from .roles import Read, Roles
+from .stored_values import write_model
 from .values import array_of
 
 # operators that multiply by operand 1 -> the attribute that transposes it
@@ -41,8 +40,7 @@ def merge(model: Any, adapters: Any, output: Any) -> int:
     shapes do not match.
     """
     file = read_adapters(adapters)
-    made = merged(parse_model(model), file)
-    write_atomically(os.fspath(output), lambda stream: stream.write(made.SerializeToString()))
+    write_model(merged(parse_model(model), file), output)
     return len(file.adapters) + len(file.others)
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..ir.mapped_file import MappedFile
 from . import limits
 from .check import all_graphs, check_names, check_supported, check_valid
 from .errors import OnnxError, need_onnx
-from .external_data import external_tensors, load_external_tensors
+from .external_data import LARGE, external_tensors, load_external_tensors, map_inner_tensors
 from .file_kinds import looks_like
+from .file_parts import skeleton
+from .mapped_tensors import is_mapped
 from .normalize import NEWEST, check_signatures, domain_of, opsets_of, with_one_opset
 from .upgrade_opset import reveal, upgraded
 from .values import dense_of
 
-_MOST_BYTES = 2**31  # the largest file that protobuf reads
 _BEGINNING = 4096  # bytes that are enough to recognise the kind of a larger file
 _DEEPEST = 64  # nested calls of functions
 OPSET_8 = "fluidx.opset8"  # the domain given to Scan of opset 8: the converter drops its batch axis, and the data with it
@@ -28,7 +31,7 @@ def read(source: Any, strict: bool = False) -> Any:
     the model cannot be converted; if `strict`, also if the standard's checker refuses it.
     """
     model = parse_model(source)
-    if external := external_tensors(model):
+    if external := [t for t in external_tensors(model) if not is_mapped(t)]:
         raise OnnxError(f"tensor {external[0].name!r} is stored in another file; load the model by its path")
     check_names(model)
     model = with_one_opset(model)
@@ -53,11 +56,14 @@ def parse_model(source: Any) -> Any:
     if isinstance(source, onnx.ModelProto):
         return source
     path: Path | None = None
+    inner: Mapping[int, tuple[int, int]] = {}
     if isinstance(source, (bytes, bytearray, memoryview)):
         data = bytes(source)
     elif isinstance(source, (str, os.PathLike)):
         path = Path(source)
         data = _content(path)
+        if isinstance(data, memoryview):
+            data, inner = skeleton(data, LARGE) or (bytes(data), {})
     else:
         raise OnnxError(f"a model is a path, bytes or an onnx.ModelProto, not {type(source).__name__}: {source!r:.80}")
     model = onnx.ModelProto()
@@ -70,12 +76,13 @@ def parse_model(source: Any) -> Any:
         kind = looks_like(data, len(data), path)
         raise OnnxError(f"{path or 'the bytes'}: not an ONNX model: {f'it looks like {kind}' if kind else why}")
     if path is not None:
+        map_inner_tensors(model, path, inner)
         load_external_tensors(model, path)
     return model
 
 
-def _content(path: Path) -> bytes:
-    """The bytes of a file. A model file has at most 2 GB: larger weights are in files beside it."""
+def _content(path: Path) -> Any:
+    """The bytes of a file, mapped if it is large. A model file has at most 2 GB: larger weights are in files beside it."""
     try:
         if path.is_dir():
             inside = sorted(p.name for p in path.glob("*.onnx"))
@@ -85,11 +92,13 @@ def _content(path: Path) -> bytes:
             raise OnnxError(f"{path} is a pipe or a device, not a model file")
         size = path.stat().st_size
         with path.open("rb") as stream:
-            data = stream.read(size if size <= _MOST_BYTES else _BEGINNING)
+            if limits.MAPPED <= size <= limits.PROTOBUF:
+                return memoryview(MappedFile.of(stream.fileno()))
+            data = stream.read(size if size <= limits.PROTOBUF else _BEGINNING)
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name
         name = str(path).replace("\0", "\\0")
         raise OnnxError(f"cannot read {name}: {e.strerror if isinstance(e, OSError) else e}") from None
-    if size > _MOST_BYTES:
+    if size > limits.PROTOBUF:
         kind = looks_like(data, size, path)
         what = f"it looks like {kind}" if kind else "its weights must be in files beside it: onnx.save(..., save_as_external_data=True)"
         raise OnnxError(f"{path}: not an ONNX model, which has at most 2 GB: {what}")

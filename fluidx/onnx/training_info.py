@@ -81,11 +81,16 @@ def training_step(source: Any) -> Any:
     It joins graph and algorithm in one graph, with the inputs and outputs of both. Each `update_binding` becomes metadata: `update:NAME` is
     the output with the new value of initializer NAME. Raises OnnxError for a model without a training step.
     """
-    import onnx
-
     model = parse_model(source)
     if not model.training_info:
         raise OnnxError("the model has no training_info; fx.onnx.save(..., loss=) writes it")
+    return joined_step(model)
+
+
+def joined_step(model: Any) -> Any:
+    """The training step of a model that has one."""
+    import onnx
+
     info, step = model.training_info[0], onnx.ModelProto()
     step.CopyFrom(model)
     del step.training_info[:]

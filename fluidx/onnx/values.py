@@ -11,6 +11,7 @@ from ..ir.dtypes import SHORT, TINY, np_dtype
 from ..ir.errors import ProgramError
 from .errors import OnnxError
 from .limits import checked_shape
+from .mapped_tensors import is_mapped, mapped_array
 
 _PROGRAM_DTYPES = {np_dtype(name) for name in SHORT if name not in (*TINY, "string")}
 
@@ -69,6 +70,8 @@ def array_of(tensor: Any) -> np.ndarray:
     from onnx import TensorProto, numpy_helper
 
     if tensor.data_location == TensorProto.EXTERNAL:
+        if is_mapped(tensor):
+            return mapped_array(tensor, numpy_dtype(tensor.data_type))
         raise OnnxError(f"tensor {tensor.name!r} is stored in another file; load the model by its path")
     try:
         found = numpy_helper.to_array(tensor)

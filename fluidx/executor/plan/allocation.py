@@ -139,6 +139,11 @@ def copied(a: np.ndarray) -> np.ndarray:
     return out
 
 
+def may_be_elsewhere() -> bool:
+    """May arrays be in other memory than that which this module allocates? Not if other ranks see it."""
+    return new_bytes is _own_bytes
+
+
 def put(a: Any, value: np.ndarray) -> None:
     """Copy a host array into an array of the host or of a GPU."""
     if type(a) is np.ndarray:

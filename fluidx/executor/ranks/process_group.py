@@ -16,8 +16,10 @@ from ... import native
 from ...comm.base import CommTimeout
 from ...comm.flight_recorder import STARTUP
 from ...comm.process_spawner import Channel
+from ...ir.constants import Array
 from ...ir.dtypes import dtype_name
 from ...ir.errors import ExecutionError, FluidxError, RankError
+from ...ir.mapped_file import MappedFile
 from ...ir.types import TensorType
 from ...native import shared
 from ..places import ProcessPlace
@@ -208,10 +210,26 @@ class ProcessGroup:
         for rank, place in enumerate(self.places):
             assert isinstance(place, ProcessPlace)
             pair = self._programs.pair(rank)
-            for digest, constant in pair.constants().items():
-                self._processes.put(self._programs, rank, digest, constant.values)
-            said = {"do": "programs", "of": self._number, "text": str(pair), "imports": place.imports}
+            in_files = self._hand_constants(rank, pair.constants())
+            said = {"do": "programs", "of": self._number, "text": str(pair), "imports": place.imports, "in_files": in_files}
             self._ask({rank: said}, "while it received its programs")
+
+    def _hand_constants(self, rank: int, constants: Mapping[str, Array]) -> dict[str, Any]:
+        """Copy constants into memory of a rank, and open the files of those that are in files for it. Returns the places of the latter:
+        digest -> number of the file, offset, dtype and shape."""
+        numbers: dict[MappedFile, int] = {}
+        places: dict[str, Any] = {}
+        for digest, constant in constants.items():
+            place = constant.in_file
+            if place is None:
+                self._processes.put(self._programs, rank, digest, constant.values)
+                continue
+            if place.file not in numbers:
+                numbers[place.file] = len(numbers)
+                self._ask({rank: {"do": "map_file"}}, "while it opened a file of weights", files={rank: place.file.fd})
+            t = constant.type
+            places[digest] = numbers[place.file], place.offset, t.dtype, t.shape
+        return places
 
     def reset(self) -> None:
         self._processes.failure = None

@@ -5,6 +5,7 @@ Feeds, fetches and state are passed through memory that the processes share; mes
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -22,6 +23,7 @@ from ...comm.process_spawner import GONE, Channel
 from ...comm.processes import ProcessWorld
 from ...ir.constants import Array
 from ...ir.dtypes import np_dtype
+from ...ir.mapped_file import MappedFile
 from ...ir.parser import parse_pair
 from ...ir.program import ProgramPair
 from ...ir.types import TensorType
@@ -70,6 +72,7 @@ class _RankMessages:
         self.pairs: dict[int, ProgramPair] = {}
         self.reported = -1  # the scope version that was reported last
         self.incoming: dict[str, np.ndarray] = {}
+        self.files: list[MappedFile] = []
         self.plans: dict[int, PublishedPlan] = {}
         self.others_wait = False  # may other ranks wait for this one?
 
@@ -82,12 +85,19 @@ class _RankMessages:
         self.incoming[name] = allocation.zeros(tuple(layout[1]), np_dtype(layout[0]))
         return address_of(self.incoming[name])
 
-    def programs(self, of: int, text: str, imports: Sequence[str]) -> None:
+    def map_file(self, fd: int) -> None:
+        """Take the next file that has constants of the programs."""
+        self.files.append(MappedFile.of(fd))
+        os.close(fd)
+
+    def programs(self, of: int, text: str, imports: Sequence[str], in_files: Mapping[str, Any]) -> None:
         """Store the programs of executor number `of`."""
         for module in imports:
             import_module(module)
-        constants = {digest: Array(there) for digest, there in self.incoming.items()}
+        arrays = {**self.incoming, **{d: self.files[k].array(at, shape, np_dtype(t)) for d, (k, at, t, shape) in in_files.items()}}
+        constants = {digest: Array.trusted(array, digest) for digest, array in arrays.items()}
         self.incoming.clear()
+        self.files.clear()
         self.pairs[of] = parse_pair(text, constants)
 
     def bind(self, name: str) -> Any:

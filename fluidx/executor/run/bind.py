@@ -10,6 +10,7 @@ import numpy as np
 
 from ..._collector import collections_paused
 from ...ir.dtypes import dtype_name, np_dtype
+from ...ir.mapped_file import FileRange, MappedFile
 from ...ir.opdef import Effect, OpDef, opdef
 from ...ir.operator import Operator
 from ...ir.program import Program
@@ -19,6 +20,7 @@ from ...ops.comm.collective_base import native_calls
 from ...ops.data.stash import Rows
 from ..context import RunContext
 from ..error_text import explain, no_memory
+from ..plan import allocation
 from ..plan.allocation import aligned_bytes, carve, carve_strided, zeros
 from ..plan.fusion import fused
 from ..plan.planner import plan
@@ -61,6 +63,7 @@ class _Binder:
         self.plan, self.scope, self.ctx, self.xp = plan, scope, ctx, xp
         self.arrays: dict[str, Any] = {}
         self.carved: dict[tuple[bool, int, str, tuple[int, ...]], Any] = {}
+        self.private: dict[MappedFile, Any] = {}  # mappings of files that are written in this process
         # keys: is the memory that of the host (for offloaded values)?
         self.modules = {False: xp, True: np}
         self.arenas = {False: _aligned(plan.arena_bytes, xp), True: _aligned(plan.host_arena_bytes, np)}
@@ -170,6 +173,8 @@ class _Binder:
 
     def _call(self, step: Step, op: Operator, definition: type[OpDef]) -> Call:
         """The call of an operator's kernel body, between the copies of operands into scratch and of results from scratch."""
+        if (opened := self._view_of_file(step, op, definition)) is not None:
+            return opened
         here, communicates = step.here, definition.effect in (Effect.COLLECTIVE, Effect.P2P)
         aside, before, after = self._copies(step)
         read = written = self.array
@@ -184,6 +189,23 @@ class _Binder:
         if after and communicates and self.ctx.comm.asynchronous:
             after.insert(0, partial(_finish, self.ctx.comm))
         return _sequence([*before, call, *after])
+
+    def _view_of_file(self, step: Step, op: Operator, definition: type[OpDef]) -> Call | None:
+        """The call of an operator that gives a new state variable the values of a file: the variable is a view of the file."""
+        held = definition.storage.held_in_file
+        if held is None or self.xp is not np or step.here is not None or not allocation.may_be_elsewhere():
+            return None
+        (name,), place = op.output_arg_names, held(op.attrs)
+        v = self.plan.values[name]
+        if place is None or self.plan.buffers[v.buffer].kind != "state" or v.strided is not None or name in self.scope.arrays:
+            return None
+        if place.offset % place.array.itemsize or place.array.shape != v.type.shape:
+            return None
+        if place.file not in self.private:
+            self.private[place.file] = place.file.private()
+        view = np.frombuffer(self.private[place.file], place.array.dtype, place.array.size, place.offset).reshape(v.type.shape)
+        self.scope.bind(name, view)
+        return _ReadAgain(place, view)
 
     def _scratch(self, step: Step) -> list[Any]:
         """The scratch arrays of a step's kernel body."""
@@ -225,6 +247,18 @@ class _Binder:
         """A call that runs the operators of a sub-block in order."""
         pairs = [(self.step(s), s.op) for s in self.plan.bodies[idx]]
         return partial(_run_block, [(call, op) for call, op in pairs if call is not None])
+
+
+class _ReadAgain:
+    """Restores a view of a file in every run but the first, in which it has the file's values."""
+
+    def __init__(self, place: FileRange, view: np.ndarray):
+        self.place, self.view, self.is_new = place, view, True
+
+    def __call__(self) -> None:
+        if not self.is_new:
+            self.place.read_into(self.view)
+        self.is_new = False
 
 
 def _aligned(total: int, xp: Any) -> Any:

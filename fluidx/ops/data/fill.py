@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from ...ir.axis_letters import along
 from ...ir.constants import Array
 from ...ir.dtypes import as_dtype, dtype_name, np_dtype
 from ...ir.errors import ProgramError
-from ...ir.op_facets import Arithmetic, Autocast, Native, Rewrite
+from ...ir.mapped_file import FileRange
+from ...ir.op_facets import Arithmetic, Autocast, Native, Rewrite, Storage
 from ...ir.opdef import OpDef, Required, Sample
 from ...ir.parts import Part
 from ...ir.pattern import Types
@@ -145,6 +146,21 @@ class FillAnyLike(_Filled):
         yield Sample.of(np.zeros(3, "float32"), value=2, dtype="int32", grad=(), why="the values do not depend on X")
 
 
+def _in_file(attrs: Mapping[str, Any]) -> FileRange | None:
+    """The place of an array attribute in a file."""
+    return attrs["values"].in_file if isinstance(attrs["values"], Array) else None
+
+
+def _read_part(source: FileRange, out: np.ndarray, shape: Sequence[int], box: Sequence[tuple[int, int]]) -> None:
+    """Fill `out` with the ranges `box` of the axes of an array in a file; with all of it if there are none."""
+    if out.flags.c_contiguous and all((a, b) == (0, n) for (a, b), n in zip(box[1:], shape[1:])):
+        source.read_into(out, box[0][0] * prod(shape[1:]) if box else 0)
+        return
+    rows = source.array.reshape(shape)[tuple(slice(a, b) for a, b in box)]
+    out[...] = rows
+    source.release()
+
+
 class AssignValue(OpDef):
     """The numbers `values`, in order, with `shape` and `dtype`. Raises ProgramError if their count does not match the shape."""
 
@@ -167,6 +183,8 @@ class AssignValue(OpDef):
 
     @staticmethod
     def _bind(ins, outs, attrs, ctx, part=None):
+        if (source := _in_file(attrs)) is not None:
+            return partial(_read_part, source, outs[0], attrs["shape"] if part is None else part.shape, () if part is None else part.box)
         return partial(outs[0].__setitem__, ..., AssignValue._array(attrs, part))
 
     @staticmethod
@@ -176,9 +194,17 @@ class AssignValue(OpDef):
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False, part=None):
+        if _in_file(attrs) is not None:
+            return None
         return copy_calls(outs[0], outs[0] if dry else AssignValue._array(attrs, part), dry)
 
+    @staticmethod
+    def _held_in_file(attrs):
+        source = _in_file(attrs)
+        return source if source is not None and dtype_name(source.array.dtype) == as_dtype(attrs["dtype"]) else None
+
     native = Native(calls=_calls, bind=_bind)
+    storage = Storage(held_in_file=_held_in_file)
 
     @staticmethod
     def samples():
