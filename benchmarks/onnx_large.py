@@ -1,8 +1,8 @@
 """Memory of a large ONNX model of random weights, as a multiple of its size: load, one training step, save.
 
-The model is a chain of matrix products and Relu with its weights in a file beside it, written to a folder of /tmp and removed afterwards. A
-process loads it, trains one step with SGD and saves it; this process samples the memory of it and of its ranks. Memory is PSS, in which a page
-that several processes share counts once; "own" is the part of it that is no page of a file, which the system could drop and read again.
+The model is a chain of matrix products and Relu with its weights in a file beside it, written to a folder of /tmp and removed afterwards.
+A process loads it, trains one step with SGD and saves it; this process samples the memory of it and of its ranks. Memory is PSS, in which a
+page that several processes share counts once; "own" is the part that is no page of a file, which the system could drop and read again.
 
     --gb 1   --layers 24   --ranks 2 (processes, fsdp; 1: one device)   --batch 8   --save
 """
@@ -10,7 +10,6 @@ that several processes share counts once; "own" is the part of it that is no pag
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -66,13 +65,14 @@ def work(folder: Path, ranks: int, batch: int) -> None:
     n = model.feeds[0].shape[1]
     feed = {"x": np.ones((batch, n), np.float32), "label": np.zeros((batch, n), np.float32)}
     if ranks == 1:
+        model.program.become(fx.rewrite.RaiseUpdates().run(model.program))
         begin("startup")
         exe = fx.Executor(fx.CPUPlace())
         exe.run(model.startup)
         begin("step")
         found = exe.run(model.program, feed=feed, fetch_list=[loss])[0]
     else:
-        strategy = fx.strategies.fsdp().with_rewrites(fx.rewrite.RaiseUpdates())
+        strategy = fx.strategies.fsdp(prefetch=0).with_rewrites(fx.rewrite.RaiseUpdates())
         t = fx.DistributeTranspiler(strategy).transpile(program=model.program, startup_program=model.startup, trainers=ranks)
         exe = fx.ParallelExecutor(t, places=fx.process_places(ranks))
         begin("startup")
@@ -105,7 +105,8 @@ def family(pid: int) -> list[int]:
     found = [pid]
     for one in found:
         try:
-            found += [int(k) for task in os.listdir(f"/proc/{one}/task") for k in Path(f"/proc/{one}/task/{task}/children").read_text().split()]
+            for task in Path(f"/proc/{one}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
         except OSError:
             pass
     return found
@@ -157,7 +158,8 @@ def main() -> None:
     log(f"\n{size / 1e9:.2f} GB of weights, {how}, batch {batch}; loss {loss}, {saved / 1e9:.2f} GB saved")
     for phase in PHASES:
         whole, own = peaks[phase]
-        log(f"  {phase:8} {seconds[phase]:6.1f} s   peak {whole / size:5.2f} of the size, own {own / size:5.2f}  ({whole / 1e6:.0f} MB, {own / 1e6:.0f} MB)")
+        mb = f"({whole / 1e6:.0f} MB, {own / 1e6:.0f} MB)"
+        log(f"  {phase:8} {seconds[phase]:6.1f} s   peak {whole / size:5.2f} of the size, own {own / size:5.2f}  {mb}")
 
 
 if __name__ == "__main__":

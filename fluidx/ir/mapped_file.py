@@ -99,7 +99,7 @@ class FileRange:
             self.file.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def _read(self, out: np.ndarray, offset: int) -> None:
-        view = memoryview(out)
+        view = out.data
         while view:
             got = os.preadv(self.file.fd, [view], offset)
             if not got:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..ir.errors import nearest
+from . import limits
 from .errors import OnnxError
-from .external_data import LARGE
 from .file_parts import copied
 from .normalize import domain_of, graphs_of, opsets_of
 from .table import imported, load_all
@@ -30,7 +30,7 @@ def check_valid(model: Any) -> None:
 
 def without_large_tensors(model: Any) -> Any:
     """The model with inputs in place of large initializers, for the standard's checker, which takes a model as bytes, at most 2 GB."""
-    large = {k for k, t in enumerate(model.graph.initializer) if t.data_location == t.EXTERNAL or t.ByteSize() >= LARGE}
+    large = {k for k, t in enumerate(model.graph.initializer) if t.data_location == t.EXTERNAL or t.ByteSize() >= limits.MAPPED_TENSOR}
     if not large:
         return model
     made = copied(model, but="graph")

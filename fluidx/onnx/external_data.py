@@ -14,8 +14,6 @@ from .errors import OnnxError
 from .mapped_tensors import map_tensor
 from .values import numpy_dtype
 
-LARGE = 1 << 20  # bytes of a tensor that stays in its file
-
 
 def external_tensors(model: Any) -> list[Any]:
     """The external tensors of a model."""
@@ -75,7 +73,7 @@ def map_inner_tensors(model: Any, path: Path, ranges: Mapping[int, tuple[int, in
 
 def can_be_mapped(tensor: Any, size: int) -> bool:
     """Is a tensor large, with an array that is its bytes?"""
-    return size >= LARGE and size == prod(tensor.dims) * numpy_dtype(tensor.data_type).itemsize
+    return size >= limits.MAPPED_TENSOR and size == prod(tensor.dims) * numpy_dtype(tensor.data_type).itemsize
 
 
 def _location(tensor: Any, path: Path) -> tuple[Path, int, int]:

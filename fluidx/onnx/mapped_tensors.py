@@ -46,7 +46,8 @@ def mapped_array(tensor: Any, dtype: np.dtype) -> np.ndarray:
             with open(path, "rb") as stream:
                 found = _state(stream.fileno())
                 if found != state:
-                    raise OnnxError(f"tensor {tensor.name!r} is stored in {path}, which was changed since the model was read; load it again")
+                    said = "which was changed since the model was read; load it again"
+                    raise OnnxError(f"tensor {tensor.name!r} is stored in {path}, {said}")
                 file = _open[path, state] = MappedFile.of(stream.fileno())
         except OSError as e:
             raise OnnxError(f"tensor {tensor.name!r} is stored in {path}, which cannot be read: {e.strerror}") from None

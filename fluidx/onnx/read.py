@@ -11,7 +11,7 @@ from ..ir.mapped_file import MappedFile
 from . import limits
 from .check import all_graphs, check_names, check_supported, check_valid
 from .errors import OnnxError, need_onnx
-from .external_data import LARGE, external_tensors, load_external_tensors, map_inner_tensors
+from .external_data import external_tensors, load_external_tensors, map_inner_tensors
 from .file_kinds import looks_like
 from .file_parts import skeleton
 from .mapped_tensors import is_mapped
@@ -63,7 +63,7 @@ def parse_model(source: Any) -> Any:
         path = Path(source)
         data = _content(path)
         if isinstance(data, memoryview):
-            data, inner = skeleton(data, LARGE) or (bytes(data), {})
+            data, inner = skeleton(data, limits.MAPPED_TENSOR) or (bytes(data), {})
     else:
         raise OnnxError(f"a model is a path, bytes or an onnx.ModelProto, not {type(source).__name__}: {source!r:.80}")
     model = onnx.ModelProto()

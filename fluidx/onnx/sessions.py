@@ -20,10 +20,11 @@ from ..rewrite.batch_norm import fold_batch_norms, what_trains
 from ..rewrite.scales import fold_scales
 from .errors import OnnxError
 from .importer import Importer, run_once
+from .mapped_tensors import is_mapped
 from .normalize import initialized, opsets_of
 from .read import read
 from .staged_runs import HostSteps, StagedPlan, read_by_host
-from .values import ABSENT, fits_program, numpy_dtype
+from .values import ABSENT, array_of, fits_program, numpy_dtype
 from .whole_model import WholeModel, import_model, program_name
 
 _MAX_PLANS = 16
@@ -44,6 +45,7 @@ class Session:
         self.outputs = [o.name for o in self.graph.output]
         self._plans: OrderedDict[tuple, list[tuple[StagedPlan, Mapping[str, Any]]]] = OrderedDict()
         self._whole, self._open = whole, None  # for all sizes; None before it was asked for
+        self._mapped = [array_of(t) for t in self.graph.initializer if is_mapped(t)]  # these keep their files open
         self._node_cache: dict[int, tuple[Any, Any]] = {}
         self._executor = Executor(CPUPlace())
 

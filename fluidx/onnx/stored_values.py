@@ -25,7 +25,6 @@ ValueOf = Callable[[str], np.ndarray]
 _LEAST = 1024  # bytes of a value that is stored outside of the model's own file, as in onnx.save_model
 _LIMIT = limits.PROTOBUF - (1 << 20)
 _PAGE, _LINE = 4096, 64  # offsets of large and of small values in a file: readers map pages
-_LARGE = 1 << 20
 
 
 def placeholder(name: str, code: int, shape: tuple[int, ...]) -> Any:
@@ -81,7 +80,8 @@ class ModelFile:
         if external_data == "auto":
             return name if size > _LIMIT else ""
         if external_data is False and size > _LIMIT:
-            raise OnnxError(f"the model has {size} bytes, but protobuf writes at most {_LIMIT}; external_data=True puts weights into a file beside")
+            way = "external_data=True puts weights into a file beside it"
+            raise OnnxError(f"the model has {size} bytes, but protobuf writes at most {_LIMIT}; {way}")
         if isinstance(external_data, bool):
             return name if external_data else ""
         if not isinstance(external_data, str) or os.path.basename(external_data) != external_data or external_data in ("", ".", ".."):
@@ -93,11 +93,12 @@ class ModelFile:
     def write(self, value_of: ValueOf, writes: bool) -> None:
         """Write the files, if this process `writes`. Every process reads every value in the same order, also after an error of writing:
         values are joined from all ranks."""
-        inner = [] if self.external else [t for t in self._initializers() if _is_open(t)]
-        for t in self.values:
-            if not self.external and not any(t is one for one in inner):
+        streamed = self.values
+        if not self.external:
+            streamed = [t for t in self._initializers() if _is_open(t)]
+            for t in self.values[len(streamed) :]:  # of the training step, behind those of the graph
                 fill(t, value_of(t.name))
-        left = (checked(t, value_of(t.name)) for t in (self.values if self.external else inner))
+        left = (checked(t, value_of(t.name)) for t in streamed)
         try:
             if writes and self.external:
                 write_atomically(self.path, lambda stream: self._write_both(stream, left))
@@ -112,9 +113,9 @@ class ModelFile:
 
     def _write_both(self, stream: BinaryIO, values: Iterator[np.ndarray]) -> None:
         def write(data: BinaryIO) -> None:
-            for t, value in zip(self.values, values, strict=True):
-                data.write(bytes(_aligned(data.tell(), value.nbytes) - data.tell()))
-                _write_array(data, value)
+            for t in self.values:
+                data.write(bytes(_aligned(data.tell(), size_of(t)) - data.tell()))
+                _write_array(data, next(values))
 
         write_atomically(os.path.join(os.path.dirname(self.path), self.external), write)
         stream.write(self.model.SerializeToString())
@@ -162,5 +163,5 @@ def _write_array(stream: BinaryIO, value: np.ndarray) -> None:
 
 def _aligned(offset: int, size: int) -> int:
     """The next offset for a value of `size` bytes."""
-    line = _PAGE if size >= _LARGE else _LINE
+    line = _PAGE if size >= limits.MAPPED_TENSOR else _LINE
     return -(-offset // line) * line

@@ -8,11 +8,12 @@ from .base import EXACT, DropDead, DropIdentities, FoldConstants, MergeEqual, re
 from .cross_entropy import JoinCrossEntropy
 from .layer_norm import JoinLayerNorm
 from .layout import ChannelsLast
+from .raise_updates import RaiseUpdates
 from .recompute import Recompute
 
 Rewrite = Pass  # its name from when rewrites for one device had a class of their own
 
 __all__ = [
     "EXACT", "Amp", "ChannelsLast", "DropDead", "DropIdentities", "FoldConstants", "Job", "JoinAttention", "JoinCrossEntropy",
-    "JoinLayerNorm", "MergeEqual", "Pass", "Recompute", "Rewrite", "rewritten", "simplified",
+    "JoinLayerNorm", "MergeEqual", "Pass", "RaiseUpdates", "Recompute", "Rewrite", "rewritten", "simplified",
 ]  # fmt: skip

@@ -47,8 +47,10 @@ class RankState(StateHolder):
                 raise FeedError(f"variable {name!r} is local: every rank has its own, and there is no global value")
             values: list[Any] = [None] * self.world_size
             for r in self.programs.splitter.holders(d.placement):
-                values[r] = self.scopes[r].get(name)
-            return self.programs.splitter.merge(name, values, d.placement, d.type.shape)
+                found = self.scopes[r].arrays.get(name)
+                values[r] = found if type(found) is np.ndarray else self.scopes[r].get(name)  # get() words the error of a missing value
+            merged = self.programs.splitter.merge(name, values, d.placement, d.type.shape)
+            return merged.copy() if any(v is not None and np.may_share_memory(v, merged) for v in values) else merged
 
     def value_here(self, name: str) -> np.ndarray:
         """The global value of a persistable variable, or a local rank's value of a replica-local one. Other processes are asked only if no
