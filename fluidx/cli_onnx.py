@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .cli_options import BACKENDS, SAME_AS_ONE_DEVICE, LearningRate, OpenShapes, RankCount, Shapes, check_output, program_file, readable
+from .cli_options import (
+    BACKENDS,
+    SAME_AS_ONE_DEVICE,
+    ClassWeights,
+    ExampleSource,
+    LearningRate,
+    LossName,
+    OpenShapes,
+    RankCount,
+    Shapes,
+    check_output,
+    folder,
+    program_file,
+)
 
-_LOSSES = ("softmax_with_cross_entropy", "square_error_cost", "sigmoid_cross_entropy_with_logits")
+_METRICS = ("accuracy", "f1", "precision", "recall", "auc", "mae", "mse", "rmse", "r2")
 _SCHEDULES = ("cosine", "linear", "constant")
 
 
@@ -79,21 +93,35 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 
 @onnx.command(name="train")
 @program_file
-@click.option("--data", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True, help="An .npz of inputs and label.")
+@click.option("--data", type=ExampleSource(), required=True, help="Examples: .npz, folder of .npy, .csv, .parquet or module:function.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="File for the trained model; with --lora, see below.")
-@click.option("--loss", type=click.Choice(_LOSSES), default=_LOSSES[0], show_default=True, help="The loss function.")
+@click.option("--label", default="label", show_default=True, help="The name of the array or column of labels.")
+@click.option("--columns", multiple=True, help="Columns of a table for an input: x=width,height or x='pixel*'. Can be repeated.")
+@click.option("--loss", type=LossName(), default="softmax_with_cross_entropy", show_default=True, help="The loss function.")
+@click.option("--class-weight", type=ClassWeights(), help="How much each class counts: 1,2,0.5, or balanced.")
+@click.option("--label-smoothing", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Share of a label that all classes get.")
 @click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam"]), default="adam", show_default=True, help="The optimizer.")
 @click.option("--lr", type=LearningRate(), help="The learning rate, at its highest.  [default: 0.003 for adam, 0.01 for the others]")
 @click.option("--schedule", type=click.Choice(_SCHEDULES), default=_SCHEDULES[0], show_default=True, help="How the rate falls to 0.")
 @click.option("--warmup", type=click.IntRange(0), default=0, help="Steps in which the rate rises first.")
 @click.option("--weight-decay", type=click.FloatRange(0, 1), default=0.0, help="Of weights with two axes and more; AdamW with adam.")
 @click.option("-n", "--ranks", type=RankCount(), default=1, show_default=True, help="How many CPU ranks train.")
-@click.option("--backend", type=click.Choice(BACKENDS[:2]), default="threads", show_default=True, help="How ranks run.")
+@click.option("--backend", type=click.Choice(BACKENDS[:3]), default="threads", show_default=True, help="How ranks run.")
 @click.option("--strategy", type=click.Choice(SAME_AS_ONE_DEVICE), default="data_parallel", show_default=True, help="How to distribute.")
 @click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Passes over the data.")
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples in each step, over all ranks.")
-@click.option("--val", type=readable, help="Arrays as in --data, for validation: not trained on, their loss and accuracy are printed.")
+@click.option("--steps", type=click.IntRange(1), help="Batches in an epoch, if --data is a function whose result has no len().")
+@click.option("--accumulate", type=click.IntRange(1), default=1, help="Compute each batch in so many parts and add their gradients.")
+@click.option("--precision", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", help="Of matrix products.")
+@click.option("--val", type=ExampleSource(), help="Examples as in --data, for validation after each epoch; not trained on.")
 @click.option("--val-split", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="The share of --data to hold back for that.")
+@click.option("--metric", type=click.Choice(_METRICS), help="What is measured on them and decides which epoch is written.  [default: loss]")
+@click.option("--patience", type=click.IntRange(1), help="Stop after so many epochs in a row that are no better than the best one.")
+@click.option("--checkpoints", type=folder, help="Write a checkpoint into this folder after each epoch; the newest 3 are kept.")
+@click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in --checkpoints.")
+@click.option("--curve", type=click.Path(dir_okay=False, path_type=Path), help="Draw losses and scores: curve.png (needs matplotlib).")
+@click.option("--metrics", type=click.Path(dir_okay=False, path_type=Path), help="Write the loss of each step as a line of JSON.")
+@click.option("--tensorboard", type=folder, help="Write the losses into this folder, for TensorBoard.")
 @click.option("--freeze", multiple=True, help="Do not train these parameters (name or pattern: 'layer1.*'). Can be repeated.")
 @click.option("--also-train", multiple=True, help="Train these constants too (name or pattern); see fluidx onnx info. Can be repeated.")
 @click.option("--untie", multiple=True, help="Give each node its own copy of these shared weights (name or pattern). Can be repeated.")
@@ -104,10 +132,14 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("--head", type=click.IntRange(1), help="Replace the last layer by one for this many classes.")
 @click.option("--shapes", type=OpenShapes(), help="Shapes of inputs that replace those of the file: image=?x3x224x224, ? is an open axis.")
 @click.option("--seed", type=click.IntRange(0), envvar="FLUIDX_SEED", default=0, show_default=True, help="Of the order and new layers.")
-def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any) -> None:
+def onnx_train(file: str, data: str, output: Path, shapes: Any, columns: tuple[str, ...], **options: Any) -> None:
     """Train the model in FILE on several ranks, with proved rank programs, and write the trained ONNX model.
 
-    DATA is an .npz file with an array for each input, under the input's name, and an array called label. Rows are examples.
+    DATA is an .npz file, or a folder of .npy files, with an array for each input, under the input's name, and an array called label. Rows
+    are examples. In a table (.csv, .tsv, .parquet) an input is the columns of its name, x or x.0, x.1, ...; the columns that are left are
+    the one input without any. MODULE:FUNCTION returns batches, dicts of such arrays.
+
+    With validation examples (--val, --val-split) the best epoch is written, else the last one.
 
     With --lora, an output that ends in .onnx is the model with the adapters added to its weights; any other is a folder for the adapters
     alone, as PEFT writes them, which `fluidx onnx merge` adds to a model.
@@ -115,17 +147,59 @@ def onnx_train(file: str, data: Path, output: Path, shapes: Any, **options: Any)
     from .finetune import Training, train
 
     options["target"] = tuple(t for given in options["target"] for t in given.split(","))
-    if options["lora"] is None and options["target"]:
-        raise click.UsageError("--target chooses what --lora adapts; give --lora RANK, such as --lora 8")
     if output.is_dir() and (options["lora"] is None or output.suffix == ".onnx"):
         raise click.UsageError(f"cannot write {output}: it is a folder")
-    check_output(output, file, data, options["val"])
+    check_output(output, file, data, options["val"], options["curve"], options["metrics"])
+    check_output(options["curve"], file, data)
+    _check_together(options)
+    if options["backend"] == "mpi" and (status := _launched_by_mpi(options["ranks"])) is not None:
+        raise SystemExit(status)
+    os.environ["FLUIDX_SEED"] = str(options["seed"])
+    how = Training(shapes=shapes or {}, columns=_columns(columns), **options)
+    train(file, data, how, output, click.echo)
+
+
+def _check_together(options: dict[str, Any]) -> None:
+    """Refuse options that exclude or need each other."""
+    is_validated = options["val"] or options["val_split"]
     if options["val"] and options["val_split"]:
         raise click.UsageError("--val and --val-split both choose validation examples; give only one of them")
     if isinstance(options["ranks"], int) and options["ranks"] > options["batch"]:
         raise click.UsageError(f"--ranks {options['ranks']} are more than the {options['batch']} examples of --batch")
-    os.environ["FLUIDX_SEED"] = str(options["seed"])
-    train(file, data, Training(shapes=shapes or {}, **options), output, click.echo)
+    if options["accumulate"] > options["batch"]:
+        raise click.UsageError(f"--accumulate {options['accumulate']} are more parts than the {options['batch']} examples of --batch")
+    for name in ("metric", "patience"):
+        if options[name] is not None and not is_validated:
+            raise click.UsageError(f"--{name} needs validation examples; give --val-split 0.1, or --val FILE")
+    if options["lora"] is None and options["target"]:
+        raise click.UsageError("--target chooses what --lora adapts; give --lora RANK, such as --lora 8")
+    if options["resume"] and options["checkpoints"] is None:
+        raise click.UsageError("--resume needs --checkpoints FOLDER, from which it continues")
+
+
+def _columns(given: tuple[str, ...]) -> dict[str, list[str]]:
+    """Columns by the input that they make."""
+    found: dict[str, list[str]] = {}
+    for text in given:
+        name, sign, columns = text.partition("=")
+        if not (name and sign and columns):
+            raise click.UsageError(f"--columns {text!r} does not say which columns make which input; write --columns x=width,height")
+        found.setdefault(name, []).extend(c.strip() for c in columns.split(","))
+    return found
+
+
+def _launched_by_mpi(ranks: int) -> int | None:
+    """Run this command on ranks that mpirun starts, and return the exit status; None in a process of such a rank."""
+    import sys
+
+    from .executor.launched_alone import launched_as
+    from .launch.command import run
+
+    if launched_as() is not None:
+        return None
+    arguments = sys.argv[1:] if sys.argv[1:2] == ["onnx"] else ["onnx", *sys.argv[2:]]
+    say = partial(click.echo, err=True)
+    return run("fluidx", arguments, ranks, "mpi", None, 0, None, False, None, say, module=True)
 
 
 @onnx.command(name="merge")

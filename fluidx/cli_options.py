@@ -91,6 +91,52 @@ class LearningRate(click.FloatRange):
         return self.fail(f"{value!r} is not a learning rate", param, ctx) if math.isnan(found) else found
 
 
+class LossName(click.Choice):
+    """The name of a loss. A name of another framework is refused with ours."""
+
+    NAMES = (
+        "softmax_with_cross_entropy", "token_classification", "causal_language_model", "segmentation",
+        "sigmoid_cross_entropy_with_logits", "square_error_cost", "absolute_error", "huber_loss",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__(self.NAMES)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        from .onnx.losses import OTHER_NAMES
+
+        if value in OTHER_NAMES:
+            self.fail(f"there is no loss {value!r}; did you mean {OTHER_NAMES[value]!r}?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class ClassWeights(click.ParamType):
+    """Numbers for the classes, 1,2,0.5, or the word balanced."""
+
+    name = "weights"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value == "balanced" or not isinstance(value, str):
+            return value
+        try:
+            return tuple(float(part) for part in value.split(","))
+        except ValueError:
+            return self.fail(f"{value!r} is neither a number for each class, such as 1,2,0.5, nor balanced", param, ctx)
+
+
+class ExampleSource(click.ParamType):
+    """A file or folder of examples, or package.module:function."""
+
+    name = "data"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        path = Path(value)
+        module, sign, function = value.partition(":")
+        if path.exists() or (sign and function.isidentifier() and all(map(str.isidentifier, module.split(".")))):
+            return value
+        return self.fail(f"{value}: there is no such file or folder; a function is written package.module:function", param, ctx)
+
+
 STRATEGY_HELP = "this strategy, package.module:function of your own, or a text with options and rewrites: zero1{bucket_mb=4},join_attention"
 
 

@@ -58,7 +58,7 @@ ARROWS = {
 # They tie the parts together, so they see everything.
 UNBOUND = {
     "__init__", "__main__", "bench", "cli", "cli_onnx", "cli_options", "cli_predict", "cli_programs", "demo", "doctor", "finetune",
-    "incubate", "install_check", "launch", "testing",
+    "incubate", "install_check", "launch", "testing", "training",
 }  # fmt: skip
 # Everything else is what users write programs with (layers, backward, optimizer, ...): on ir and ops, and the seed of a job.
 WRITING = ("config", "ir", "ops", "comm.launch_environment")

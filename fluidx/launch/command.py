@@ -50,7 +50,7 @@ def run(
         _check_elastic(ranks, backend, restarts, least)
     if timeout is not None:
         os.environ["FLUIDX_TIMEOUT"] = f"{timeout:g}"
-    with _log(metrics, tensorboard, steps) as log:
+    with open_log(metrics, tensorboard, steps) as log:
         hear = log.take if log.wanted else None
         how: dict[str, Any] = {"timeout": timeout, "everything": everything, "hear": hear, "again": log.again, "module": module}
         if backend == "mpi":
@@ -108,9 +108,10 @@ def _check_elastic(ranks: int, backend: str, restarts: int, least: int) -> None:
         raise OptionError(f"--min-ranks {least} is more than the {ranks} ranks of -n")
 
 
-def _log(metrics: Path | None, tensorboard: Path | None, steps: int | None) -> Log:
+def open_log(metrics: Path | None, tensorboard: Path | None, steps: int | None = None, restart: int = 0, line: bool = True) -> Log:
+    """A log of fetched numbers. Raises OptionError that names the option whose file cannot be written."""
     try:
-        return Log(metrics, tensorboard, steps=steps)
+        return Log(metrics, tensorboard, steps=steps, restart=restart, line=line)
     except OSError as e:
         option = f"--metrics: {metrics}" if e.filename == str(metrics) else f"--tensorboard: {tensorboard}"
         raise OptionError(f"{option} cannot be written: {e.strerror}") from None

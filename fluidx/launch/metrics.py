@@ -83,12 +83,12 @@ class Log:
 
     def __init__(
         self, metrics: Path | None = None, tensorboard: Path | None = None, stream: TextIO | None = None, steps: int | None = None,
-        restart: int = 0,
+        restart: int = 0, line: bool = True,
     ):  # fmt: skip
-        """A `restart` appends to existing lines. Raises OSError if a file cannot be written, ExecutionError if TensorBoard's writer is not
-        installed."""
+        """A `restart` appends to existing lines. Without `line` the terminal shows nothing. Raises OSError if a file cannot be written,
+        ExecutionError if TensorBoard's writer is not installed."""
         self.stream, self.steps = stream or sys.stderr, steps
-        self.shown = show_progress(self.stream)
+        self.shown = line and show_progress(self.stream)
         self.events = None if tensorboard is None else Events(tensorboard)
         self.file = metrics.open("a" if restart else "w", encoding="utf-8") if metrics is not None else None
         self._next = 0.0

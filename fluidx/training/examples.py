@@ -1,0 +1,264 @@
+"""Examples of a training: arrays, or batches of a Python iterator, checked against the inputs of a model."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..ir import ANY, Variable
+from ..ir.dtypes import kept, np_dtype
+from ..ir.errors import nearest
+from ..onnx.errors import OnnxError
+from ..onnx.losses import Loss
+from ..onnx.model import OnnxModel
+from ..onnx.normalize import initialized
+from .data_files import arrays_of_columns, is_table, read_columns, read_named_arrays, shape_text
+
+Feeds = dict[str, np.ndarray]
+
+
+class Arrays:
+    """Examples in arrays of equal lengths."""
+
+    def __init__(self, feeds: Feeds):
+        self.feeds, self.rows = feeds, rows_of(feeds)
+
+    def steps(self, batch: int) -> int:
+        return -(-self.rows // batch)
+
+    def batches(self, batch: int, seed: int | None = None, epoch: int = 0) -> Iterator[Feeds]:
+        """All examples, in an order that the seed and the epoch determine; without a seed in theirs."""
+        order = np.arange(self.rows) if seed is None else np.random.default_rng((seed, epoch)).permutation(self.rows)
+        for k in range(0, self.rows, batch):
+            yield {n: np.asarray(a[order[k : k + batch]]) for n, a in self.feeds.items()}
+
+    def describe(self, batch: int) -> str:
+        return f"{self.rows} examples"
+
+    def split(self, share: float, seed: int) -> tuple[Arrays, Arrays]:
+        """The examples to train on, and those that are held back."""
+        held = round(self.rows * share)
+        if not 0 < held < self.rows:
+            raise OnnxError(f"--val-split {share:g} of {self.rows} examples leaves {self.rows - held} to train on and {held} to validate")
+        order = np.random.default_rng(seed).permutation(self.rows)
+        parts = (np.sort(order[held:]), np.sort(order[:held])) if self._mapped() else (order[held:], order[:held])
+        first, second = ({n: a[at] for n, a in self.feeds.items()} for at in parts)
+        return Arrays(first), Arrays(second)
+
+    def _mapped(self) -> bool:
+        return any(isinstance(a, np.memmap) for a in self.feeds.values())
+
+    def with_nan(self) -> str:
+        """An array that holds NaN, in words; "" if none does."""
+        for n, a in self.feeds.items():
+            if a.dtype.kind == "f" and (bad := np.isnan(a)).any():
+                return f"array {n!r} of the data holds NaN, first in example {int(np.argwhere(bad)[0][0]) + 1}"
+        return ""
+
+
+class Batches:
+    """Batches that a function yields, as dicts of arrays. It is called for each epoch, with its number if it takes one."""
+
+    def __init__(self, name: str, steps: int | None, check: Callable[[Mapping[str, np.ndarray], str], Feeds]):
+        self.name, self.check = name, check
+        self.make = _function(name)
+        self._steps = steps if steps is not None else self._length()
+
+    def _length(self) -> int:
+        made = self._iterable(0)
+        if not hasattr(made, "__len__"):
+            raise OnnxError(f"{self.name} returns {type(made).__name__}, which has no len(); --steps says how many batches an epoch has")
+        return len(made)
+
+    def _iterable(self, epoch: int) -> Any:
+        takes = [p for p in inspect.signature(self.make).parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+        made = self.make(epoch) if takes else self.make()
+        if not isinstance(made, Iterable):
+            raise OnnxError(f"{self.name} returns {type(made).__name__}; it must return an iterable of batches, dicts of arrays")
+        return made
+
+    def steps(self, batch: int) -> int:
+        return self._steps
+
+    def batches(self, batch: int, seed: int | None = None, epoch: int = 0) -> Iterator[Feeds]:
+        k = -1
+        for k, fed in zip(range(self._steps), self._iterable(epoch)):
+            if not isinstance(fed, Mapping):
+                raise OnnxError(f"batch {k + 1} of {self.name} is a {type(fed).__name__}; give dicts of arrays, {{'label': ...}}")
+            yield self.check({n: np.asarray(a) for n, a in fed.items()}, f"batch {k + 1} of {self.name}")
+        if k + 1 < self._steps:
+            raise OnnxError(f"{self.name} gave {k + 1} batches in epoch {epoch + 1}, and an epoch has {self._steps}; see --steps")
+
+    def describe(self, batch: int) -> str:
+        return f"batches of {self.name}"
+
+    def split(self, share: float, seed: int) -> tuple[Arrays, Arrays]:
+        raise OnnxError("--val-split needs arrays to choose from, and --data gives batches; give validation examples with --val")
+
+    def with_nan(self) -> str:
+        return ""
+
+
+Examples = Arrays | Batches
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """The function `package.module:function`, from the current folder or installed."""
+    module, _, function = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as with `python -m`
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except ModuleNotFoundError as e:
+        if e.name is None or not module.startswith(e.name):
+            raise
+        raise OnnxError(f"--data {name}: there is no module {e.name!r} here or on Python's path, and no file of that name") from None
+    if not callable(found):
+        raise OnnxError(f"--data {name}: module {module!r} has no function {function!r}")
+    return found
+
+
+def rows_of(feeds: Mapping[str, np.ndarray]) -> int:
+    return len(next(iter(feeds.values())))
+
+
+class ExampleReader:
+    """Reads examples for a model and a loss. `classes` are the names of classes, if the first examples have labels that are text."""
+
+    def __init__(self, model: OnnxModel, loss: Loss, label: str = "label", columns: Mapping[str, Sequence[str]] | None = None):
+        self.model, self.loss, self.label, self.columns = model, loss, label, columns or {}
+        self.classes: list[str] | None = None
+        held = initialized(model.proto.graph)
+        self.given = [i.name for i in model.proto.graph.input if i.name not in held]
+        block = model.program.global_block()
+        wanted = dict(zip(self.given, model.feeds, strict=True)) | {"label": block.var("label")}
+        self.wanted = {n: v for n, v in wanted.items() if n == "label" or any(v.name in op.input_arg_names for op in model.program.ops)}
+        _check_open({name: v for name, v in self.wanted.items() if name != "label"})
+
+    def read(self, source: str, steps: int | None = None) -> Examples:
+        """The examples of a file, a folder or `module:function`. Raises OnnxError if they do not fit the model."""
+        path = Path(source)
+        if not path.exists() and ":" in source:
+            return Batches(source, steps, self.feeds)
+        if not path.exists():
+            raise OnnxError(f"{source}: there is no such file or folder")
+        if is_table(path):
+            arrays = arrays_of_columns(path, read_columns(path), self.wanted, self.label, self.columns)
+            return Arrays(self.feeds(arrays, source))
+        arrays = read_named_arrays(path)
+        if self.label in arrays:
+            arrays["label"] = arrays.pop(self.label)
+        return Arrays(self.feeds(arrays, source))
+
+    def feeds(self, arrays: Mapping[str, np.ndarray], source: str) -> Feeds:
+        """The arrays by names of the program. Raises OnnxError if they do not fit the model."""
+        rest = set(arrays).difference(self.given, (v.name for v in self.model.feeds))
+        fed = {}
+        for name, v in self.wanted.items():
+            key = name if name in arrays else v.name
+            if key not in arrays:
+                raise OnnxError(self._missing(name, v, arrays, source))
+            rest.discard(key)
+            found = arrays[key]
+            fed[v.name] = as_feed(name, self._ids(found, v, source) if name == "label" and found.dtype.kind in "UO" else found, v)
+        if rest:
+            name = min(rest)
+            near = nearest(name, self.wanted, "wanted are")
+            raise OnnxError(f"{source} has an array {name!r}, but nothing in the model has that name; {near}")
+        rows = {n: len(a) for n, a in fed.items() if a.ndim}
+        if len(set(rows.values())) != 1 or 0 in rows.values():
+            has = ", ".join(f"{n} has {r}" for n, r in rows.items())
+            raise OnnxError(f"the arrays of {source} must have equally many rows (not 0): {has}")
+        self._check_classes(fed["label"])
+        return fed
+
+    def _missing(self, name: str, v: Variable, arrays: Mapping[str, np.ndarray], source: str) -> str:
+        has = ", ".join(f"{n} {a.dtype}{list(a.shape)}" for n, a in arrays.items()) or "none"
+        others = [n for n in arrays if n not in self.wanted]
+        close = nearest(name, others) if others else ""
+        hint = f"np.savez(path, {', '.join(f'{n}=...' for n in self.wanted)}) writes such a file"
+        if close.startswith("did you mean"):
+            hint = f"{close.replace('did you mean', 'is it')} then save it as {name!r}"
+        return f"{source} has no array {name!r}, which is {shape_text(v)}; it has {has}; {hint}"
+
+    def _ids(self, names: np.ndarray, v: Variable, source: str) -> np.ndarray:
+        """The numbers of classes that are given by name."""
+        found = sorted({str(n) for n in names.ravel()})
+        if self.loss.head.class_axis is None and not (self.loss.name.startswith("sigmoid") and len(found) == 2):
+            raise OnnxError(f"the labels of {source} are text, such as {found[0]!r}, and --loss {self.loss.name} takes numbers")
+        if self.classes is None:
+            self.classes = found
+        place = {name: k for k, name in enumerate(self.classes)}
+        if unknown := next((n for n in found if n not in place), None):
+            raise OnnxError(f"class {unknown!r} of {source} is not in the examples to train on, which have {', '.join(self.classes[:16])}")
+        return np.vectorize(lambda n: place[str(n)], otypes=["int64"])(names)
+
+    def _check_classes(self, label: np.ndarray) -> None:
+        axis = self.loss.head.class_axis
+        if axis is None:
+            return
+        classes = self.model.fetches[0].shape[axis]
+        counted = label[label != self.loss.ignore_index] if self.loss.head.counts_labels else label
+        if not counted.size:
+            return
+        least, most = int(counted.min()), int(counted.max())
+        if least >= 0 and not most >= classes > 0:
+            return
+        way_out = f"; --head {most + 1} gives it a last layer for all classes" if least >= 0 else ""
+        if 0 < least and most - least < classes:
+            way_out = f"; labels count from 0: save label - {least}" + way_out.replace("; ", ", or ")
+        if self.classes is not None:
+            found = f"the labels are {most + 1} classes, {', '.join(self.classes[:_SHOWN])}{', ...' * (most >= _SHOWN)}"
+        else:
+            found = f"labels go from {least} to {most}"
+        raise OnnxError(f"{found}, but the model has {classes} classes: 0 to {classes - 1}{way_out}")
+
+
+_SHOWN = 8
+
+
+def _check_open(inputs: Mapping[str, Variable]) -> None:
+    """Refuse a model without an input that takes batches of any size."""
+    fixed = next(((name, v) for name, v in inputs.items() if v.ndim and v.shape[0] != ANY), None)
+    if fixed is None or any(v.ndim and v.shape[0] == ANY for v in inputs.values()):
+        return
+    name, v = fixed
+    opened = "x".join(["?", *("?" if d == ANY else str(d) for d in v.shape[1:])])
+    raise OnnxError(f"the model fixes the batch: input {name!r} is {shape_text(v)}; --shapes {name}={opened} opens it")
+
+
+def as_feed(name: str, a: np.ndarray, v: Variable) -> np.ndarray:
+    """An array in the dtype of the variable that it feeds."""
+    if name == "label" and a.ndim == v.ndim - 1 and v.shape[-1] == 1:
+        a = a[..., None]
+    try:
+        a = kept(a, np_dtype(v.dtype))
+    except ValueError as e:
+        found, wanted = f"{a.dtype}{list(a.shape)}", shape_text(v)
+        raise OnnxError(f"array {name!r} is {found}, and {wanted} is expected: it {e}{_hint(name, a, v)}") from None
+    if not _fits(a.shape, v):
+        raise OnnxError(f"array {name!r} has shape {list(a.shape)}, and {shape_text(v)} is expected, one row an example{_hint(name, a, v)}")
+    return a
+
+
+def _fits(shape: Sequence[int], v: Variable) -> bool:
+    return len(shape) == v.ndim and all(d in (have, ANY) for d, have in zip(v.shape[1:], shape[1:], strict=True))
+
+
+def _hint(name: str, a: np.ndarray, v: Variable) -> str:
+    """A hint how to make an array fit, or "" if there is none."""
+    if name == "label" and v.shape[-1] == 1 and a.ndim == v.ndim and a.shape[-1] > 1:
+        return "; of one-hot labels save label.argmax(axis=-1)"
+    if _fits(a.shape, v):
+        return f"; save {name}.astype({v.dtype!r})" if a.dtype.kind == "f" and v.dtype.startswith("int") else ""
+    if a.ndim == v.ndim > 2 and _fits(np.moveaxis(a, -1, 1).shape, v):
+        return f"; its channels stand last: save np.moveaxis({name}, -1, 1)"
+    if a.ndim and ANY not in v.shape[1:] and a.size and a[0].size == np.prod(v.shape[1:], dtype=np.int64):
+        return f"; save {name}.reshape({[-1, *v.shape[1:]]})"
+    return ""
