@@ -79,6 +79,12 @@ def test_an_example_trains_under_every_strategy_that_it_offers(monkeypatch, caps
     assert set(cli_options.SAME_AS_ONE_DEVICE) <= set(common.STRATEGIES)
 
 
+def test_a_model_file_learns_from_a_table(monkeypatch, tmp_path):
+    pytest.importorskip("onnx")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    assert importlib.import_module("wine_table").train(tmp_path) > 0.9
+
+
 @pytest.mark.parametrize("name", ["zero1", "mesh", "tensor_parallel"])
 def test_a_short_example_runs_and_gives_one_devices_losses(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(EXAMPLES))
