@@ -5,8 +5,8 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from fluidx.onnx.losses import Loss  # noqa: E402
-from fluidx.training.scores import Score  # noqa: E402
+from fluidx.onnx.losses import Loss
+from fluidx.training.scores import Score
 
 CLASSES = Loss("softmax_with_cross_entropy")
 
