@@ -12,15 +12,18 @@ from .. import config
 from ..ir.defaults import default_main_program
 from ..ir.errors import ExecutionError, FeedError, explains_arguments
 from ..ir.program import Program
+from ..ir.types import TensorType
 from . import launched_alone
 from .context import RunContext
 from .dynamic.segment_cache import RunBuilder, ScopedCache
 from .dynamic.segmented_run import SegmentedRun, to_numpy
 from .feeds import check_feed, check_fetch, check_rows, check_sizes, feed_types, fetch_names, one_feed, read_feed, sizes_of
 from .places import CPUPlace, Place, array_module, as_place, using
+from .plan.segments import segments
 from .plan.selection import Outline
 from .run.bound_plan import BoundPlan
-from .run.observers import after_step, listeners, notify_listeners, settings
+from .run.observers import after_step, listeners, notify_listeners, settings, watchers
+from .run.patched_plans import GrowingSizes
 from .scope import Scope, global_scope
 
 _MAX_PLANS = 32  # plans kept by one executor; a plan holds its buffers
@@ -55,6 +58,7 @@ class Executor:
         self._xp = array_module(self.place)
         self._ready: ScopedCache[BoundPlan | SegmentedRun] = ScopedCache(_MAX_PLANS)
         self._segments: ScopedCache[BoundPlan | SegmentedRun] = ScopedCache(_MAX_SEGMENTS)
+        self._growing: ScopedCache[GrowingSizes] = ScopedCache(_MAX_PLANS)
         self._closed = False
         self._lock = threading.RLock()  # a plan's buffers serve one run at a time
 
@@ -105,7 +109,7 @@ class Executor:
         names = fetch_names(fetch_list, program.global_block().descs)
         with self._lock, using(self.place):
             watched = settings()
-            ready = self._made_ready(program, arrays, names, scope, fuse=not watched.unfused)
+            ready = self._made_ready(program, arrays, names, scope, fuse=not watched.unfused, watched=bool(watchers))
             ready.ctx.step = scope.steps.get(program, 0)
             values = ready.run(arrays, watched) if isinstance(ready, SegmentedRun) else ready.run(arrays, after_step(ready, watched))
             scope.steps[program] = ready.ctx.step + 1
@@ -114,9 +118,9 @@ class Executor:
             return values if not return_numpy or self._xp is np else [to_numpy(self._xp, v) for v in values]
 
     def _made_ready(
-        self, program: Program, arrays: Mapping[str, Any], names: list[str], scope: Scope, fuse: bool
+        self, program: Program, arrays: Mapping[str, Any], names: list[str], scope: Scope, fuse: bool, watched: bool
     ) -> BoundPlan | SegmentedRun:
-        key = (id(program), program.version, id(scope), tuple(names), sizes_of(arrays), fuse)
+        key = (id(program), program.version, id(scope), tuple(names), sizes_of(arrays), fuse, watched)
         found = self._ready.find(key, scope)
         if found is not None:
             return found
@@ -131,8 +135,19 @@ class Executor:
             from ..comm.threads.world import ThreadWorld
 
             ctx.comm = ThreadWorld(1).communicator(0)
-        ready = RunBuilder(scope, ctx, self._xp, fuse, self._segments).ready(outline, types)
-        return self._ready.keep(key, ready, scope, program)
+        builder = RunBuilder(scope, ctx, self._xp, fuse, self._segments)
+        ready = self._patched(builder, outline, types, key) if fuse and not watched else None
+        return self._ready.keep(key, ready or builder.ready(outline, types), scope, program)
+
+    def _patched(self, builder: RunBuilder, outline: Outline, types: Mapping[str, Any], key: tuple) -> BoundPlan | None:
+        """A plan by patching, if the sizes of the feeds grow from run to run."""
+        if self._xp is not np or any(type(t) is not TensorType for t in types.values()) or outline.fact(segments):
+            return None
+        of_all = (*key[:4], *types)
+        growing = self._growing.find(of_all, builder.scope)
+        if growing is None:
+            growing = self._growing.keep(of_all, builder.growing(outline, types), builder.scope, outline)
+        return growing.ready(tuple([t.shape for t in types.values()]))
 
     def train_from_dataset(self, *args: Any, **kwargs: Any) -> Any:
         """fluid's call for its Dataset classes, which fluidx does not have. ExecutionError says what to write instead."""
@@ -147,6 +162,7 @@ class Executor:
         """Drop plans and their buffers; the executor cannot run afterwards."""
         self._ready.clear()
         self._segments.clear()
+        self._growing.clear()
         self._closed = True
 
 

@@ -272,6 +272,16 @@ def _block(module: Any, calls: Sequence[NativeCall]) -> Callable[[], None]:
     return module.block(b"".join([_packed(module, call) for call in calls]), tuple([call.keeps for call in calls]))
 
 
+def packed(calls: Sequence[NativeCall]) -> bytearray:
+    """The words of calls in order: for each call, the number of its kernel, the number of its arguments, and the arguments."""
+    return bytearray().join([_packed(_module(), call) for call in calls])
+
+
+def block(words: bytes, keeps: tuple[Any, ...]) -> Callable[[], None]:
+    """`compile` for calls that are `packed`. `keeps` are the arrays whose addresses are among the words."""
+    return _module().block(words, keeps)
+
+
 def _packed(module: Any, call: NativeCall) -> bytes:
     names = _numbers(module)
     if call.fn not in names:

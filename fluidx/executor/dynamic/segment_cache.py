@@ -6,12 +6,16 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from ...ir.types import TensorType
 from ..context import RunContext
+from ..plan.planner import plan
+from ..plan.records import Plan
 from ..plan.segments import segments
 from ..plan.selection import Outline
 from ..plan.sizes import SizesChange
-from ..run.bind import prepare
+from ..run.bind import bind, prepare
 from ..run.bound_plan import BoundPlan
+from ..run.patched_plans import GrowingSizes, Sizes
 from ..scope import Scope
 from .segmented_run import SegmentedRun
 
@@ -55,6 +59,16 @@ class RunBuilder:
             except SizesChange as e:
                 cut = outline.fact(segments, e.op)
         return SegmentedRun(outline, cut, self)
+
+    def growing(self, outline: Outline, types: Mapping[str, TensorType]) -> GrowingSizes:
+        """Plans by patching for feeds of these types in all sizes."""
+        program, fetch = outline.program, outline.fetch
+
+        def planned(sizes: Sizes) -> Plan:
+            fed = {n: TensorType(t.dtype, shape) for (n, t), shape in zip(types.items(), sizes, strict=True)}
+            return plan(program, fed, fetch, self.scope.arrays, self.ctx, fuse=self.fuse, outline=outline)
+
+        return GrowingSizes(planned, lambda made, room: bind(made, self.scope, self.ctx, room=room))
 
     def part(self, outline: Outline, types: Mapping[str, Any]) -> BoundPlan | SegmentedRun:
         """The same for a part of a program, cached."""

@@ -29,14 +29,16 @@ from ..plan.selection import Outline
 from ..scope import Scope
 from .bound_plan import BoundPlan
 from .overlap_threads import OverlapThreads, Streams, Threads
+from .plan_memory import PlanMemory
 from .thread_calls import Call
 
 
 @collections_paused()
-def bind(planned: Plan, scope: Scope, ctx: RunContext, xp: Any = np) -> BoundPlan:
-    """Allocate the arena and bind every step of the plan. State variables that do not exist yet are created in the scope."""
+def bind(planned: Plan, scope: Scope, ctx: RunContext, xp: Any = np, room: PlanMemory | None = None) -> BoundPlan:
+    """Allocate the arena, or take that of a `room`, and bind every step of the plan. State variables that do not exist yet are created in
+    the scope."""
     try:
-        return _Binder(planned, scope, ctx, xp).bind()
+        return _Binder(planned, scope, ctx, xp, room).bind()
     except MemoryError as e:
         raise no_memory(planned.program, {n: v.type for n, v in planned.values.items()}) from e
 
@@ -59,21 +61,21 @@ def prepare(
 
 
 class _Binder:
-    def __init__(self, plan: Plan, scope: Scope, ctx: RunContext, xp: Any):
-        self.plan, self.scope, self.ctx, self.xp = plan, scope, ctx, xp
+    def __init__(self, plan: Plan, scope: Scope, ctx: RunContext, xp: Any, room: PlanMemory | None):
+        self.plan, self.scope, self.ctx, self.xp, self.room = plan, scope, ctx, xp, room
         self.arrays: dict[str, Any] = {}
         self.carved: dict[tuple[bool, int, str, tuple[int, ...]], Any] = {}
         self.private: dict[MappedFile, Any] = {}  # mappings of files that are written in this process
         # keys: is the memory that of the host (for offloaded values)?
         self.modules = {False: xp, True: np}
-        self.arenas = {False: _aligned(plan.arena_bytes, xp), True: _aligned(plan.host_arena_bytes, np)}
+        self.arenas = {False: _aligned(plan.arena_bytes, xp) if room is None else room.arena, True: _aligned(plan.host_arena_bytes, np)}
 
     def bind(self) -> BoundPlan:
         plan = self.plan
         bound = BoundPlan(plan, self.ctx, self.xp)
         for name, v in plan.values.items():
             if plan.buffers[v.buffer].kind == "feed" and not v.view_of:
-                self.arrays.setdefault(name, self._made(v.type, self.xp))
+                self.arrays.setdefault(name, self._made(v.type, self.xp) if self.room is None else self.room.feed(name, v.type))
         bound.feeds = [(name, self.arrays[name]) for name in plan.feeds]
         asynchronous = self.ctx.comm is not None and self.ctx.comm.asynchronous
         threads: OverlapThreads = Streams(self.ctx.comm, bound) if asynchronous else Threads(self.ctx, bound)

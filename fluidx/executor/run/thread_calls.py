@@ -48,10 +48,22 @@ class CallList:
         self.steps.pop()
         self.numbers.pop()
 
+    def groups(self) -> list[list[tuple[Operator, Call, int]]]:
+        """The steps with their numbers; neighbouring C kernels are in one group, and so are neighbouring steps that are none."""
+        steps = [(op, call, number) for (op, call), number in zip(self.steps, self.numbers, strict=True)]
+        return [[*some] for _, some in groupby(steps, key=lambda step: isinstance(step[1], kernels.NativeStep))]
+
+    def with_calls(self, calls: Sequence[Call]) -> CallList:
+        """The same steps with other calls in place of the joined ones."""
+        found = CallList()
+        found.steps, found.numbers, found._ops, found._lengths, found._calls = self.steps, self.numbers, self._ops, self._lengths, [*calls]
+        return found
+
     def join(self) -> None:
         """Join neighbouring C kernels to one call."""
-        for native, some in groupby(self.steps, key=lambda step: isinstance(step[1], kernels.NativeStep)):
-            ops, calls = zip(*some, strict=True)
+        for group in self.groups():
+            native = isinstance(group[0][1], kernels.NativeStep)
+            ops, calls, _ = zip(*group, strict=True)
             self._calls += [kernels.joined(calls)] if native else calls
             self._ops += ops[:1] if native else ops
             self._lengths += [len(ops)] if native else [1] * len(ops)

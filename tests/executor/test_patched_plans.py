@@ -1,0 +1,132 @@
+"""Plans by patching: the numbers of a patched plan are those of a plan that is made for its sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx import native
+from fluidx.executor.context import RunContext
+from fluidx.executor.dynamic.segment_cache import RunBuilder, ScopedCache
+from fluidx.executor.plan.selection import Outline
+from fluidx.executor.run.patched_plans import PatchedPlans, Polynomials, in_layout, positions, sizes_at, step_between
+from fluidx.ir import TensorType
+
+pytestmark = pytest.mark.skipif(bool(native.why_not()), reason="the extension is not built")
+L = fx.layers
+
+
+def attention_with_cache():
+    """One row that asks, and keys and values that grow."""
+    q, new = (fx.data(n, [2, 3, 1, 8], "float32") for n in ("q", "new"))
+    past = fx.data("past", [2, 3, "past", 8], "float32")
+    keys = L.concat([past, new], axis=2)
+    weights = L.softmax(L.scale(L.matmul(q, keys, transpose_y=True), scale=0.3))
+    return [L.matmul(weights, keys), keys]
+
+
+def encoder():
+    """Rows of text: products, a norm, a softmax over an open axis, and a mean over it."""
+    x = fx.data("x", [2, "words", 16], "float32")
+    scores = L.softmax(L.matmul(x, x, transpose_y=True))
+    y = L.layer_norm(L.gelu(L.fc(L.matmul(scores, x), 24, num_flatten_dims=2)), begin_norm_axis=2)
+    return [y, L.reduce_mean(y, dim=1)]
+
+
+def pixels():
+    """A convolution over an image that grows in height, and a pool."""
+    x = fx.data("x", [1, 3, "rows", 12], "float32")
+    return [L.pool2d(L.conv2d(x, 4, 3, padding=1, act="relu"), 2, "avg", 2)]
+
+
+def made(model):
+    main, startup = fx.Program(), fx.Program()
+    with fx.program_guard(main, startup):
+        fetched = model()
+    scope = fx.Scope()
+    fx.Executor().run(startup, scope=scope)
+    return main, fetched, scope
+
+
+def growing(main, fetched, scope, shapes):
+    types = {n: TensorType("float32", s) for n, s in shapes.items()}
+    outline = Outline.of(main, types, [v.name for v in fetched])
+    return RunBuilder(scope, RunContext(), np, True, ScopedCache(8)).growing(outline, types)
+
+
+CACHE = {"q": (2, 3, 1, 8), "new": (2, 3, 1, 8), "past": (2, 3, 40, 8)}, ((0,) * 4, (0,) * 4, (0, 0, 1, 0))
+TEXT = {"x": (2, 40, 16)}, ((0, 1, 0),)
+IMAGE = {"x": (1, 3, 40, 12)}, ((0, 0, 2, 0),)
+
+
+@pytest.mark.parametrize(("model", "sizes"), [(attention_with_cache, CACHE), (encoder, TEXT), (pixels, IMAGE)])
+def test_the_numbers_are_those_of_a_plan_for_the_sizes(model, sizes):
+    """All words of all calls in all positions, with the arrays of words that calls refer to in the place of their addresses."""
+    (shapes, step), rooms = sizes, []
+    grows, start = growing(*made(model), shapes), tuple(shapes.values())
+    found = PatchedPlans.of(start, step, grows.planned, lambda plan, room: rooms.append(room) or grows.bound(plan, room))
+    assert found is not None and found.last > 40
+    largest = grows.planned(sizes_at(start, step, found.last))
+    for k in range(found.last + 1):
+        bound = grows.bound(in_layout(grows.planned(sizes_at(start, step, k)), largest), rooms[0])
+        own = [call for group in bound.compute.groups() for _, step_, _ in group for call in step_.calls]
+        (words,) = found.calls
+        assert told(*words.at(k)) == told(native.packed(own), tuple([call.keeps for call in own])), k
+        patched = found.ready(sizes_at(start, step, k))
+        for (_, a), (_, b) in zip(patched.feeds, bound.feeds, strict=True):
+            assert place(a) == place(b)
+        assert [place(a) for a in patched.fetches] == [place(a) for a in bound.fetches]
+
+
+def place(a):
+    return native.address(a), a.dtype, a.shape, [s for n, s in zip(a.shape, a.strides, strict=True) if n > 1]
+
+
+def told(words, keeps):
+    """The words, with the content of an array of a call's own in the place of its address."""
+    arrays = [a for one in keeps for a in (one if isinstance(one, tuple) else (one,)) if isinstance(a, np.ndarray)]
+    own = {native.address(a): a.tobytes() for a in arrays if a.dtype in (np.int64, np.uint8) and a.ndim == 1}
+    return [own.get(int(w), int(w)) for w in np.frombuffer(words, np.int64)]
+
+
+@pytest.mark.parametrize(("model", "sizes", "follow"), [(attention_with_cache, CACHE, True), (encoder, TEXT, True), (pixels, IMAGE, False)])
+def test_runs_give_the_same_bits_as_plans_of_their_own(model, sizes, follow, monkeypatch):
+    """An image may grow by one row next, and the rows that a pool makes of it do not follow from the number of its rows by a polynomial."""
+    (main, fetched, scope), (shapes, step) = made(model), sizes
+    rng, patched, alone = np.random.default_rng(0), fx.Executor(), fx.Executor()
+    monkeypatch.setattr(alone, "_patched", lambda *given: None)
+    built = []
+    of = PatchedPlans.of.__func__
+    monkeypatch.setattr(PatchedPlans, "of", classmethod(lambda cls, *given: built.append(of(cls, *given)) or built[-1]))
+    for k in (0, 1, 2, 3, 40, 17, 60, 5):
+        feed = {n: rng.standard_normal(s, dtype="float32") for n, s in zip(shapes, sizes_at(tuple(shapes.values()), step, k), strict=True)}
+        for a, b in zip(*(exe.run(main, feed, fetched, scope=scope) for exe in (patched, alone)), strict=True):
+            assert a.shape == b.shape and a.tobytes() == b.tobytes()
+    assert built and (built[0] is not None) == follow
+
+
+def test_a_new_weight_is_seen():
+    main, fetched, scope = made(encoder)
+    exe, feed = fx.Executor(), lambda words: {"x": np.ones((2, words, 16), "float32")}
+    for words in range(40, 45):
+        exe.run(main, feed(words), fetched, scope=scope)
+    weight = next(n for n, d in main.global_block().descs.items() if d.persistable and len(d.type.shape) == 2)
+    scope.set(weight, np.zeros_like(scope.get(weight)))
+    assert not exe.run(main, feed(46), fetched, scope=scope)[0].any()
+
+
+def test_steps_of_sizes():
+    assert step_between(((2, 3), (5,)), ((2, 9), (8,))) == ((0, 2), (1,))
+    assert step_between(((2, 3),), ((2, 3),)) is None and step_between(((2, 3),), ((1, 4),)) is None
+    assert step_between(((2,),), ((2, 3),)) is None
+    assert positions(((2, 3), (5,)), ((0, 2), (1,)), ((2, 13), (10,))) == 5
+    assert positions(((2, 3), (5,)), ((0, 2), (1,)), ((2, 13), (9,))) is None
+
+
+def test_numbers_follow_in_polynomials_only():
+    at = [0, 1, 20, 10, 7]
+    rules = [lambda k: 5, lambda k: 3 * k, lambda k: k * k - k, lambda k: (k + 3) // 4, lambda k: min(k, 19), lambda k: k % 2]
+    found, right = Polynomials.through(at, [np.array([r(k) for r in rules]) for k in at])
+    assert right.tolist() == [True, True, True, False, False, False]
+    assert found.at(13)[:3].tolist() == [5, 39, 156]
