@@ -268,7 +268,7 @@ def _said(fault: Fault) -> dict[str, str]:
     said = {"one line that names the rank": first, "step": rf"^ +in step {fault.step}$", **host, **recorder}
     if alone or fault.how != "leave":  # a script that leaves is at no operator
         said["operator"] = r"^ +in %\S+ = t_faulty\("
-        said["group"] = r'group="dp"'
+        said["group"] = r'group="dp"|then it was in compare_calls among'  # the others may not have begun the step yet
         said["line"] = rf'^ +written at "{re.escape(str(SCRIPT))}", line {LINE}, '
     else:
         said["step"] = "^ +after " + (f"step {fault.step - 1}$" if fault.step else "the startup program$")
