@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import errors
@@ -72,11 +72,11 @@ class OpDef(OpFields):
         cls.optional_ins = any(s.optional for s in cls.in_slots)
         cls.optional_outs = any(s.optional for s in cls.out_slots)
         if cls.kernel is not None:
-            params = inspect.signature(cls.kernel).parameters
+            params = _parameters(cls.kernel)
             cls.takes_out, cls.takes_ctx, cls.takes_part = "out" in params, "ctx" in params, "part" in params
         bind, calls = cls.native.bind, cls.native.calls
-        cls.bind_takes_part = bind is not None and "part" in inspect.signature(bind).parameters
-        told = inspect.signature(calls).parameters if calls is not None else ()
+        cls.bind_takes_part = bind is not None and "part" in _parameters(bind)
+        told = _parameters(calls) if calls is not None else ()
         cls.native_takes_part, cls.native_takes_ctx = "part" in told, "ctx" in told
         OPS[cls.name] = cls
 
@@ -287,6 +287,16 @@ class OpDef(OpFields):
     def summary(cls) -> str:
         """The first line of the docstring."""
         return (inspect.getdoc(cls) or "").split("\n", 1)[0]
+
+
+def _parameters(function: Callable[..., Any]) -> Collection[str]:
+    """The names of a function's parameters. `inspect.signature` takes a tenth of the time in which fluidx is imported.
+
+    >>> _parameters(lambda xp, x, *, out: None)
+    ('xp', 'x', 'out')
+    """
+    code = None if hasattr(function, "__wrapped__") else getattr(function, "__code__", None)
+    return inspect.signature(function).parameters if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def instead_of(name: str) -> str:

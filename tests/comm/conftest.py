@@ -21,3 +21,18 @@ def way(request, monkeypatch):
     elif request.path.name in BOTH | {"test_native.py"} and (reason := native.why_not()):
         pytest.skip(reason)
     return chosen
+
+
+@pytest.fixture(scope="session")
+def four_processes():
+    """Starts four processes of a kind, such as MpiProcesses, which all tests share."""
+    started = {}
+
+    def start(kind):
+        if kind not in started:
+            started[kind] = kind(4)
+        return started[kind]
+
+    yield start
+    for job in started.values():
+        job.close()

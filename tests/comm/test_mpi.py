@@ -76,10 +76,8 @@ def check_all(ranks):
 
 
 @pytest.fixture(scope="module")
-def host():
-    started = MpiProcesses(4)
-    yield started
-    started.close()
+def host(four_processes):
+    return four_processes(MpiProcesses)
 
 
 def test_ranks_of_one_host_share_memory(host):

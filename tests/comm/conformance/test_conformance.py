@@ -66,13 +66,14 @@ class Processes:
 
 
 class Mpi:
-    """One mpirun for all tests of this file. Its ranks send messages, as those do that are one on each host."""
+    """One mpirun for all tests of this folder. Its ranks send messages, as those do that are one on each host."""
 
     how = {}
     missing = "ranks 1, 2"
+    start = MpiProcesses
 
-    def __init__(self):
-        self.job, self.ranks = MpiProcesses(4), {}
+    def __init__(self, four_processes):
+        self.job, self.ranks = four_processes(self.start), {}
 
     def each(self, n, job, *args):
         if n not in self.ranks:
@@ -83,7 +84,7 @@ class Mpi:
         return self.job.ranks(n, timeout, **self.how).each(f"{jobs.__name__}:{job}", args)
 
     def close(self):
-        self.job.close()
+        """The processes live on."""
 
 
 class TwoHosts(Mpi):
@@ -105,17 +106,14 @@ class TwoHosts(Mpi):
 class Tcp(Mpi):
     """Ranks that are connected by TCP, each on a host of its own."""
 
-    def __init__(self):
-        self.job, self.ranks = TcpProcesses(4), {}
+    start = TcpProcesses
 
 
 class TcpTwoHosts(TwoHosts):
     """Half of the ranks on each of two hosts that TCP connects."""
 
     missing = "rank [12]"  # of the host on which the deadline passes first
-
-    def __init__(self):
-        self.job, self.ranks = TcpProcesses(4), {}
+    start = TcpProcesses
 
     def each(self, n, job, *args):
         self.how = {"here": n // 2}
@@ -141,13 +139,14 @@ def _why_not(body):
 
 
 @pytest.fixture(scope="module", params=BODIES)
-def body(request):
+def body(request, four_processes):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "threads on locks":
             patch.setenv("FLUIDX_KERNELS", "numpy")
         elif reason := _why_not(request.param):
             pytest.skip(reason)
-        made = BODIES[request.param]()
+        kind = BODIES[request.param]
+        made = kind(four_processes) if issubclass(kind, Mpi) else kind()
         yield made
         made.close()
 
