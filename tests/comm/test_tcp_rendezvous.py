@@ -120,15 +120,21 @@ def test_the_reason_of_a_rank_that_cannot_reach_another_is_that_of_all(job, monk
         there = tuple(rows[2]["at"])
         return mesh(launched, key, channels, rows, *rest)
 
-    there = None
+    there, heard = None, {}
     monkeypatch.setattr(rendezvous, "_connection", stopped)
     monkeypatch.setattr(rendezvous, "_mesh", seen)
     threads, found = joined(job, range(4), 20)
+    for rank in (0, 1):
+        threads[rank].join(30)
+        found[rank].failures.listen(lambda failure, gone, rank=rank: heard.update({rank: str(failure)}))
     for thread in threads:
         thread.join(30)
-    texts = {text for text, _ in found.values()}
-    assert len(texts) == 1
-    (text,) = texts
+    until = time.monotonic() + 20
+    while len(heard) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    (text,) = {found[rank][0] for rank in (2, 3)}
     assert "cannot reach the socket of rank 2 at 127.0.0.1:" in text and text.endswith(
         "within 20 s: No route to host; check FLUIDX_INTERFACE and firewalls; FLUIDX_TIMEOUT gives it more time"
     )
+    assert heard == {0: text, 1: text}  # they were connected with all others
+    close({rank: found[rank] for rank in (0, 1)})
