@@ -157,7 +157,7 @@ def test_errors_inside_name_the_operator_and_its_line():
     x, n = fx.data("x", [-1], "float32"), fx.data("n", [1], "int64")
     _, h = counted(n, lambda i, h: [h + L.masked_select(x, x > 0.0)], [x])
     assert run({"x": np.float32([1, 2]), "n": np.int64([2])}, h) == [[3, 6]]
-    with pytest.raises(fx.ProgramError, match="op elementwise_add.*\n.*with the sizes that were fed\n  written at .*test_cut_bodies.py"):
+    with pytest.raises(fx.ProgramError, match="op elementwise_add.*\n.*with the sizes that were fed\n  written at .*segmented_bodies.py"):
         run({"x": np.float32([1, -2, 3]), "n": np.int64([1])}, h)
 
 

@@ -199,14 +199,14 @@ def test_a_nan_behind_a_cut_is_found(monkeypatch):
 def test_sizes_that_do_not_meet_name_the_operator_and_its_line():
     x = fx.data("x", [-1], "float32")
     y = fx.layers.masked_select(x, x > 0.0) + fx.layers.masked_select(x, x < 0.0)
-    with pytest.raises(fx.ProgramError, match="op elementwise_add.*\n.*with the sizes that were fed\n  written at .*test_cut.py"):
+    with pytest.raises(fx.ProgramError, match="op elementwise_add.*\n.*with the sizes that were fed\n  written at .*test_segmented_run.py"):
         run({"x": np.float32([1, -1, 2, 3, -2])}, y)
 
 
 def test_a_mask_of_another_size_names_the_operator_between_plans():
     x, mask = fx.data("x", [-1], "float32"), fx.data("mask", [-1], "bool")
     y = fx.layers.masked_select(x, mask)
-    said = r"op masked_select: Mask must be .*f32\[3\], found bool\[2\](.*\n)+.*written at .*test_cut.py"
+    said = r"op masked_select: Mask must be .*f32\[3\], found bool\[2\](.*\n)+.*written at .*test_segmented_run.py"
     with pytest.raises(fx.ExecutionError, match=said):
         run({"x": np.float32([1, -1, 2]), "mask": np.array([True, False])}, y)
 
@@ -222,7 +222,7 @@ def test_what_wants_one_plan_is_told_that_there_are_several():
 def test_a_transpile_refuses_and_says_what_to_do():
     x, _, loss = selected_mean(np.eye(3))
     fx.optimizer.SGD(0.05).minimize(loss)
-    with pytest.raises(fx.TranspileError, match=r"op masked_select makes values .*; keep the sizes, with a mask (.*\n)+.*test_cut.py"):
+    with pytest.raises(fx.TranspileError, match=r"op masked_select makes values .*; keep the sizes, with a mask (.*\n)+.*segmented_run.py"):
         fx.DistributeTranspiler().transpile(trainers=2)
 
 
