@@ -81,7 +81,7 @@ PAGES = {
         "Transpiler": _all("fx.transpiler"),
         "Prediction": ("fx", ("simulate", "plan")),
         "Tuning": ("fx", ("tune", "TuningExecutor")),
-        "Inference": ("fx", ("InferenceTranspiler",)),
+        "Inference": ("fx", ("InferenceTranspiler", "quantize")),
     }, "[Tutorial](../tutorial.md)"),
     "verify": Page("Verifier", "The proof that rank programs compute what the program for one device computes.", {
         "Verifier": _all("fx.verify"),

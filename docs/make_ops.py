@@ -18,6 +18,7 @@ MOST = 3  # access patterns shown of one operator
 KINDS = {
     "Arithmetic, element by element": "elementwise.arithmetic",
     "Activations": "elementwise.activation",
+    "Quantization": "elementwise.quantization",
     "Comparison and logic": "elementwise.compare",
     "Reductions": "math.reduction*",
     "Matrix products": "math.[demo]*",

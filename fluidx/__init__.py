@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from .inference import InferenceTranspiler
     from .io import load, save
     from .native import set_num_threads
+    from .quantization import quantize
     from .simulator.planner import plan
     from .simulator.simulate import simulate
     from .transpiler import Cluster, DistributeTranspiler, DistributeTranspilerConfig, Mesh, strategies
@@ -74,7 +75,8 @@ _LAZY = {
     "mpi_places": "executor", "process_places": "executor", "rank": "comm.launch_environment", "world_size": "comm.launch_environment",
     "Cluster": "transpiler", "DistributeTranspiler": "transpiler", "DistributeTranspilerConfig": "transpiler",
     "Mesh": "transpiler", "strategies": "transpiler",
-    "InferenceTranspiler": "inference", "plan": "simulator", "simulate": "simulator", "tune": "tuning", "TuningExecutor": "tuning_executor",
+    "InferenceTranspiler": "inference", "plan": "simulator", "quantize": "quantization",
+    "simulate": "simulator", "tune": "tuning", "TuningExecutor": "tuning_executor",
     "DataFeeder": "data_feeder", "load": "io", "save": "io", "set_num_threads": "native",
     "BuildStrategy": "compiler", "CompiledProgram": "compiler", "ExecutionStrategy": "compiler",
     "get_flags": "framework", "in_dygraph_mode": "framework", "is_compiled_with_cuda": "framework", "require_version": "framework",
@@ -94,8 +96,8 @@ __all__ = [
     "TuningExecutor", "Variable", "VerifyError", "__version__",
     "append_backward", "backward", "clip", "cpu_places", "cuda_places", "data", "default_main_program", "default_startup_program",
     "device_guard", "embedding", "errors", "global_scope", "gradients", "initializer", "io", "ir", "layers", "load", "lr_scheduler",
-    "mixed_precision", "name_scope", "nets", "one_hot", "onnx", "ops", "optimizer", "plan", "program_guard", "rank", "regularizer",
-    "rewrite", "save", "scope_guard", "set_num_threads", "simulate", "strategies", "tune", "unique_name", "world_size",
+    "mixed_precision", "name_scope", "nets", "one_hot", "onnx", "ops", "optimizer", "plan", "program_guard", "quantize", "rank",
+    "regularizer", "rewrite", "save", "scope_guard", "set_num_threads", "simulate", "strategies", "tune", "unique_name", "world_size",
 ]  # fmt: skip
 
 

@@ -129,6 +129,7 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("--target", multiple=True, help="Modules to adapt: q,v, or a pattern. Can be repeated.  [default: all-linear]")
 @click.option("--lora-alpha", type=click.FloatRange(0, min_open=True), default=16.0, show_default=True, help="Adapters count alpha/rank.")
 @click.option("--lora-dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="The rate of dropout before adapters.")
+@click.option("--quantize", is_flag=True, help="Train for 8-bit integers, and write QuantizeLinear and int8 weights.")
 @click.option("--head", type=click.IntRange(1), help="Replace the last layer by one for this many classes.")
 @click.option("--shapes", type=OpenShapes(), help="Shapes of inputs that replace those of the file: image=?x3x224x224, ? is an open axis.")
 @click.option("--seed", type=click.IntRange(0), envvar="FLUIDX_SEED", default=0, show_default=True, help="Of the order and new layers.")
@@ -173,6 +174,8 @@ def _check_together(options: dict[str, Any]) -> None:
             raise click.UsageError(f"--{name} needs validation examples; give --val-split 0.1, or --val FILE")
     if options["lora"] is None and options["target"]:
         raise click.UsageError("--target chooses what --lora adapts; give --lora RANK, such as --lora 8")
+    if options["lora"] is not None and options["quantize"]:
+        raise click.UsageError("--lora keeps the weights that --quantize would train; give one, merge, and then train with the other")
     if options["resume"] and options["checkpoints"] is None:
         raise click.UsageError("--resume needs --checkpoints FOLDER, from which it continues")
 

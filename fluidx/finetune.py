@@ -28,6 +28,7 @@ from .onnx.losses import Loss
 from .onnx.model import OnnxModel, load
 from .onnx.roles import sharing
 from .onnx.training import set_training
+from .quantization import quantize
 from .regularizer import L2Decay
 from .training.curve import draw_curve, need_matplotlib
 from .training.examples import Arrays, ExampleReader, Examples
@@ -40,8 +41,9 @@ SCHEDULES = ("cosine", "linear", "constant")
 _PRODUCTS = ("matmul", "mul")
 _DECIDING = (
     "loss", "optimizer", "schedule", "warmup", "weight_decay", "batch", "epochs", "seed", "accumulate", "precision", "label_smoothing",
-    "val_split",
+    "val_split", "quantize",
 )  # fmt: skip  # options that decide the results of a training
+_OBSERVED = 10  # batches in which quantize observes ranges
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Training:
     target: Sequence[str] = ()
     lora_alpha: float = 16.0
     lora_dropout: float = 0.0
+    quantize: bool = False
     head: int | None = None
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     seed: int = 0
@@ -128,6 +131,8 @@ def train(path: str, data: str | Path, how: Training, output: Path, say: Callabl
         many = len(model.parameters)
         raise OnnxError(f"none of the {many} parameters of {path} is trained; leave some out of --freeze, or give it a --head")
     steps = examples.steps(how.batch)
+    if how.quantize:
+        built = _quantized(built, examples, how, say)
     _append_training(built, how, steps)
     exe, proof, where = _executor(model, how)
     elements = sum(int(np.prod(p.shape)) for p in trained)
@@ -253,6 +258,15 @@ def _lora(model: OnnxModel, how: Training) -> Lora | None:
         return None
     rest = [own for name, own in model.trained_names.items() if any(fnmatchcase(name, p) for p in how.also_train)]
     return Lora(how.lora, how.lora_alpha, how.target or ALL_LINEAR, how.lora_dropout, rest)
+
+
+def _quantized(built: Built, examples: Examples, how: Training, say: Callable[[str], None]) -> Built:
+    """The model with its weights and inputs rounded, in the ranges of the first batches."""
+    program, first = built.model.program, [fed for _, fed in zip(range(_OBSERVED), examples.batches(how.batch, how.seed), strict=False)]
+    quantize(built.model, first)
+    count = sum(op.type == "fake_quantize" for op in program.ops)
+    say(f"{count} weights and inputs are rounded to 8 bits, in the ranges of {len(first)} batches")
+    return built._replace(plain=program.clone(for_test=True))
 
 
 def _append_training(built: Built, how: Training, steps: int) -> None:

@@ -31,6 +31,7 @@ ARROWS = {
     "profiler": ("config", "fluid_names", "native", "ir", "ops", "comm", "executor"),
     "tuning": ("ir", "comm", "executor", "transpiler", "simulator"),
     "tuning_executor": ("ir", "executor", "simulator", "transpiler", "tuning"),
+    "quantization": ("ir", "executor"),
     "inference": ("ir", "executor", "rewrite", "_checks"),
     "io": (
         "config",

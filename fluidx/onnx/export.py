@@ -124,7 +124,7 @@ def _with_placeholders(
     if merge:
         whole, program = program, RemoveAdapters().run(program, Job(fetch=tuple(targets)))
     names = _needed(program, targets) if feeds is None else [_name(v) for v in feeds]
-    graph = ExportGraph(prune(program, names, targets), executor, scope, opset)
+    graph = ExportGraph(prune(program, names, targets), executor, scope, opset, infers=loss is None)
     proto = graph.to_proto(names, targets)
     step = None if loss is None else training_info(program, _name(loss), proto, lambda p: ExportGraph(p, executor, scope, opset))
     model = _model(proto, [step] if step else [], opset, ir_version, program)

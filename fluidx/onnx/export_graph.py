@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..ir.sizes import StandInShapes
 from ..ir.types import ANY, Dim, size_names
 from ..ir.unique_name import UnusedNames, unused
 from ..ir.var import Var
+from .check import all_graphs
 from .errors import OnnxError
 from .expression_nodes import by_expression, has_expression
 from .rank_models import opaque_node
@@ -48,8 +49,10 @@ def state_value(executor: Any, scope: Any, name: str) -> np.ndarray:
 class ExportGraph:
     """The graph of one program while it is exported: nodes, and the values of its parameters."""
 
-    def __init__(self, program: Program, executor: Any, scope: Any, opset: int, opaque: bool = False):
+    def __init__(self, program: Program, executor: Any, scope: Any, opset: int, opaque: bool = False, infers: bool = True):
         load_all()
+        self.infers = infers  # is it a graph for inference only, without a training step that reads its float weights?
+        self.integers: dict[str, tuple[np.dtype, Callable[[np.ndarray], np.ndarray]]] = {}  # state variables that are stored as integers
         self.opset, self.opaque = opset, opaque
         self.program, self.block = program, program.global_block()
         self.executor, self.scope = executor, scope if scope is not None else global_scope()
@@ -68,11 +71,16 @@ class ExportGraph:
     def to_proto(self, feeds: Sequence[str], targets: Sequence[str]) -> Any:
         from onnx import helper
 
-        stored = [self.stored(n) for n, d in self.block.descs.items() if d.persistable and n not in feeds]
         results = self.write(targets, set())
+        stored = [self.stored(n) for n, d in self.block.descs.items() if d.persistable and n not in feeds]
         inputs = [self.info(n, n) for n in feeds]
         outputs = [self.info(n, r) for n, r in zip(targets, results, strict=True)]
-        return helper.make_graph(self.nodes, self.program.name, inputs, outputs, initializer=stored)
+        graph = helper.make_graph(self.nodes, self.program.name, inputs, outputs, initializer=stored)
+        read = {n for g in all_graphs(graph) for p in g.node for n in p.input} | {o.name for g in all_graphs(graph) for o in g.output}
+        unread = [k for k, p in enumerate(graph.node) if p.op_type == "Constant" and p.output[0] not in read]
+        for k in reversed(unread):
+            del graph.node[k]
+        return graph
 
     def write(self, targets: Sequence[str], made: set[str]) -> list[str]:
         """Write all operators. Returns the final values of the targets. New values do not use names in `made`."""
@@ -214,13 +222,25 @@ class ExportGraph:
         from onnx import numpy_helper
 
         t = self.block.desc(name).type
-        if isinstance(t, TensorType) and ANY not in t.shape and (made := placeholder(name, dtype_code(np_dtype(t.dtype)), t.shape)):
-            return made
+        if isinstance(t, TensorType) and ANY not in t.shape:
+            dtype = self.integers[name][0] if name in self.integers else np_dtype(t.dtype)
+            if made := placeholder(name, dtype_code(dtype), t.shape):
+                return made
         return numpy_helper.from_array(np.asarray(self.value(name), order="C"), name)  # ascontiguousarray would give a scalar an axis
 
     def value(self, name: str) -> np.ndarray:
-        """The present value of a state variable."""
-        return state_value(self.executor, self.scope, name)
+        """The present value of a state variable, as it is stored."""
+        value = state_value(self.executor, self.scope, name)
+        return self.integers[name][1](value) if name in self.integers else value
+
+    def stored_as(self, name: str, reader: str, dtype: np.dtype, convert: Callable[[np.ndarray], np.ndarray]) -> str:
+        """The ONNX value of a state variable that is stored converted; "" if it is none, or if others than one `reader` read it."""
+        own = self.block.descs.get(name)
+        readers = [op.type for op in self.block.oplist if name in op.input_arg_names]
+        if not self.infers or own is None or not own.persistable or readers != [reader]:
+            return ""
+        self.integers[name] = dtype, convert
+        return self.current[name]
 
     def info(self, variable: str, name: str, inner: bool = False) -> Any:
         """The ValueInfoProto of a value. In a sub-block open axes have no names, and the axis of rounds has no size."""
@@ -365,6 +385,20 @@ class Op:
 
     def const(self, array: np.ndarray) -> str:
         return self.graph.constant(array)
+
+    def known(self, slot: str) -> np.ndarray | None:
+        """The value of an operand that is a constant of the program; None for other operands."""
+        (name,), graph = self.op.inputs[slot], self.graph
+        desc = self.block.desc(name)
+        if desc.persistable and desc.stop_gradient:
+            return state_value(graph.executor, graph.scope, name)
+        maker = next((op for op in self.block.oplist if name in op.output_arg_names), None)
+        if maker is None or maker.type not in ("fill_constant", "assign_value"):
+            return None
+        value = np.empty(desc.type.shape, np_dtype(desc.type.dtype))
+        definition: Any = opdef(maker.type)
+        definition.kernel(np, out=value, **maker.attrs)
+        return value
 
     def ints(self, values: Any) -> str:
         """A vector of sizes, axes or the like."""

@@ -22,6 +22,7 @@ from ..ir.errors import FluidxError
 from . import limits
 from .constants import block_output
 from .errors import OnnxError
+from .fake_quantization import FakeQuantization
 from .host_builder import HostBuilder, HostTensor
 from .node import Node
 from .normalize import domain_of, opsets_of
@@ -37,7 +38,8 @@ class Importer(ValueReader):
 
     `opsets` are those of the model; `evaluate` is that of ValueReader; `fed` has the values of fed variables. With `constants_train`, a
     constant of more than one float that a node holds is a weight too: some exporters of other tools write all weights so. `constants` names
-    initializers that are not weights, and `trained` names weights even if they are single numbers. `from_front`: no computed index counts
+    initializers that are not weights, and `trained` names weights even if they are single numbers. With `fake_quantized`, quantized weights
+    and values become floats that are rounded, so that they can be trained. `from_front`: no computed index counts
     from the end of an axis. This holds for models that fluidx exported, because its operators refuse such indices.
     """
 
@@ -51,12 +53,14 @@ class Importer(ValueReader):
         from_front: bool = False,
         constants: Collection[str] = (),
         trained: Collection[str] = (),
+        fake_quantized: bool = False,
     ):
         load_all()
         super().__init__(main, startup, evaluate)
         self.opsets = opsets
         self.constants_train, self.from_front = constants_train, from_front
         self.constants, self.trained = constants, trained
+        self.rounding = FakeQuantization() if fake_quantized else None
         self.env: dict[str, Any] = {}
         self.inputs: list[Variable] = []  # tensors that are fed
         self.fed: dict[str, np.ndarray] = {}
@@ -156,6 +160,8 @@ class Importer(ValueReader):
         if key[0]:
             n.operands = [self.variable(v) if isinstance(v, OpenSizes) else v for v in n.operands]
         found = open_size_outputs(n) if not key[0] else None
+        if found is None and self.rounding is not None:
+            found = self.rounding.output(n)
         if found is not None:
             return found
         needed, dynamic = DYNAMIC_IMPORTERS.get(key, ((), None))

@@ -115,7 +115,7 @@ def load(
     trained |= set(roles.tensors) if own else set()  # fluidx exports constants as nodes
     with unique_name.guard():  # each load of a model gives the same names
         constants = () if own else set(roles.constants())
-        made = import_model(proto, shapes or {}, own, constants_train=not own, constants=constants, trained=trained)
+        made = import_model(proto, shapes or {}, own, constants_train=not own, constants=constants, trained=trained, fake_quantized=True)
     modules = weight_modules(proto.graph) | weight_modules(source.graph)  # conversion drops the metadata of nodes, untying adds weights
     return OnnxModel(proto, made, modules)
 

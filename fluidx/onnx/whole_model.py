@@ -57,6 +57,8 @@ def import_model(proto: Any, shapes: Mapping[str, Sequence[int | str]], own: boo
     importer.take_weights(proto.graph)
     _declare(importer, proto.graph, dict(shapes), named=own)
     importer.run_nodes(proto.graph.node)
+    if importer.rounding is not None:
+        importer.rounding.drop_unread(importer, [o.name for o in proto.graph.output])
     return importer
 
 

@@ -13,9 +13,12 @@ import numpy as np
 
 from ...ir import Variable
 from ...ir.dtypes import FLOATS, TINY, np_dtype
+from ..export_graph import Op
+from ..expression_nodes import by_expression
+from ..fake_quantization import DTYPES
 from ..limits import checked_shape
 from ..node import Node
-from ..table import imports, on_numpy
+from ..table import exports, imports, on_numpy
 from ..values import numpy_dtype
 from ..window_geometry import windows
 from .cast import converted, dtype_of
@@ -75,6 +78,26 @@ def _output(n: Node) -> str:
     """The dtype of DequantizeLinear's result."""
     found = numpy_dtype(n.attr("output_dtype", 0)) if n.attr("output_dtype", 0) else dtype_of(n, 1)
     return found.name if found.name in FLOATS else "float32"
+
+
+@exports("fake_quantize")
+def fake_quantize(op: Op) -> str:
+    scale, zero, dtype = op.known("SCALE"), op.known("ZERO"), DTYPES.get((op.attrs["lowest"], op.attrs["highest"]))
+    ndim = op.type_of("X").ndim
+    axes = [k - scale.ndim + ndim for k, d in enumerate(scale.shape) if d != 1] if scale is not None else []
+    if scale is None or zero is None or dtype is None or len(axes) > 1 or op.dtype("X") != "float32" or zero.size not in (1, scale.size):
+        return by_expression(op)
+    if dtype.itemsize == 2 and op.opset < 21:
+        return by_expression(op)
+    shape = (scale.size,) if axes else ()
+    points = np.broadcast_to(zero.reshape(-1), shape).astype(dtype) if axes else zero.reshape(()).astype(dtype)
+    operands = op.const(scale.reshape(shape)), op.const(points)
+    axis = {"axis": axes[0]} if axes else {}
+    real = op.op.inputs["X"][0]
+    whole = op.graph.stored_as(real, "fake_quantize", dtype, lambda x: _rounded((x / scale).astype(np.float64), zero, dtype))
+    if not whole and dtype == np.int32:  # QuantizeLinear makes 8 and 16 bits only
+        return by_expression(op)
+    return op.emit("DequantizeLinear", whole or op.emit("QuantizeLinear", op["X"], *operands, **axis), *operands, **axis)
 
 
 # -- rounding -------------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,167 @@
+"""`quantize` prepares a program for 8-bit integers: weights and inputs of products are rounded in training as they will be afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .executor import Executor
+from .executor.places import CPUPlace
+from .executor.scope import Scope, global_scope
+from .ir import Block, Builder, Operator, Program, ProgramError, Role, Variable
+from .ir.errors import nearest
+from .ir.pass_base import ONE_DEVICE, Job, Pass
+
+_WEIGHTS = {"conv2d": "Filter", "depthwise_conv2d": "Filter", "mul": "Y", "matmul": "Y"}  # operators -> the slot of the weight
+_INPUTS = {"conv2d": "Input", "depthwise_conv2d": "Input", "mul": "X", "matmul": "X"}
+_OBSERVERS = ("min_max", "moving_average")
+_KEPT = 0.9  # of a moving average, in each batch
+
+
+class Rounding(NamedTuple):
+    """How a value is rounded: to numbers (q - zero) * scale, for integers q between the bounds. The scales have a shape that broadcasts to
+    the value."""
+
+    scales: tuple[float, ...]
+    shape: tuple[int, ...]
+    zero: float
+    lowest: float
+    highest: float
+
+
+def quantize(
+    program: Any,
+    feeds: Iterable[Mapping[str, Any]],
+    startup: Program | None = None,
+    scope: Any = None,
+    skip: str | Sequence[str] = (),
+    observer: str = "min_max",
+) -> None:
+    """Round the weights and the inputs of products and convolutions in a program, in place, as 8-bit integers would.
+
+    `program` is a Program, or an OnnxModel of `fx.onnx.load`; call this before `minimize`. The program is run on `feeds`, a few batches, to
+    observe the range of each input: the smallest and largest value of all batches ("min_max"), or a moving average of those of each batch
+    ("moving_average"), which outliers move less. Inputs get 256 steps over that range (uint8), and weights 255 steps about 0 for each
+    output channel (int8). Weights have their values in `scope`, by default the global one, or those that `startup` gives them. Weights or
+    inputs that match one of the patterns in `skip` stay as they are.
+
+    Training then moves weights so that the rounded network is right. `fx.onnx.save` writes QuantizeLinear and DequantizeLinear, and integer
+    weights.
+
+    >>> import fluidx as fx, numpy as np
+    >>> main, startup = fx.Program("net"), fx.Program()
+    >>> with fx.program_guard(main, startup), fx.unique_name.guard():
+    ...     y = fx.layers.fc(fx.data("x", [-1, 4], "float32"), 3)
+    >>> fx.quantize(main, [{"x": np.ones((2, 4), "float32")}], startup)
+    >>> [op.type for op in main.ops if op.type not in ("fill_constant", "assign_value")]
+    ['fake_quantize', 'fake_quantize', 'mul', 'elementwise_add']
+    """
+    startup, program = startup or getattr(program, "startup", None), getattr(program, "program", program)
+    if not isinstance(program, Program):
+        raise ProgramError(f"quantize: expected a Program or an OnnxModel, got {type(program).__name__}")
+    if observer not in _OBSERVERS:
+        raise ProgramError(f"quantize: there is no observer {observer!r}; {nearest(str(observer), _OBSERVERS, 'there are')}")
+    if any(op.role in (Role.BACKWARD, Role.OPTIMIZE) for op in program.ops):
+        raise ProgramError(f"quantize: {program.label()} already computes gradients; call quantize before minimize")
+    patterns = (skip,) if isinstance(skip, str) else tuple(skip)
+    found = _products(program, patterns)
+    if not found:
+        raise ProgramError(f"quantize: {program.label()} has no product or convolution with a float32 weight that is left to quantize")
+    if startup is not None:
+        scope = Scope()
+        Executor(CPUPlace()).run(startup, scope=scope)
+    scope = global_scope() if scope is None else scope
+    block = program.global_block()
+    inputs = list(dict.fromkeys(op.inputs[_INPUTS[op.type]][0] for op in found))
+    inputs = [n for n in inputs if not any(fnmatchcase(n, p) for p in patterns)]
+    rounding = _observed(program, inputs, feeds, scope, observer)
+    for op in found:
+        name = op.inputs[_WEIGHTS[op.type]][0]
+        rounding[name] = _of_weight(np.asarray(scope.get(name)), _channel(op, block))
+    program.become(FakeQuantize(tuple(rounding.items())).run(program))
+
+
+def _products(program: Program, skip: Iterable[str]) -> list[Operator]:
+    """The products and convolutions with a weight that is not skipped."""
+    block, found = program.global_block(), []
+    for op in program.ops:
+        if op.type not in _WEIGHTS:
+            continue
+        weight, x = block.desc(op.inputs[_WEIGHTS[op.type]][0]), block.desc(op.inputs[_INPUTS[op.type]][0])
+        known = weight.is_parameter and not x.persistable and weight.type.dtype == x.type.dtype == "float32" and weight.type.ndim > 1
+        if known and not any(fnmatchcase(weight.name, p) for p in skip):
+            found.append(op)
+    return found
+
+
+def _channel(op: Operator, block: Block) -> int:
+    """The axis of a weight that becomes channels of the output."""
+    if op.type in ("conv2d", "depthwise_conv2d"):
+        return 0
+    ndim = block.desc(op.inputs["Y"][0]).type.ndim
+    return ndim - 2 if op.attrs.get("transpose_y") else ndim - 1
+
+
+def _of_weight(w: np.ndarray, axis: int) -> Rounding:
+    largest = np.abs(w).max(axis=tuple(k for k in range(w.ndim) if k != axis), keepdims=True)
+    scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+    return Rounding(tuple(scale.ravel().tolist()), scale.shape, 0.0, -128.0, 127.0)
+
+
+def _observed(program: Program, names: list[str], feeds: Iterable[Mapping[str, Any]], scope: Any, observer: str) -> dict[str, Rounding]:
+    """The rounding of each value, from its range in some batches. The range contains 0, which padding needs exactly."""
+    exe, test, ranges = Executor(CPUPlace()), program.clone(for_test=True), dict[str, np.ndarray]()
+    for feed in feeds:
+        values = exe.run(test, feed=dict(feed), fetch_list=names, scope=scope) if names else []
+        for name, value in zip(names, values, strict=True):
+            new = np.array([min(value.min(initial=0), 0), max(value.max(initial=0), 0)], np.float64)
+            if not np.isfinite(new).all():
+                raise ProgramError(f"quantize: %{name} is not finite in a batch of feeds, so it has no range")
+            old = ranges.get(name, new)
+            wider = np.array([min(old[0], new[0]), max(old[1], new[1])])
+            ranges[name] = wider if observer == "min_max" else _KEPT * old + (1 - _KEPT) * new
+    if len(ranges) < len(names):
+        raise ProgramError("quantize: feeds has no batch, so nothing was observed; give one or more, such as the first ones of training")
+    found = {}
+    for name, (low, high) in ranges.items():
+        scale = float(np.float32((high - low) / 255 or 1.0))
+        found[name] = Rounding((scale,), (), float(np.rint(-low / scale)), 0.0, 255.0)
+    return found
+
+
+@dataclass(frozen=True)
+class FakeQuantize(Pass):
+    """Products and convolutions read their operands rounded. `roundings` are pairs (variable, Rounding)."""
+
+    roundings: tuple[tuple[str, Rounding], ...]
+    requires = (ONE_DEVICE,)
+
+    def rewrite(self, program: Program, job: Job) -> Program:
+        new, known, made = program.copy(), dict(self.roundings), dict[str, str]()
+        block = new.global_block()
+        block.oplist, ops = [], block.oplist
+        for op in ops:
+            if op.type in _WEIGHTS and op.inputs[_WEIGHTS[op.type]][0] in known:
+                read = [op.inputs[slot][0] for slot in (_INPUTS[op.type], _WEIGHTS[op.type])]
+                read = [n for n in read if n in known]
+                for name in read:
+                    if name not in made:
+                        made[name] = self._rounded(block, op, name, known[name]).name
+                op = op.renamed({n: made[n] for n in read})
+            block.oplist.append(op)
+        return new
+
+    def _rounded(self, block: Block, near: Operator, name: str, how: Rounding) -> Variable:
+        b = Builder(block, role=near.role)
+        b.site, b.device = near.site, near.device
+        zero = b.fill_constant(shape=(), dtype="float32", value=how.zero)
+        if how.shape:
+            scale = b.assign_value(shape=how.shape, dtype="float32", values=how.scales)
+        else:
+            scale = b.fill_constant(shape=(), dtype="float32", value=how.scales[0])
+        found: Variable = b.fake_quantize(block.var(name), scale, zero, lowest=how.lowest, highest=how.highest, name=f"{name}.rounded")
+        return found
