@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,10 @@ class Node:
         self.importer, self.proto, self.operands = importer, proto, operands
         self.op_type: str = proto.op_type
         self.b: Builder = importer.b
-        self._attrs = {a.name: a for a in proto.attribute}
+
+    @cached_property
+    def _attrs(self) -> dict[str, Any]:
+        return {a.name: a for a in self.proto.attribute}
 
     # -- operands ---------------------------------------------------------------------------------------------------------------
 
@@ -109,6 +113,13 @@ class Node:
         if a.type in (A.FLOAT, A.FLOATS):  # the file has the float32 value of a number that was written as 1e-5
             return _shortest(found) if a.type == A.FLOAT else [_shortest(v) for v in found]
         return list(found) if a.type == A.INTS else found
+
+    def floats(self, name: str) -> np.ndarray:
+        """The numbers of an attribute that lists floats, as the file has them; none if the node does not have it."""
+        from onnx import AttributeProto as A
+
+        a = self._attrs.get(name)
+        return np.asarray(self.attr(name, []), np.float32) if a is None or a.type != A.FLOATS else np.array(a.floats, np.float32)
 
     @property
     def attributes(self) -> set[str]:

@@ -64,6 +64,8 @@ class ValueReader(ProgramWriter):
 
     def value(self, value: Any, n: Node | None = None) -> Any:
         """A value on the host; for a list, all its elements. Raises OnnxError if it must be computed and nothing can run the program."""
+        if isinstance(value, np.ndarray):
+            return value
         wanted = [v for v in leaves(value) if isinstance(v, (Variable, RuntimeValue))]
         now = self._current(wanted, n)
         self.host_steps.extend(map(Check, wanted, deepcopy(now)))  # copied: the caller may change arrays that it fed

@@ -15,6 +15,7 @@
 #include "random.h"
 #include "combine.h"
 #include "trees.h"
+#include "vectors.h"
 #include "grid.h"
 
 #define BOTH(name, words) {#name "_f32", words, name##_f32}, {#name "_f64", words, name##_f64}
@@ -47,6 +48,7 @@ const Kernel LEVEL(kernels)[] = {
     BOTH(pick_grad, ROWS_WORDS),
     BOTH(dropout, DROPOUT_WORDS),
     BOTH(trees, TREES_WORDS),
+    {"vectors_f64", VECTORS_WORDS, vectors},
     BOTH(grid_sample, GRID_WORDS),
     {"copy", -1, copy},
     {"take_rows", TAKE_WORDS, take_rows},

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ...ir import Variable
 from ..node import Node
+from ..support_vectors import KINDS, SupportVectors
 from ..table import dynamic, on_numpy
 from ..values import Outputs
-from .ml_scores import class_labels, floats, labels_of, logistic, of_two_classes, of_two_in_program, transformed, transformed_in_program
+from .ml_scores import class_labels, floats, labels_of, of_two_classes, of_two_in_program, transformed, transformed_in_program
 from .shape import known_sizes
 
 _ML = "ai.onnx.ml"
@@ -20,23 +23,36 @@ def _rows(n: Node) -> np.ndarray:
     return x if x.dtype == np.float64 else x.astype(np.float32)
 
 
+class _Linear(NamedTuple):
+    """The attributes of a linear model: coefficients [features, scores], intercepts or none."""
+
+    coefficients: np.ndarray
+    intercepts: np.ndarray
+    labels: np.ndarray | None
+    how: str
+
+    @classmethod
+    def of(cls, n: Node, scores: int, features: int = -1) -> _Linear:
+        coefficients = np.ascontiguousarray(floats(n, "coefficients").reshape(scores, features).T)
+        return cls(coefficients, floats(n, "intercepts"), labels_of(n, "classlabels_ints"), n.attr("post_transform", "NONE"))
+
+    def scores(self, x: np.ndarray) -> np.ndarray:
+        made = x @ self.coefficients
+        return made + self.intercepts if self.intercepts.size else made
+
+
 @on_numpy("LinearRegressor", domain=_ML, pure=True)
 def linear_regressor(n: Node) -> object:
-    targets = n.attr("targets", 1)
-    scores = _rows(n) @ floats(n, "coefficients").reshape(targets, -1).T
-    intercepts = floats(n, "intercepts")
-    scores = scores + intercepts if intercepts.size else scores
-    return transformed(n, scores, n.attr("post_transform", "NONE")).astype(np.float32)
+    m = n.cached(lambda: _Linear.of(n, n.attr("targets", 1)))
+    return transformed(n, m.scores(_rows(n)), m.how).astype(np.float32)
 
 
 @on_numpy("LinearClassifier", domain=_ML, pure=True)
 def linear_classifier(n: Node) -> object:
     """With two labels and one score, the score is that of the second label."""
-    x, how = _rows(n), n.attr("post_transform", "NONE")
-    scores = x @ floats(n, "coefficients").reshape(-1, x.shape[1]).T
-    intercepts = floats(n, "intercepts")
-    scores = scores + intercepts if intercepts.size else scores
-    labels = labels_of(n, "classlabels_ints")
+    x = _rows(n)
+    m = n.cached(lambda: _Linear.of(n, -1, x.shape[1]))
+    scores, labels, how = m.scores(x), m.labels, m.how
     if scores.shape[1] > 1:
         predicted = scores.argmax(1)
         scores = transformed(n, scores, how)
@@ -83,98 +99,99 @@ def computed_classifier(n: Node) -> object:
 # -- support vectors --------------------------------------------------------------------------------------------------------------------
 
 
-def _kernel(n: Node, x: np.ndarray, vectors: np.ndarray, kind: str) -> np.ndarray:
-    """The kernel of each row with each vector."""
-    gamma, bias, degree = [*n.attr("kernel_params", []), 0.0, 0.0, 0.0][:3]
-    if kind == "RBF":
-        apart = np.square(x).sum(1)[:, None] + np.square(vectors).sum(1) - 2 * x @ vectors.T
-        return np.exp(-gamma * np.maximum(apart, 0))
-    product = x @ vectors.T
-    if kind == "LINEAR":
-        return product
-    if kind == "POLY":
-        return (gamma * product + bias) ** degree
-    if kind == "SIGMOID":
-        return np.tanh(gamma * product + bias)
-    raise n.wrong(f"kernel_type must be LINEAR, POLY, RBF or SIGMOID, found {kind!r}")
+def _machine(n: Node, counts: list[int]) -> SupportVectors:
+    """The machine of a node, with so many vectors for each class. The model is not trusted: sizes that do not fit are an error."""
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    vectors, weights = floats(n, "support_vectors", np.float64), floats(n, "coefficients", np.float64)
+    kind, (gamma, bias, degree) = n.attr("kernel_type", "LINEAR"), [*n.attr("kernel_params", []), 0.0, 0.0, 0.0][:3]
+    if kind not in KINDS:
+        raise n.wrong(f"kernel_type must be LINEAR, POLY, RBF or SIGMOID, found {kind!r}")
+    sums, total = max(len(counts) - 1, 1), int(starts[-1])
+    if min(counts) < 0 or weights.size != sums * total or vectors.size % total:
+        raise n.wrong(f"it has {total} support vectors, which {vectors.size} numbers and {weights.size} coefficients do not fit")
+    return SupportVectors(vectors.reshape(total, -1), weights.reshape(sums, total), starts, kind, gamma, bias, degree)
+
+
+def _fitting(n: Node, x: np.ndarray, machine: SupportVectors) -> np.ndarray:
+    """The rows in float64. Raises OnnxError if they have another number of features than the vectors."""
+    if x.shape[1:] != machine.vectors.shape[1:]:
+        raise n.wrong(f"its support vectors have {machine.vectors.shape[1]} features, the input has shape {list(x.shape)}")
+    return x.astype(np.float64)
+
+
+class _Regressor(NamedTuple):
+    """The attributes of an SVMRegressor: a machine, or coefficients of features if it has no vectors."""
+
+    machine: SupportVectors | None
+    coefficients: np.ndarray
+    rho: float
+    one_class: bool
+    how: str
+
+    @classmethod
+    def of(cls, n: Node) -> _Regressor:
+        supports, how = n.attr("n_supports", 0), n.attr("post_transform", "NONE")
+        machine = _machine(n, [supports]) if supports else None
+        rho = float(floats(n, "rho", np.float64)[0])
+        return cls(machine, floats(n, "coefficients", np.float64), rho, bool(n.attr("one_class", 0)), how)
 
 
 @on_numpy("SVMRegressor", domain=_ML, pure=True)
 def svm_regressor(n: Node) -> object:
-    x, coefficients, supports = _rows(n).astype(np.float64), floats(n, "coefficients", np.float64), n.attr("n_supports", 0)
-    if supports:
-        vectors = floats(n, "support_vectors", np.float64).reshape(supports, -1)
-        scores = _kernel(n, x, vectors, n.attr("kernel_type", "LINEAR")) @ coefficients
-    else:
-        scores = x @ coefficients
-    scores = scores + floats(n, "rho", np.float64)[0]
-    if n.attr("one_class", 0):
+    x, m = _rows(n), n.cached(lambda: _Regressor.of(n))
+    scores = x.astype(np.float64) @ m.coefficients if m.machine is None else m.machine.sums(_fitting(n, x, m.machine))[:, 0, 0]
+    scores = scores + m.rho
+    if m.one_class:
         scores = np.where(scores > 0, 1.0, -1.0)
-    return transformed(n, scores[:, None], n.attr("post_transform", "NONE")).astype(np.float32)
+    return transformed(n, scores[:, None], m.how).astype(np.float32)
+
+
+class _Classifier(NamedTuple):
+    """The attributes of an SVMClassifier: a machine with one rho for each pair, or coefficients of features for each class."""
+
+    machine: SupportVectors | None
+    coefficients: np.ndarray
+    rho: np.ndarray
+    prob_a: np.ndarray | None
+    prob_b: np.ndarray | None
+    labels: np.ndarray | None
+    classes: int
+    how: str
+
+    @classmethod
+    def of(cls, n: Node) -> _Classifier:
+        labels, counts = labels_of(n, "classlabels_ints"), n.attr("vectors_per_class", [])
+        classes = 1 if labels is None else len(labels)
+        coefficients, rho, a, b = (floats(n, name, np.float64) for name in ("coefficients", "rho", "prob_a", "prob_b"))
+        machine = _machine(n, counts) if sum(counts) else None
+        pairs = len(counts) * (len(counts) - 1) // 2
+        if machine is not None and not (len(rho) == pairs and len(a) == len(b) and len(a) in (0, pairs)):
+            raise n.wrong(f"{len(counts)} classes have {pairs} pairs; found {len(rho)} rho, {len(a)} prob_a and {len(b)} prob_b")
+        if machine is None:
+            coefficients = coefficients.reshape(classes, -1).T
+        how, has = n.attr("post_transform", "NONE"), bool(a.size)
+        return cls(machine, coefficients, rho, a if has else None, b if has else None, labels, classes, how)
+
+    def scores(self, n: Node, x: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """The scores of pairs, or those of classes if there are probabilities or no vectors; and the pairs that each class wins."""
+        if self.machine is None:
+            return x.astype(np.float64) @ self.coefficients + self.rho[0], None
+        scores, wins, shares = self.machine.pairs(_fitting(n, x, self.machine), self.rho, self.prob_a, self.prob_b)
+        return scores if shares is None else shares, wins
 
 
 @on_numpy("SVMClassifier", domain=_ML, pure=True)
 def svm_classifier(n: Node) -> object:
-    labels, how = labels_of(n, "classlabels_ints"), n.attr("post_transform", "NONE")
-    classes = 1 if labels is None else len(labels)
-    counts = n.attr("vectors_per_class", [])
-    x, coefficients = _rows(n).astype(np.float64), floats(n, "coefficients", np.float64)
-    rho, a, b = (floats(n, name, np.float64) for name in ("rho", "prob_a", "prob_b"))
-    votes = None
-    if sum(counts):
-        scores, votes = _pairs(n, x, coefficients, rho, counts)
-        if a.size:
-            scores = _shares(np.clip(logistic(-(scores * a + b)), 1e-7, 1 - 1e-7), classes)
-    else:
-        scores = _kernel(n, x, coefficients.reshape(classes, -1), "LINEAR") + rho[0]
+    x, m = _rows(n), n.cached(lambda: _Classifier.of(n))
+    (scores, votes), labels = m.scores(n, x), m.labels
     if scores.shape[1] > 1:
         predicted = (scores if votes is None else votes).argmax(1)
-        scores = transformed(n, scores, how)
-    elif classes == 2:
+        scores = transformed(n, scores, m.how)
+    elif m.classes == 2:
         predicted = votes.argmax(1) if votes is not None else scores[:, 0] > 0
-        scores = of_two_classes(n, scores[:, 0], how, shares=how != "NONE")
+        scores = of_two_classes(n, scores[:, 0], m.how, shares=m.how != "NONE")
     else:
         predicted = (scores[:, 0] > 0).astype(np.int64)
-        scores, labels = transformed(n, scores, how), None
+        scores, labels = transformed(n, scores, m.how), None
     predicted = np.asarray(predicted, np.int64)
     return Outputs([predicted if labels is None else labels[predicted], scores.astype(np.float32)])
-
-
-def _pairs(n: Node, x: np.ndarray, coefficients: np.ndarray, rho: np.ndarray, counts: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The score of each pair of classes, positive if the first class wins, and the number of pairs that each class wins."""
-    ends = np.cumsum(counts)
-    vectors = floats(n, "support_vectors", np.float64).reshape(ends[-1], -1)
-    kernel, weights = _kernel(n, x, vectors, n.attr("kernel_type", "LINEAR")), coefficients.reshape(-1, ends[-1])
-    of = [slice(end - count, end) for end, count in zip(ends, counts)]
-    scores: list[np.ndarray] = []
-    votes = np.zeros((len(x), len(counts)), np.int64)
-    for i in range(len(counts)):
-        for j in range(i + 1, len(counts)):
-            score = kernel[:, of[i]] @ weights[j - 1, of[i]] + kernel[:, of[j]] @ weights[i, of[j]] + rho[len(scores)]
-            votes[:, i] += score > 0
-            votes[:, j] += score <= 0
-            scores.append(score)
-    return np.stack(scores, 1), votes
-
-
-def _shares(pairs: np.ndarray, classes: int) -> np.ndarray:
-    """Probabilities of classes from probabilities of pairs: the second method of Wu, Lin & Weng (2004), by the iteration of LIBSVM."""
-    r = np.zeros((len(pairs), classes, classes))
-    first, second = np.triu_indices(classes, 1)
-    r[:, first, second], r[:, second, first] = pairs, 1 - pairs
-    q = -r * r.transpose(0, 2, 1)
-    q[:, range(classes), range(classes)] = np.square(r).sum(1)
-    p = np.full((len(pairs), classes), 1 / classes)
-    for _ in range(max(100, classes)):
-        qp = np.einsum("nij,nj->ni", q, p)
-        pqp = (p * qp).sum(1)
-        open_ = np.abs(qp - pqp[:, None]).max(1) >= 0.005 / classes
-        if not open_.any():
-            break
-        for t in range(classes):
-            step = np.where(open_, (pqp - qp[:, t]) / q[:, t, t], 0)
-            p[:, t] += step
-            pqp = (pqp + step * (step * q[:, t, t] + 2 * qp[:, t])) / (1 + step) ** 2
-            qp = (qp + step[:, None] * q[:, t]) / (1 + step)[:, None]
-            p /= (1 + step)[:, None]
-    return p

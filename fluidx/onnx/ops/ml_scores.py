@@ -68,7 +68,7 @@ def labels_of(n: Node, ints: str) -> np.ndarray | None:
 def floats(n: Node, name: str, dtype: Any = np.float32) -> np.ndarray:
     """An attribute that is a list of floats, or the tensor attribute in its place."""
     found = n.attr(f"{name}_as_tensor")
-    return np.asarray(n.attr(name, []), dtype) if found is None else found
+    return n.floats(name).astype(dtype) if found is None else found
 
 
 def of_two_classes(n: Node, score: np.ndarray, how: str, shares: bool) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,10 +33,13 @@ def _rows(n: Node) -> np.ndarray:
 
 @on_numpy("TreeEnsemble", domain=_ML, pure=True)
 def tree_ensemble(n: Node) -> object:
-    x = _rows(n)
+    x, m = _rows(n), n.cached(lambda: _listed_ensemble(n))
+    return transformed(n, m.scores(x), m.how).astype(x.dtype)
+
+
+def _listed_ensemble(n: Node) -> _Ensemble:
     how = ("AVERAGE", "SUM", "MIN", "MAX")[n.attr("aggregate_function", 1)]
-    scores = n.cached(lambda: _forest(n)).combined(x, n.attr("n_targets", 1), how)
-    return transformed(n, scores, TRANSFORMS[n.attr("post_transform", 0)]).astype(x.dtype)
+    return _Ensemble(_forest(n), np.zeros(0), n.attr("n_targets", 1), TRANSFORMS[n.attr("post_transform", 0)], how, None, -1, False)
 
 
 def _forest(n: Node) -> Forest:
@@ -102,30 +105,61 @@ def _ensemble_by_ids(n: Node, kind: str) -> Forest:
     )  # fmt: skip
 
 
+class _Ensemble(NamedTuple):
+    """The attributes of a TreeEnsembleRegressor or TreeEnsembleClassifier."""
+
+    forest: Forest
+    base: np.ndarray  # a number for each target, or none
+    targets: int
+    how: str
+    aggregate: str
+    labels: np.ndarray | None
+    only: int  # the one class that all leaves name, if there are two classes; else -1
+    shares: bool  # is no weight negative?
+
+    @classmethod
+    def regressor(cls, n: Node) -> _Ensemble:
+        targets, aggregate = n.attr("n_targets", 1), n.attr("aggregate_function", "SUM")
+        return cls._of(n, _ensemble_by_ids(n, "target"), targets, aggregate, None)
+
+    @classmethod
+    def classifier(cls, n: Node) -> _Ensemble:
+        labels = labels_of(n, "classlabels_int64s")
+        if labels is None:
+            raise n.wrong("it has no class labels")
+        return cls._of(n, _ensemble_by_ids(n, "class"), len(labels), "SUM", labels)
+
+    @classmethod
+    def _of(cls, n: Node, forest: Forest, targets: int, aggregate: str, labels: np.ndarray | None) -> _Ensemble:
+        named = np.unique(forest.target)
+        only, shares = int(named[0]) if targets == 2 and len(named) == 1 else -1, bool((forest.weight >= 0).all())
+        return cls(forest, floats(n, "base_values"), targets, n.attr("post_transform", "NONE"), aggregate, labels, only, shares)
+
+    def scores(self, x: np.ndarray) -> np.ndarray:
+        return self.forest.combined(x, self.targets, self.aggregate)
+
+    def scores_from_base(self, x: np.ndarray) -> np.ndarray:
+        return self.scores(x) + self.base if self.base.size else self.scores(x)
+
+
 @on_numpy("TreeEnsembleRegressor", domain=_ML, pure=True)
 def tree_ensemble_regressor(n: Node) -> object:
-    scores = n.cached(lambda: _ensemble_by_ids(n, "target")).combined(_rows(n), n.attr("n_targets", 1), n.attr("aggregate_function", "SUM"))
-    base = floats(n, "base_values")
-    scores = scores + base if base.size else scores
-    return transformed(n, scores, n.attr("post_transform", "NONE")).astype(np.float32)
+    m = n.cached(lambda: _Ensemble.regressor(n))
+    return transformed(n, m.scores_from_base(_rows(n)), m.how).astype(np.float32)
 
 
 @on_numpy("TreeEnsembleClassifier", domain=_ML, pure=True)
 def tree_ensemble_classifier(n: Node) -> object:
     """If the leaves of two classes name only one, the score is that of the second class: a share if no weight is negative, else a margin.
     """
-    labels, how = labels_of(n, "classlabels_int64s"), n.attr("post_transform", "NONE")
-    if labels is None:
-        raise n.wrong("it has no class labels")
-    forest, base = n.cached(lambda: _ensemble_by_ids(n, "class")), floats(n, "base_values")
-    scores = forest.combined(_rows(n), len(labels), "SUM")
-    if len(labels) == 2 and len(np.unique(forest.target)) == 1:
-        score = scores[:, forest.target[0]] + (base[-1] if base.size else 0)
-        shares = bool((forest.weight >= 0).all())
-        predicted = (score > (0.5 if shares else 0)).astype(np.int64)
-        scores = of_two_classes(n, score, how, shares)
+    m = n.cached(lambda: _Ensemble.classifier(n))
+    assert m.labels is not None
+    if m.only >= 0:
+        score = m.scores(_rows(n))[:, m.only] + (m.base[-1] if m.base.size else 0)
+        predicted = (score > (0.5 if m.shares else 0)).astype(np.int64)
+        scores = of_two_classes(n, score, m.how, m.shares)
     else:
-        scores = scores + base if base.size else scores
+        scores = m.scores_from_base(_rows(n))
         predicted = scores.argmax(1)
-        scores = transformed(n, scores, how)
-    return Outputs([labels[predicted], scores.astype(np.float32)])
+        scores = transformed(n, scores, m.how)
+    return Outputs([m.labels[predicted], scores.astype(np.float32)])
