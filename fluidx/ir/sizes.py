@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from hashlib import blake2b
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,15 @@ if TYPE_CHECKING:
     from .program import Block
     from .variable import Variable
 
-# Divisible by common divisors in models, and too large to be equal to a size in a program.
+# Divisible by common divisors in models, and too large to be equal to a size in a program. No number is a multiple of another, and since
+# they are drawn, a sum of some is no sum of others.
 _UNIT = 720720
-_BATCH = _UNIT * 1_000_003
+_BATCH = _UNIT * 2_097_169
+
+
+def _drawn(k: int) -> int:
+    """The number that stands for unknown size k."""
+    return _UNIT * ((1 << 21) + (int.from_bytes(blake2b(b"%d" % k, digest_size=4).digest(), "big") >> 11) | 1)
 
 
 class StandInShapes:
@@ -137,7 +144,7 @@ class StandInShapes:
 
     def another(self) -> int:
         """A new stand-in number, for an unknown size."""
-        return _BATCH + 2 * _UNIT * next(self._others)
+        return _drawn(next(self._others))
 
     def _producer(self, name: str) -> Operator | None:
         """The operator that first writes `name`, unless its result is fed, comes out of a sub-block, or does not keep its sizes."""

@@ -26,8 +26,9 @@ from .fake_quantization import FakeQuantization
 from .host_builder import HostBuilder, HostTensor
 from .node import Node
 from .normalize import domain_of, opsets_of
+from .open_sized_nodes import open_size_outputs
 from .schema_functions import function_of, output_names, with_attributes
-from .symbolic_sizes import OpenSizes, open_size_outputs
+from .symbolic_sizes import OpenSizes
 from .table import DYNAMIC_IMPORTERS, IMPORTERS, NUMPY_IMPORTERS, PURE, load_all
 from .value_reader import Evaluate, HostCall, ValueReader
 from .values import Outputs, RuntimeValue, Weight, array_of, as_outputs, fits_program, is_string_array, leaves, map_leaves
@@ -67,6 +68,7 @@ class Importer(ValueReader):
         self.node_cache: dict[int, tuple[Any, Any]] = {}  # id of a node -> the node, kept alive, and a value made of its attributes
         self._host: _HostImporter | None = None
         self.open_axes: dict[int, tuple[Variable, int]] = {}  # number that stands for an open size -> a variable and its axis of that size
+        self.size_terms: dict[int, tuple[str, int, int]] = {}  # number of a computed size -> the ONNX operator and its operands
 
     # -- graphs -----------------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
-"""Arithmetic on open sizes: the result of Shape on a variable with open axes, computed on the host until an operator takes a shape.
+"""Arithmetic on open sizes: the result of Shape on a variable with open axes, computed on the host until an operator takes a size.
 
 A number stands for each open size, as in ir/sizes.py: equal numbers are equal sizes. Only integer operators that are right for every size
-can compute with them, and the result is a shape. Otherwise the program computes the sizes, or the model is refused.
+can compute with them. Operators that take such a size are in open_sized_nodes.py; otherwise the program computes the sizes, or the model is
+refused.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class OpenSizes:
     """An array of sizes, some of them open.
 
     `least` has the least value of each: an axis may be empty. `write` writes the operators that compute the array. It is not `exact` after
-    a division that may have left a remainder, which the numbers do not show.
+    a division that may have left a remainder, which the numbers do not show. The array is int64; the model may compute in another `dtype`.
     """
 
-    def __init__(self, array: np.ndarray, write: Callable[[], Variable], exact: bool, least: np.ndarray):
-        self.array, self.write, self.exact, self.least = array, write, exact, least
+    def __init__(self, array: np.ndarray, write: Callable[[], Variable], exact: bool, least: np.ndarray, dtype: str = "int64"):
+        self.array, self.write, self.exact, self.least, self.dtype = array, write, exact, least, dtype
 
 
 def is_open(number: int) -> bool:
@@ -43,35 +44,13 @@ def _are_open(x: Any) -> Any:
     return (x >= _LEAST) & (x < _MOST)
 
 
-def open_size_outputs(n: Node) -> Any:
-    """The outputs of a node that computes with open sizes; None if no operand is open."""
-    if n.op_type in ("Shape", "Size"):
-        v = n.operands[0]
-        return _shape(n, v) if isinstance(v, Variable) and ANY in v.shape else None
-    at = [k for k, v in enumerate(n.operands) if isinstance(v, OpenSizes)]
-    if not at:
-        return None
-    use = _SHAPE_USERS.get((n.op_type, at[0])) if len(at) == 1 else None
-    try:
-        if use is None:
-            return _computed_on_host(n)
-        if use is not _reshape and not n.operands[at[0]].exact:  # a reshape compares numbers of elements
-            raise _refusal(n, "it takes an open size that was divided, perhaps with a remainder")
-        return use(n)
-    except OnnxError as refused:
-        try:
-            return computed(n)
-        except FluidxError:
-            raise refused from None
-
-
 def computed(n: Node) -> Any:
     """The outputs of a node if the program computes the sizes."""
     operands = [n.importer.variable(v) if isinstance(v, OpenSizes) else v for v in n.operands]
     return n.importer.outputs_of(type(n)(n.importer, n.proto, operands))
 
 
-def _refusal(n: Node, why: str) -> Exception:
+def refusal(n: Node, why: str) -> Exception:
     inputs = {v.name: v.shape for v in n.importer.inputs if ANY in v.shape}
     name, shape = next(iter(inputs.items()), ("x", (ANY,)))
     fixed = ", ".join("8" if d == ANY else str(d) for d in shape)
@@ -81,15 +60,17 @@ def _refusal(n: Node, why: str) -> Exception:
 # -- arithmetic on open sizes -----------------------------------------------------------------------------------------------------
 
 
-def _shape(n: Node, v: Variable) -> Any:
-    found = _sizes(n, v)
+def shape_outputs(n: Node, v: Variable) -> Any:
+    found = sizes_of(n, v)
     for axis, number in enumerate(found):
         if is_open(number):
-            n.importer.open_axes.setdefault(number, (v, axis))
+            n.importer.open_axes.setdefault(number, _fed_axis(n, number) or (v, axis))
     axes = range(len(found))[slice(n.attr("start"), n.attr("end"))]
 
     def write() -> Variable:
         b = n.importer.b
+        if len(axes) == 1 and n.op_type == "Shape":
+            return b.reshape(b.axis_size(v, axis=axes[0]), shape=(1,))
         whole = b.shape(v, dtype="int64")
         if n.op_type == "Size":
             return b.squeeze(b.reduce_prod(whole, dim=(0,), keep_dim=True), axes=(0,))
@@ -101,7 +82,14 @@ def _shape(n: Node, v: Variable) -> Any:
     return _open_or_known(made, write, True, np.where(_are_open(made), 0, made))
 
 
-def _sizes(n: Node, v: Variable) -> list[int]:
+def _fed_axis(n: Node, number: int) -> tuple[Variable, int] | None:
+    """An input and its axis whose size a number stands for."""
+    sizes = n.b.sizes
+    found = ((v, axis) for v in n.importer.inputs for axis, d in enumerate(v.shape) if d == ANY and sizes.shape(v.name)[axis] == number)
+    return next(found, None)
+
+
+def sizes_of(n: Node, v: Variable) -> list[int]:
     """The shape of a variable, with numbers for its open sizes. An axis is open too if its size depends on one, such as a slice up to 8."""
     opened, found = n.importer.open_axes, list(n.b.sizes.shape(v.name))
     for axis, (declared, size) in enumerate(zip(v.shape, found, strict=True)):
@@ -119,18 +107,18 @@ _MOVES = frozenset({
 _INTEGER = (6, 7)  # ONNX's codes of int32 and int64
 
 
-def _computed_on_host(n: Node) -> Any:
+def computed_on_host(n: Node) -> Any:
     values = [n.importer.array(v) for v in n.operands]
     if any(isinstance(v, Variable) for v in values):
-        raise _refusal(n, "it takes an open size together with a value that the program computes")
+        raise refusal(n, "it takes an open size together with a value that the program computes")
     cast = n.op_type == "Cast" and n.attr("to") in _INTEGER
     moved = len(n.operands) if n.op_type == "Concat" else int(n.op_type in _MOVES)  # the first operands, which are only rearranged
     uses_values = [k for k, v in enumerate(n.operands) if isinstance(v, OpenSizes) and k >= moved]
     if uses_values and not (cast or n.op_type in _RULES):
-        raise _refusal(n, f"operand {uses_values[0]} depends on an open size")
+        raise refusal(n, f"operand {uses_values[0]} depends on an open size")
     exact = all(v.exact for v in n.operands if isinstance(v, OpenSizes))
     if n.op_type == "Equal" and not exact:
-        raise _refusal(n, "it compares an open size that was divided, perhaps with a remainder")
+        raise refusal(n, "it compares an open size that was divided, perhaps with a remainder")
 
     def result(values: list[Any]) -> Any:
         values = [v.astype(np.int64) if isinstance(v, np.ndarray) and v.dtype.kind in "iu" else v for v in values]
@@ -139,20 +127,31 @@ def _computed_on_host(n: Node) -> Any:
         return _RULES[n.op_type](n, *values) if n.op_type in _RULES else n.importer.outputs_of(type(n)(n.importer, n.proto, values))
 
     made, exact = result(values), exact and n.op_type != "Div"
+    dtype = ("int32" if n.attr("to") == 6 else "int64") if cast else next(v.dtype for v in n.operands if isinstance(v, OpenSizes))
     # sums, products and rearranged sizes are least where the sizes are least
     least = result([v.least if isinstance(v, OpenSizes) else w for v, w in zip(n.operands, values, strict=True)]) if exact else made
 
+    def written(k: int, value: np.ndarray) -> Variable:
+        number = int(value.reshape(-1)[0]) if value.size == 1 and dtype == "int64" and exact else 0
+        if number not in n.importer.open_axes:
+            return n.importer.variable(as_outputs(computed(n))[k])
+        (v, axis), b = axis_of(n, number), n.importer.b
+        size = b.axis_size(v, axis=axis)
+        return b.reshape(size, shape=value.shape) if value.ndim else size
+
     def wrapped(k: int, value: Any, least: Any) -> Any:
-        return _open_or_known(value, lambda: n.importer.variable(as_outputs(computed(n))[k]), exact, least)
+        return _open_or_known(value, lambda: written(k, np.asarray(value)), exact, least, dtype)
 
     if isinstance(made, (tuple, Outputs)):
         return Outputs(wrapped(k, v, w) for k, (v, w) in enumerate(zip(made, least, strict=True)))
     return wrapped(0, made, least)
 
 
-def _open_or_known(value: Any, write: Callable[[], Variable], exact: bool, least: Any) -> Any:
-    sizes = isinstance(value, (np.ndarray, np.generic)) and value.dtype == np.int64
-    return OpenSizes(np.asarray(value), write, exact, np.asarray(least)) if sizes and _are_open(value).any() else value
+def _open_or_known(value: Any, write: Callable[[], Variable], exact: bool, least: Any, dtype: str = "int64") -> Any:
+    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype != np.int64:
+        return value
+    open_ = _are_open(value).any()
+    return OpenSizes(np.asarray(value), write, exact, np.asarray(least), dtype) if open_ else np.asarray(value, dtype)
 
 
 def _sum(n: Node, x: Any, y: Any) -> Any:
@@ -164,36 +163,40 @@ def _difference(n: Node, x: Any, y: Any) -> Any:
     negative."""
     unsure = _are_open(y) & ((x % np.where(_are_open(y), y, 1) != 0) | (_least(n, 0) < 0) | (_least(n, 1) < 0))
     if any(isinstance(v, OpenSizes) and not v.exact for v in n.operands) or unsure.any():
-        raise _refusal(n, "it subtracts an open size")
+        raise refusal(n, "it subtracts an open size")
     return _numbers(n, x - y, x, y)
 
 
 def _product(n: Node, x: Any, y: Any) -> Any:
     if _are_open(x).any() and _are_open(y).any():
-        raise _refusal(n, "it multiplies two open sizes")
+        raise refusal(n, "it multiplies two open sizes")
     return _numbers(n, x * y, x, y)
 
 
 def _quotient(n: Node, x: Any, y: Any) -> Any:
     if _are_open(y).any() or not y.all() or (x % y).any():
-        raise _refusal(n, "it divides an open size, perhaps with a remainder")
+        raise refusal(n, "it divides an open size, perhaps with a remainder")
     return _numbers(n, x // y, x, y)
 
 
 def _numbers(n: Node, made: Any, x: Any, y: Any) -> Any:
     """The result `made`, if its numbers can stand for sizes: they are not negative, and no fraction or multiple is out of range."""
     if not (_are_open(made) | (made == 0) | ~(_are_open(x) | _are_open(y))).all():
-        raise _refusal(n, "it computes with an open size")
+        raise refusal(n, "it computes with an open size")
+    for number, *operands in zip(*(v.ravel().tolist() for v in np.broadcast_arrays(made, x, y)), strict=True):
+        if is_open(number):
+            n.importer.size_terms.setdefault(number, (n.op_type, *operands))
     return made
 
 
 def _product_of_all(n: Node, x: Any, axes: Any = None) -> Any:
     if sum(map(is_open, x.ravel().tolist())) > 1:
-        raise _refusal(n, "it multiplies more than one open size")
+        raise refusal(n, "it multiplies more than one open size")
     axis = None if axes is None or not axes.size else tuple(axes.tolist())
     if axis is None and n.attr("noop_with_empty_axes", 0):
         return x
-    return _numbers(n, np.prod(x, axis=axis, keepdims=bool(n.attr("keepdims", 1))), x.max(), 0)
+    made, open_ = np.prod(x, axis=axis, keepdims=bool(n.attr("keepdims", 1))), x.max()
+    return _numbers(n, made, open_, made // max(open_, 1))
 
 
 def _equal(n: Node, x: Any, y: Any) -> Any:
@@ -203,7 +206,7 @@ def _equal(n: Node, x: Any, y: Any) -> Any:
     alike = (a == b) & (least_a >= 0) & (least_b >= 0)
     apart = _are_open(a) & ~_are_open(b) & (b < least_a) | _are_open(b) & ~_are_open(a) & (a < least_b)
     if not (alike | apart | ~_are_open(a) & ~_are_open(b)).all():
-        raise _refusal(n, "it compares an open size")
+        raise refusal(n, "it compares an open size")
     return x == y
 
 
@@ -218,63 +221,47 @@ _RULES: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-# -- operators that take a shape --------------------------------------------------------------------------------------------------
+# -- axes of computed sizes -------------------------------------------------------------------------------------------------------
 
 
-def _target(n: Node, k: int) -> list[int]:
-    return [int(v) for v in n.importer.array(n.operands[k]).ravel()]
+def axis_of(n: Node, number: int) -> tuple[Variable, int]:
+    """A variable and its axis whose size a number stands for. For a sum or a multiple of sizes, it is a vector of that length."""
+    importer = n.importer
+    found = importer.open_axes.get(number)
+    if found is None or n.b.block.find(found[0].name) is None:  # a sub-block may have had it
+        if number not in importer.size_terms:
+            raise refusal(n, "no value has an axis of the open size that it computes")
+        found = importer.open_axes[number] = _vector(n, *importer.size_terms[number]), 0
+        importer.keep_names([found[0]])
+    return found
 
 
-def _reshape(n: Node) -> Variable:
-    """A Reshape to open sizes. An open size is that of the same axis, written 0, or the rest of the elements, written -1."""
-    x, target = n.x(0), _target(n, 1)
-    have = _sizes(n, x)
-    sizes = [have[k] if t == 0 and not n.attr("allowzero", 0) and k < len(have) else t for k, t in enumerate(target)]
-    rest = prod(d for d in sizes if d != ANY)
-    if ANY in sizes and rest and prod(have) % rest == 0:
-        sizes[sizes.index(ANY)] = prod(have) // rest
-    shape = [(0 if k < len(have) and have[k] == d else ANY) if is_open(d) else d for k, d in enumerate(sizes)]
-    if shape.count(ANY) > 1:
-        raise _refusal(n, "more than one size of its result is open")
-    return n.b.reshape(x, shape=tuple(shape))
+def offset(n: Node, number: int, more: int) -> int:
+    """The number that stands for a size and `more` elements, or 0 if there are none."""
+    if more:
+        n.importer.size_terms.setdefault(number + more, ("Add", number, more))
+    return number + more
 
 
-def _expand(n: Node) -> Variable:
-    x, target = n.x(0), _target(n, 1)
-    have = _sizes(n, x)
-    axes = max(len(have), len(target))
-    have, target = [1] * (axes - len(have)) + have, [1] * (axes - len(target)) + target
-    if any(is_open(h) and t not in (1, h) for h, t in zip(have, target, strict=True)):
-        raise _refusal(n, "it would repeat along an open axis if that axis has one element")
-    return _repeat(n, x, [t if h == 1 else 1 for h, t in zip(have, target, strict=True)])
+def _vector(n: Node, how: str, x: int, y: int) -> Variable:
+    """A vector of the length of a sum, a difference or a product."""
+    b = n.b
+    if how == "Sub":
+        y = -y
+    if how in ("Mul", "ReduceProd"):
+        open_, times = (x, y) if is_open(x) else (y, x)
+        if not 0 < times < _LEAST:
+            raise refusal(n, "it multiplies open sizes")
+        return b.expand(_ones(n, open_), expand_times=(times,))
+    if how not in ("Add", "Sub") or min(x, y) <= -_LEAST:
+        raise refusal(n, "no value has an axis of the open size that it computes")
+    if min(x, y) < 0:
+        return b.slice(_ones(n, max(x, y)), axes=(0,), starts=(0,), ends=(min(x, y),))
+    return b.concat([_ones(n, x), _ones(n, y)], axis=0)
 
 
-def _repeat(n: Node, x: Variable, times: list[int]) -> Variable:
-    """x repeated `times` along each axis; x has the last axes of `times`."""
-    known = tuple(1 if is_open(t) else t for t in times)
-    fills = [n.b.fill_constant(shape=known, dtype=x.dtype, value=1.0)] if prod(known) != 1 or len(known) > x.ndim else []
-    fills += [_like(n, t, [1] * k + [ANY] + [1] * (len(times) - k - 1), k, x.dtype, 1.0) for k, t in enumerate(times) if is_open(t)]
-    for ones in fills:
-        x = n.b.logical_and(x, ones) if x.dtype == "bool" else n.b.elementwise_mul(x, ones)
-    return x
-
-
-def _constant_of_shape(n: Node) -> Variable:
-    value, shape = n.attr("value", np.zeros(1, np.float32)), _target(n, 0)
-    at = next(k for k, d in enumerate(shape) if is_open(d))
-    known = [d if not is_open(d) or k == at else 1 for k, d in enumerate(shape)]
-    first = _like(n, shape[at], known, at, value.dtype.name, n.filler(value))
-    return _repeat(n, first, [d if is_open(d) and k != at else 1 for k, d in enumerate(shape)])
-
-
-def _like(n: Node, number: int, shape: list[int], axis: int, dtype: str, value: float) -> Variable:
-    if number not in n.importer.open_axes:
-        raise _refusal(n, f"axis {axis} of its result is computed from an open size")
-    v, source = n.importer.open_axes[number]
-    shape = [ANY if k == axis else d for k, d in enumerate(shape)]
-    return n.b.fill_constant_batch_size_like(v, shape=tuple(shape), dtype=dtype, value=value, input_dim_idx=source, output_dim_idx=axis)
-
-
-_SHAPE_USERS: dict[tuple[str, int], Callable[[Node], Variable]] = {
-    ("Reshape", 1): _reshape, ("Expand", 1): _expand, ("ConstantOfShape", 0): _constant_of_shape,
-}  # fmt: skip
+def _ones(n: Node, number: int) -> Variable:
+    if not is_open(number):
+        return n.b.fill_constant(shape=(number,), dtype="bool", value=1.0)
+    v, axis = axis_of(n, number)
+    return n.b.fill_constant_batch_size_like(v, shape=(ANY,), dtype="bool", value=1.0, input_dim_idx=axis)

@@ -359,3 +359,39 @@ def slice_by(op: Op) -> str:
     axes = [a % op.type_of("X").ndim for a in op.attrs["axes"]]
     steps = [op.ints(op.attrs["steps"])] if op.attrs["steps"] else []
     return op.emit("Slice", op["X"], op.cast("Starts", "int64"), op.cast("Ends", "int64"), op.ints(axes), *steps)
+
+
+@exports("range_like")
+def range_like(op: Op) -> str:
+    a = op.attrs
+    axis = a["axis"] % op.type_of("Input").ndim
+    count = op.emit("Squeeze", op.sizes(op["Input"], axis, axis + 1), op.ints([0]))
+    found = op.emit("Range", op.const(np.array(0)), count, op.const(np.array(1)))
+    if a["dtype"] != "int64":
+        found = op.emit("Cast", found, to=op.code(a["dtype"]))
+    for name, node, neutral in (("step", "Mul", 1), ("start", "Add", 0)):
+        found = found if a[name] == neutral else op.emit(node, found, op.const(np.array(a[name], np_dtype(a["dtype"]))))
+    return found
+
+
+@exports("slice_like")
+def slice_like(op: Op) -> str:
+    a = op.attrs
+    like = a["like_axis"] % op.type_of("Like").ndim
+    count, start = op.sizes(op["Like"], like, like + 1), op.ints([0])
+    if op.has("Start"):
+        start = op.emit("Reshape", op.cast("Start", "int64"), op.ints([1]))
+        count = op.emit("Add", start, count)
+    return op.emit("Slice", op["X"], start, count, op.ints([a["axis"] % op.type_of("X").ndim]))
+
+
+@exports("slice_like_grad")
+def slice_like_grad(op: Op) -> str:
+    """The gradient with zeros around it."""
+    ndim = op.type_of("X").ndim
+    axis = op.attrs["axis"] % ndim
+    before = op.emit("Reshape", op.cast("Start", "int64"), op.ints([1])) if op.has("Start") else op.ints([0])
+    whole, part = (op.sizes(op[slot], axis, axis + 1) for slot in ("X", "Out@GRAD"))
+    behind = op.emit("Sub", op.emit("Sub", whole, part), before)
+    pads = [op.ints([0] * axis), before, op.ints([0] * (ndim - 1)), behind, op.ints([0] * (ndim - 1 - axis))]
+    return op.emit("Pad", op["Out@GRAD"], op.emit("Concat", *pads, axis=0))

@@ -132,3 +132,10 @@ def export_transpose(op: Op) -> str:
 def export_shape(op: Op) -> str:
     found = op.emit("Shape", op["Input"])
     return found if op.attrs["dtype"] == "int64" else op.emit("Cast", found, to=op.code(op.attrs["dtype"]))
+
+
+@exports("axis_size")
+def axis_size(op: Op) -> str:
+    axis = op.attrs["axis"] % op.type_of("Input").ndim
+    found = op.emit("Squeeze", op.sizes(op["Input"], axis, axis + 1), op.ints([0]))
+    return found if op.attrs["dtype"] == "int64" else op.emit("Cast", found, to=op.code(op.attrs["dtype"]))

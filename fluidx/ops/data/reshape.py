@@ -95,6 +95,19 @@ def _same_elements(ins, outs, attrs):
     return f"{x} -> {y} | {whole} L(0) U(0)", sizes
 
 
+def _reshape_words(ins, outs, attrs):
+    """The access pattern of `reshape`. With several open axes, axes at both ends that keep their size and position are the same axes."""
+    x, y, shape = ins[0].shape, outs[0].shape, attrs["shape"]
+    if len(x) != len(y) or x.count(ANY) < 2:
+        return _same_elements(ins, outs, attrs)
+    kept = [s == 0 or ANY != d == e for s, d, e in zip(shape, x, y, strict=True)]
+    first = kept.index(False) if False in kept else len(kept)
+    last = len(kept) - kept[::-1].index(False) if False in kept else len(kept)
+    a, b, sizes, whole = match_axes(x[first:last], y[first:last])
+    front, back = letters(first, "f"), letters(len(x) - last, "e")
+    return f"{front} {a} {back} -> {front} {b} {back} | {whole} L(0) U(0)", sizes
+
+
 def _laid_out(a, ins, outs, **_):
     """For the proof: the same elements in another shape."""
     return [a.shaped(ins[0], outs[0].shape)]
@@ -115,7 +128,7 @@ class Reshape(OpDef):
     )  # fmt: skip
     inputs = ("X",)
     attrs = {"shape": Required(tuple)}
-    pattern = staticmethod(_same_elements)
+    pattern = staticmethod(_reshape_words)
 
     @staticmethod
     def _local_attrs(attrs, ins, outs):
@@ -131,7 +144,12 @@ class Reshape(OpDef):
 
     @staticmethod
     def grad(b, op, g):
-        return _reshape_back(b, op["X"], g)
+        x, shape = op["X"], op.attrs["shape"]
+        if is_ranked(x.desc.type) and x.shape.count(ANY) > 1:
+            back = [0 if shape[k : k + 1] == (0,) else d for k, d in enumerate(x.shape)]
+            if back.count(ANY) < 2:
+                return b.reshape(g, shape=back)
+        return _reshape_back(b, x, g)
 
     @staticmethod
     def _view(x, *, shape):

@@ -63,7 +63,7 @@ COORDINATES: dict[str, Callable[[_ResizedAxis, np.ndarray], np.ndarray]] = {
 
 _FLOATS = Required(tuple[float, ...])
 _ATTRS = {
-    "axes": (2, 3), "sizes": (), "scales": _FLOATS, "spans": _FLOATS, "mode": "linear", "coordinates": "half_pixel",
+    "axes": (2, 3), "sizes": (), "like_axes": (), "scales": _FLOATS, "spans": _FLOATS, "mode": "linear", "coordinates": "half_pixel",
     "nearest": "round_prefer_floor", "cubic_coeff_a": -0.75, "antialias": False, "exclude_outside": False, "extrapolation_value": 0.0,
 }  # fmt: skip
 _PLAIN: dict[str, Any] = {"scales": (), "spans": ()}
@@ -74,12 +74,12 @@ def size_scaled(size: int, scale: float) -> int:
     return ANY if size == ANY else int(np.floor(np.float32(size) * np.float32(scale)))
 
 
-def _axes(shape: tuple[int, ...], attrs: Mapping[str, Any]) -> list[_ResizedAxis]:
+def _axes(shape: tuple[int, ...], outs: tuple[int, ...], attrs: Mapping[str, Any]) -> list[_ResizedAxis]:
+    """The resized axes of a value of a shape, for a result of the shape `outs`."""
     axes, spans = attrs["axes"], attrs["spans"] or (0.0,) * len(attrs["axes"]) + (1.0,) * len(attrs["axes"])
     found = []
     for k, axis in enumerate(axes):
-        size = shape[axis]
-        out = attrs["sizes"][k] if attrs["sizes"] else size_scaled(size, attrs["scales"][k])
+        size, out = shape[axis], outs[axis]
         scale = attrs["scales"][k] if attrs["scales"] else out / max(size, 1)
         found.append(_ResizedAxis(axis % len(shape), size, out, scale, (spans[k], spans[k + len(axes)])))
     return found
@@ -148,9 +148,9 @@ def _check(x: Any, attrs: Mapping[str, Any]) -> None:
     for name, known in (("mode", MODES), ("coordinates", COORDINATES), ("nearest", NEAREST)):
         if attrs[name] not in known:
             raise ProgramError(f"op resize: {name} must be one of {', '.join(known)}, found {attrs[name]!r}")
-    if not (attrs["sizes"] or attrs["scales"]) and axes:
-        raise ProgramError("op resize: give sizes or scales, one for each of axes")
-    for name, count in (("sizes", len(axes)), ("scales", len(axes)), ("spans", 2 * len(axes))):
+    if not (attrs["sizes"] or attrs["scales"] or attrs["like_axes"]) and axes:
+        raise ProgramError("op resize: give sizes, scales, or Like and like_axes, one for each of axes")
+    for name, count in (("sizes", len(axes)), ("scales", len(axes)), ("like_axes", len(axes)), ("spans", 2 * len(axes))):
         if attrs[name] and len(attrs[name]) != count:
             raise ProgramError(f"op resize: {name} needs {count} entries for axes {list(attrs['axes'])}, found {len(attrs[name])}")
     if any(s < 0 for s in attrs["sizes"]) or any(not 0 < s < np.inf for s in attrs["scales"]):
@@ -168,37 +168,42 @@ class Resize(OpDef):
 
     `coordinates` defines the position in X of an element of the result, `nearest` its rounding; the attributes are those of ONNX's Resize.
     Positions outside of X use its border. With "tf_crop_and_resize", `spans` (starts, then ends, as fractions of each axis) is cut out of
-    X, and positions outside of X are `extrapolation_value`. An axis of open size needs `scales`. Absent scales and spans are (). If both
-    sizes and scales are given, sizes define the size of the result and scales the positions of its elements.
+    X, and positions outside of X are `extrapolation_value`. An axis of open size needs `scales`, or Like, a value whose axes `like_axes` have
+    the sizes of the result; only its shape is read. Absent scales and spans are (). If both sizes and scales are given, sizes define the
+    size of the result and scales the positions of its elements.
     """
 
     name = "resize"
-    inputs = ("X",)
+    inputs = ("X", "Like?")
     attrs = _ATTRS
 
     @staticmethod
     def pattern(ins, outs, attrs):
-        words = _words(ins[0].ndim, attrs)
+        words, like = _words(ins[0].ndim, attrs), "" if ins[1] is None else "~" + but(attrs["like_axes"], ins[1].ndim, letter="x")
         affine = attrs["coordinates"] == "tf_crop_and_resize" and attrs["extrapolation_value"] != 0
-        return f"{words} -> {words}{'' if affine else ' | L(0)'}"
+        return f"{words}, {like} -> {words}{'' if affine else ' | L(0)'}"
 
     @staticmethod
-    def infer(x, **attrs):
+    def infer(x, like, **attrs):
         _check(x, attrs)
-        shape = list(x.shape)
+        if (like is None) != (not attrs["like_axes"]):
+            raise ProgramError("op resize: Like and like_axes are given together")
+        shape, sizes = list(x.shape), attrs["sizes"]
+        if like is not None:
+            sizes = [like.shape[k] for k in norm_axes("resize", attrs["like_axes"], like.ndim)]
         for k, axis in enumerate(attrs["axes"]):
-            shape[axis] = attrs["sizes"][k] if attrs["sizes"] else size_scaled(x.shape[axis], attrs["scales"][k])
+            shape[axis] = sizes[k] if sizes else size_scaled(x.shape[axis], attrs["scales"][k])
             if x.shape[axis] == 0 != shape[axis]:
                 raise ProgramError(f"op resize: axis {axis} of {x} is empty and cannot be resized to {shape[axis]}")
         return x.with_shape(shape)
 
     @staticmethod
     def grad(b, op, g):
-        return b.resize_grad(op["X"], g, **op.attrs)
+        return b.resize_grad(op["X"], g, **op.attrs), None
 
     @staticmethod
-    def kernel(xp, x, *, out, **attrs):
-        for a in _axes(x.shape, attrs):
+    def kernel(xp, x, like, *, out, **attrs):
+        for a in _axes(x.shape, out.shape, attrs):
             at = _at(a, attrs)
             if _same(a, at):
                 continue
@@ -214,14 +219,15 @@ class Resize(OpDef):
     @staticmethod
     def samples():
         x = f32(2, 3, 4, 5)
-        yield Sample.of(x, sizes=(7, 3), **_PLAIN)
-        yield Sample.of(x, sizes=(7, 3), mode="cubic", coordinates="align_corners", **_PLAIN)
-        yield Sample.of(x, scales=(1.3, 0.6), spans=(), mode="nearest", coordinates="asymmetric", nearest="floor")
-        yield Sample.of(f32(2, 3, 4, 6), scales=(0.6, 0.5), spans=(), antialias=True, exclude_outside=True)
-        yield Sample.of(f32(2, 4, 5, 3), axes=(1, 2), sizes=(3, 6), coordinates="pytorch_half_pixel", **_PLAIN)
+        yield Sample.of(x, None, sizes=(7, 3), **_PLAIN)
+        yield Sample.of(x, f32(2, 6, 7, seed=1), like_axes=(2, 1), **_PLAIN)
+        yield Sample.of(x, None, sizes=(7, 3), mode="cubic", coordinates="align_corners", **_PLAIN)
+        yield Sample.of(x, None, scales=(1.3, 0.6), spans=(), mode="nearest", coordinates="asymmetric", nearest="floor")
+        yield Sample.of(f32(2, 3, 4, 6), None, scales=(0.6, 0.5), spans=(), antialias=True, exclude_outside=True)
+        yield Sample.of(f32(2, 4, 5, 3), None, axes=(1, 2), sizes=(3, 6), coordinates="pytorch_half_pixel", **_PLAIN)
         crop: dict[str, Any] = {"coordinates": "tf_crop_and_resize", "spans": (0.0, -0.5, 0.75, 1.0), "extrapolation_value": 2.0}
-        yield Sample.of(x, sizes=(3, 6), scales=(), **crop)
-        yield Sample.of(np.arange(24, dtype="uint8").reshape(2, 3, 4), axes=(2,), sizes=(6,), mode="nearest", **_PLAIN)
+        yield Sample.of(x, None, sizes=(3, 6), scales=(), **crop)
+        yield Sample.of(np.arange(24, dtype="uint8").reshape(2, 3, 4), None, axes=(2,), sizes=(6,), mode="nearest", **_PLAIN)
 
 
 class ResizeGrad(OpDef):
@@ -244,11 +250,12 @@ class ResizeGrad(OpDef):
 
     @staticmethod
     def grad(b, op, g):
-        return None, b.resize(g, **op.attrs | {"extrapolation_value": 0.0})
+        like = op["Out@GRAD"] if op.attrs["like_axes"] else None
+        return None, b.resize(g, like, **op.attrs | {"extrapolation_value": 0.0, "like_axes": op.attrs["axes"] if like is not None else ()})
 
     @staticmethod
     def kernel(xp, x, g, *, out, **attrs):
-        for a in reversed(_axes(x.shape, attrs)):
+        for a in reversed(_axes(x.shape, g.shape, attrs)):
             at = _at(a, attrs)
             if not _same(a, at):
                 matrix = _weights(a, at, attrs) * ~_outside(a, at, attrs)[:, None]
@@ -259,4 +266,5 @@ class ResizeGrad(OpDef):
     def samples():
         x = f32(2, 3, 4, 5)
         yield Sample.of(x, f32(2, 3, 7, 3, seed=1), sizes=(7, 3), grad=("Out@GRAD",), **_PLAIN)
+        yield Sample.of(x, f32(2, 3, 7, 3, seed=1), like_axes=(1, 2), grad=("Out@GRAD",), **_PLAIN)
         yield Sample.of(x, f32(2, 3, 5, 3, seed=1), scales=(1.3, 0.6), spans=(), mode="nearest", grad=("Out@GRAD",))
