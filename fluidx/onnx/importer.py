@@ -28,6 +28,7 @@ from .node import Node
 from .normalize import domain_of, opsets_of
 from .open_sized_nodes import open_size_outputs
 from .schema_functions import function_of, output_names, with_attributes
+from .size_forms import SizeForm
 from .symbolic_sizes import OpenSizes
 from .table import DYNAMIC_IMPORTERS, IMPORTERS, NUMPY_IMPORTERS, PURE, load_all
 from .value_reader import Evaluate, HostCall, ValueReader
@@ -67,8 +68,8 @@ class Importer(ValueReader):
         self.fed: dict[str, np.ndarray] = {}
         self.node_cache: dict[int, tuple[Any, Any]] = {}  # id of a node -> the node, kept alive, and a value made of its attributes
         self._host: _HostImporter | None = None
-        self.open_axes: dict[int, tuple[Variable, int]] = {}  # number that stands for an open size -> a variable and its axis of that size
-        self.size_terms: dict[int, tuple[str, int, int]] = {}  # number of a computed size -> the ONNX operator and its operands
+        # number that stands for an open size, or the form of a computed one -> a variable and its axis of that size
+        self.open_axes: dict[int | SizeForm, tuple[Variable, int]] = {}
 
     # -- graphs -----------------------------------------------------------------------------------------------------------------
 

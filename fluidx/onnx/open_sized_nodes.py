@@ -3,7 +3,6 @@ whose results have that size for every feed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,10 +13,14 @@ from ..ir.errors import FluidxError
 from ..ir.types import ANY
 from ..ops.data.slicing import INT_MAX
 from .errors import OnnxError
-from .symbolic_sizes import OpenSizes, axis_of, computed, computed_on_host, is_open, offset, refusal, shape_outputs, sizes_of
+from .size_forms import SizeForm, form_of
+from .symbolic_sizes import OpenSizes, axis_of, computed, computed_on_host, forms_of, is_open, refusal, shape_outputs, sizes_of
+from .table import SIZE_IMPORTERS, by_sizes
 
 if TYPE_CHECKING:
     from .node import Node
+
+_LEAST = 1 << 32  # a larger number is an open size or, above those, a product of some
 
 
 def open_size_outputs(n: Node) -> Any:
@@ -28,13 +31,9 @@ def open_size_outputs(n: Node) -> Any:
     at = {k for k, v in enumerate(n.operands) if isinstance(v, OpenSizes)}
     if not at:
         return None
-    user = _USERS.get(n.op_type)
+    operands, write = SIZE_IMPORTERS.get(n.op_type, (frozenset(), computed_on_host))
     try:
-        if user is None or not at <= user.operands:
-            return computed_on_host(n)
-        if n.op_type != "Reshape" and not all(n.operands[k].exact for k in at):  # a reshape compares numbers of elements
-            raise refusal(n, "it takes an open size that was divided, perhaps with a remainder")
-        return user.write(n)
+        return write(n) if at <= operands else computed_on_host(n)
     except OnnxError as refused:
         try:
             return computed(n)
@@ -49,6 +48,7 @@ def _target(n: Node, k: int) -> list[int]:
     return [int(v) for v in n.importer.array(n.operands[k]).ravel()]
 
 
+@by_sizes("Reshape", 1)
 def _reshape(n: Node) -> Variable:
     """A Reshape to open sizes. An open size is that of the same axis, written 0, or the rest of the elements, written -1."""
     x, target = n.x(0), _target(n, 1)
@@ -57,7 +57,7 @@ def _reshape(n: Node) -> Variable:
     rest = prod(d for d in sizes if d != ANY)
     if ANY in sizes and rest and prod(have) % rest == 0:
         sizes[sizes.index(ANY)] = prod(have) // rest
-    shape = [(0 if k < len(have) and have[k] == d else ANY) if is_open(d) else d for k, d in enumerate(sizes)]
+    shape = [(0 if k < len(have) and have[k] == d else ANY) if d >= _LEAST else d for k, d in enumerate(sizes)]
     return n.b.reshape(x, shape=tuple(shape)) if shape.count(ANY) < 2 else _reshape_by_runs(n, x, have, sizes)
 
 
@@ -70,7 +70,7 @@ def _reshape_by_runs(n: Node, x: Variable, have: list[int], want: list[int]) -> 
         many = max(len(one), len(other))
         wide += one + [0] * (many - len(one))  # 0: an axis that x does not have
         aimed += other + [0] * (many - len(other))
-    shape = [1 if t == 0 else 0 if t == h else ANY if is_open(t) else t for h, t in zip(wide, aimed, strict=True)]
+    shape = [1 if t == 0 else 0 if t == h else ANY if t >= _LEAST else t for h, t in zip(wide, aimed, strict=True)]
     if shape.count(ANY) > 1:
         raise refusal(n, "more than one size of its result is open")
     if new := [k for k, h in enumerate(wide) if h == 0]:
@@ -99,44 +99,76 @@ def _runs(have: list[int], want: list[int]) -> list[tuple[list[int], list[int]]]
     return found if found else [(have, want)]
 
 
+class SizeOperand(NamedTuple):
+    """A size or a bound: its number, its form, and its least value. `exact`: equal numbers are equal sizes."""
+
+    number: int
+    form: SizeForm
+    least: int
+    exact: bool
+
+    @property
+    def is_open(self) -> bool:
+        return is_open(self.number)
+
+    def axis(self, n: Node) -> tuple[Variable, int]:
+        """A variable and its axis of this size."""
+        return axis_of(n, self.form, self.number if self.exact else None)
+
+
+def size_operands(n: Node, k: int) -> list[SizeOperand]:
+    """Operand k."""
+    v = n.operands[k]
+    found = n.importer.array(v)
+    if isinstance(found, Variable):
+        raise refusal(n, "it takes an open size together with a value that the program computes")
+    exact, least = (v.exact, v.least) if isinstance(v, OpenSizes) else (True, found)
+    return [SizeOperand(*one, exact) for one in zip(found.ravel().tolist(), forms_of(v).ravel(), least.ravel().tolist(), strict=True)]
+
+
+@by_sizes("Expand", 1)
 def _expand(n: Node) -> Variable:
-    x, target = n.x(0), _target(n, 1)
-    have = sizes_of(n, x)
+    x, target = n.x(0), size_operands(n, 1)
+    have, one = sizes_of(n, x), SizeOperand(1, form_of(1), 1, True)
     axes = max(len(have), len(target))
-    have, target = [1] * (axes - len(have)) + have, [1] * (axes - len(target)) + target
-    if any(is_open(h) and t not in (1, h) and not is_open(t) for h, t in zip(have, target, strict=True)):
+    have, target = [1] * (axes - len(have)) + have, [one] * (axes - len(target)) + target
+    if any(is_open(h) and t.number not in (1, h) and not t.is_open for h, t in zip(have, target, strict=True)):
         raise refusal(n, "it would repeat along an open axis if that axis has one element")
-    return _repeat(n, x, [1 if t == h else t for h, t in zip(have, target, strict=True)])
+    return _repeat(n, x, [one if t.number == h and t.exact else t for h, t in zip(have, target, strict=True)])
 
 
+@by_sizes("Tile", 1)
 def _tile(n: Node) -> Variable:
-    x, times = n.x(0), _target(n, 1)
-    if any(is_open(t) and h != 1 for h, t in zip(sizes_of(n, x), times, strict=True)):
+    x, times = n.x(0), size_operands(n, 1)
+    if any(t.is_open and h != 1 for h, t in zip(sizes_of(n, x), times, strict=True)):
         raise refusal(n, "it repeats more than one element an open number of times")
-    known = tuple(1 if is_open(t) else t for t in times)
-    return _repeat(n, n.b.expand(x, expand_times=known) if max(known) > 1 else x, [t if is_open(t) else 1 for t in times])
+    known = tuple(1 if t.is_open else t.number for t in times)
+    one = SizeOperand(1, form_of(1), 1, True)
+    return _repeat(n, n.b.expand(x, expand_times=known) if max(known) > 1 else x, [t if t.is_open else one for t in times])
 
 
-def _repeat(n: Node, x: Variable, sizes: list[int]) -> Variable:
+def _repeat(n: Node, x: Variable, sizes: list[SizeOperand]) -> Variable:
     """x broadcast with ones of these sizes; x has the last axes of `sizes`."""
-    known = tuple(1 if is_open(t) else t for t in sizes)
+    known = tuple(1 if t.is_open else t.number for t in sizes)
     fills = [n.b.fill_constant(shape=known, dtype=x.dtype, value=1.0)] if prod(known) != 1 or len(known) > x.ndim else []
-    fills += [_like(n, t, [1] * k + [ANY] + [1] * (len(sizes) - k - 1), k, x.dtype, 1.0) for k, t in enumerate(sizes) if is_open(t)]
+    fills += [_like(n, t, [1] * len(sizes), k, x.dtype, 1.0) for k, t in enumerate(sizes) if t.is_open]
     for ones in fills:
         x = n.b.logical_and(x, ones) if x.dtype == "bool" else n.b.elementwise_mul(x, ones)
     return x
 
 
+@by_sizes("ConstantOfShape", 0)
 def _constant_of_shape(n: Node) -> Variable:
-    value, shape = n.attr("value", np.zeros(1, np.float32)), _target(n, 0)
-    at = next(k for k, d in enumerate(shape) if is_open(d))
-    known = [d if not is_open(d) or k == at else 1 for k, d in enumerate(shape)]
-    first = _like(n, shape[at], known, at, value.dtype.name, n.filler(value))
-    return _repeat(n, first, [d if is_open(d) and k != at else 1 for k, d in enumerate(shape)])
+    value, shape = n.attr("value", np.zeros(1, np.float32)), size_operands(n, 0)
+    at = next(k for k, d in enumerate(shape) if d.is_open)
+    first = _like(n, shape[at], [1 if d.is_open else d.number for d in shape], at, value.dtype.name, n.filler(value))
+    one = SizeOperand(1, form_of(1), 1, True)
+    return _repeat(n, first, [d if d.is_open and k != at else one for k, d in enumerate(shape)])
 
 
-def _like(n: Node, number: int, shape: list[int], axis: int, dtype: str, value: float) -> Variable:
-    v, source = axis_of(n, number)
+def _like(n: Node, size: SizeOperand, shape: list[int], axis: int, dtype: str, value: float) -> Variable:
+    """A value filled with a number: `shape` with an open size along an axis."""
+    v, source = size.axis(n)
     shape = [ANY if k == axis else d for k, d in enumerate(shape)]
     return n.b.fill_constant_batch_size_like(v, shape=tuple(shape), dtype=dtype, value=value, input_dim_idx=source, output_dim_idx=axis)
 
@@ -144,60 +176,59 @@ def _like(n: Node, number: int, shape: list[int], axis: int, dtype: str, value: 
 # -- ranges and slices ------------------------------------------------------------------------------------------------------------
 
 
-def _number(n: Node, k: int) -> tuple[int, int]:
-    """Operand k, one number, and its least value."""
-    v = n.operands[k]
-    found = n.importer.array(v)
-    if isinstance(found, Variable) or found.size != 1:
-        raise refusal(n, "it takes an open size together with a value that the program computes")
-    return int(found.reshape(-1)[0]), int((v.least if isinstance(v, OpenSizes) else found).reshape(-1)[0])
-
-
+@by_sizes("Range", 0, 1, 2)
 def _range(n: Node) -> Variable:
     """Start, Start + Delta, ... before Limit. The number of elements is a size, and Start may be a number that the program computes."""
-    (start, _), (limit, _), (step, _) = (_number(n, k) for k in range(3))
-    if is_open(step) or not step or (limit - start) % step:
-        raise refusal(n, "the number of its elements is open and computed with a remainder")
+    (start,), (limit,), (step,) = (size_operands(n, k) for k in range(3))
+    by = step.number
+    if step.is_open or abs(by) != 1:
+        raise refusal(n, "its step is not 1")
     dtype = next(v.dtype if isinstance(v, OpenSizes) else v.dtype.name for v in n.operands)
-    count, first = (limit - start) // step, 0.0 if is_open(start) else float(start)
-    if is_open(count):
-        v, axis = axis_of(n, count)
-        made = n.b.range_like(v, axis=axis, start=first, step=float(step), dtype=dtype)
-    elif abs(count) < 1 << 32:
-        made = n.b.range(start=first, end=first + max(count, 0) * step, step=float(step), dtype=dtype)
+    count = limit.form - start.form if by > 0 else start.form - limit.form
+    first = 0.0 if start.is_open else float(start.number)
+    if count.terms:
+        v, axis = axis_of(n, count, (limit.number - start.number) * by if start.exact and limit.exact else None)
+        made = n.b.range_like(v, axis=axis, start=first, step=float(by), dtype=dtype)
     else:
-        raise refusal(n, "the number of its elements may be negative")
-    return n.b.elementwise_add(made, n.b.reshape(n.x(0), shape=(1,))) if is_open(start) else made
+        made = n.b.range(start=first, end=first + max(count.number, 0) * by, step=float(by), dtype=dtype)
+    return n.b.elementwise_add(made, n.b.reshape(n.x(0), shape=(1,))) if start.is_open else made
 
 
 class _Bounds(NamedTuple):
-    """A slice of an axis that has `size` elements; `least_start` and `least_end` are the least values of the bounds."""
+    """A slice of an axis that has `size` elements."""
 
     size: int
-    start: int
-    end: int
-    least_start: int
-    least_end: int
+    start: SizeOperand
+    end: SizeOperand
 
-    def from_end(self, bound: int, least: int) -> int | None:
+    def from_end(self, bound: SizeOperand) -> int | None:
         """A bound as a number of elements from the end of the axis, 0 or negative; None if it is no such number for every size."""
-        return bound - self.size if is_open(bound) and is_open(self.size) and -(1 << 32) < bound - self.size <= 0 <= least else None
+        back = bound.number - self.size
+        return back if bound.exact and is_open(self.size) and -_LEAST < back <= 0 <= bound.least else None
+
+    def known(self) -> tuple[int, int] | None:
+        """The bounds as numbers that count from the start or from the end; None if they have none for every size."""
+        start = self.from_end(self.start) if self.start.is_open else self.start.number
+        end = self.from_end(self.end) if self.end.is_open else min(self.end.number, INT_MAX)
+        if self.end.is_open and end is None and self.end.exact and is_open(self.size) and is_open(self.end.number - self.size):
+            end = 0  # beyond the end
+        if start is None or end is None or (self.start.is_open and start == 0):
+            return None
+        return start, INT_MAX if self.end.is_open and end == 0 else end
 
 
+@by_sizes("Slice", 1, 2)
 def _slice(n: Node) -> Variable:
     """A Slice to open bounds, in steps of 1: each is counted from the end, or the number of elements is a size."""
     x, rank = n.x(0), n.rank()
-    axes, steps = n.ints(3), n.ints(4) or ()
-    starts, ends = n.operands[1], n.operands[2]
-    sizes, (first, last) = sizes_of(n, x), (_target(n, k) for k in (1, 2))
-    least = [(v.least if isinstance(v, OpenSizes) else n.importer.array(v)).ravel().tolist() for v in (starts, ends)]
-    axes = [a % rank for a in (range(len(first)) if axes is None else axes)]
-    if any(step != 1 for step in steps):
+    axes, starts, ends = n.ints(3), size_operands(n, 1), size_operands(n, 2)
+    axes = [a % rank for a in (range(len(starts)) if axes is None else axes)]
+    if any(step != 1 for step in n.ints(4) or ()):
         raise refusal(n, "its steps are not 1")
-    plain: list[tuple[int, int, int]] = []
+    sizes, plain = sizes_of(n, x), list[tuple[int, int, int]]()
     for k, axis in enumerate(axes):
-        bounds = _Bounds(sizes[axis], first[k], last[k], least[0][k], least[1][k])
-        known = _known_bounds(bounds)
+        bounds = _Bounds(sizes[axis], starts[k], ends[k])
+        known = bounds.known()
         if known is not None:
             plain.append((axis, *known))
         else:
@@ -208,50 +239,29 @@ def _slice(n: Node) -> Variable:
     return x
 
 
-def _known_bounds(c: _Bounds) -> tuple[int, int] | None:
-    """The bounds as numbers that count from the start or from the end; None if they have none for every size."""
-    start = c.start if not is_open(c.start) else c.from_end(c.start, c.least_start)
-    end = min(c.end, INT_MAX) if not is_open(c.end) else c.from_end(c.end, c.least_end)
-    if is_open(c.end) and end is None and is_open(c.size) and is_open(c.end - c.size):
-        end = 0  # beyond the end
-    if start is None or end is None or (is_open(c.start) and start == 0):
-        return None
-    return start, INT_MAX if is_open(c.end) and end == 0 else end
-
-
 def _sliced_to_size(n: Node, x: Variable, axis: int, c: _Bounds, k: int) -> Variable:
     """The slice of one axis by an operator that takes its number of elements from another value."""
-    if not is_open(c.start) and c.start != 0 or min(c.least_start, c.least_end) < 0:
+    start, end, size = c.start, c.end, c.size
+    if not start.is_open and start.number != 0 or start.least < 0:
         raise refusal(n, "it cuts an axis at an open size")
-    to_end = c.end == c.size or not is_open(c.end) and c.end >= (1 << 31) - 1
-    count = (c.size if to_end else c.end) - c.start
-    if not is_open(count) or is_open(c.size) and not (c.size == c.end or to_end or is_open(c.size - c.end)):
+    to_end = end.number == size and end.exact or not end.is_open and end.number >= INT_MAX
+    inside = start.exact and end.exact and (to_end or is_open(size - end.number))
+    if is_open(size) and not inside:
         raise refusal(n, "it cuts an axis at an open size, which may be beyond its end")
-    v, source = axis_of(n, count)
-    start = None
-    if is_open(c.start):
-        start = n.b.slice(n.x(1), axes=(0,), starts=(k,), ends=(k + 1,)) if n.shape(1)[0] > 1 else n.x(1)
-    return n.b.slice_like(x, v, start, axis=axis, like_axis=source)
+    last = forms_of(np.array(size)).item() if to_end else end.form
+    exact = start.exact and end.exact
+    v, source = axis_of(n, last - start.form, (size if to_end else end.number) - start.number if exact else None)
+    begin = None
+    if start.is_open:
+        begin = n.b.slice(n.x(1), axes=(0,), starts=(k,), ends=(k + 1,)) if n.shape(1)[0] > 1 else n.x(1)
+    return n.b.slice_like(x, v, begin, axis=axis, like_axis=source)
 
 
+@by_sizes("Trilu", 1)
 def _trilu(n: Node) -> Variable:
     """A triangle whose diagonal is an open size: positions are compared."""
-    b, x, shape = n.b, n.x(0), [-1, 1]
+    b, x = n.b, n.x(0)
     rows, columns = (b.range_like(x, axis=axis, dtype="int64") for axis in (-2, -1))
-    bound = b.elementwise_add(b.reshape(rows, shape=tuple(shape)), b.reshape(n.x(1), shape=(1,)))
+    bound = b.elementwise_add(b.reshape(rows, shape=(-1, 1)), b.reshape(n.x(1), shape=(1,)))
     kept = (b.greater_equal if n.attr("upper", 1) else b.less_equal)(columns, bound)
-    return b.where(kept, x, b.fill_zeros_like(x)) if x.dtype == "bool" else b.elementwise_mul(x, b.cast(kept, dtype=x.dtype))
-
-
-class _User(NamedTuple):
-    """Which operands of a node may be open sizes, and a function that writes it."""
-
-    operands: frozenset[int]
-    write: Callable[[Node], Any]
-
-
-_USERS = {
-    "Reshape": _User(frozenset({1}), _reshape), "Expand": _User(frozenset({1}), _expand), "Tile": _User(frozenset({1}), _tile),
-    "ConstantOfShape": _User(frozenset({0}), _constant_of_shape), "Range": _User(frozenset({0, 1, 2}), _range),
-    "Slice": _User(frozenset({1, 2}), _slice), "Trilu": _User(frozenset({1}), _trilu),
-}  # fmt: skip
+    return b.logical_and(x, kept) if x.dtype == "bool" else b.elementwise_mul(x, b.cast(kept, dtype=x.dtype))

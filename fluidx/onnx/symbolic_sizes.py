@@ -7,6 +7,7 @@ refused.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..ir import Variable
-from ..ir.errors import FluidxError
 from ..ir.types import ANY
-from .errors import OnnxError
+from ..ops.data.slicing import INT_MAX
+from .size_forms import Quotient, SizeForm
 from .values import Outputs, as_outputs
 
 if TYPE_CHECKING:
@@ -28,12 +29,15 @@ _LEAST, _MOST = 1 << 32, 1 << 62  # numbers between these stand for an open size
 class OpenSizes:
     """An array of sizes, some of them open.
 
-    `least` has the least value of each: an axis may be empty. `write` writes the operators that compute the array. It is not `exact` after
-    a division that may have left a remainder, which the numbers do not show. The array is int64; the model may compute in another `dtype`.
+    `least` has the least value of each: an axis may be empty. `forms` has the sums that they are. `write` writes the operators that compute
+    the array. It is not `exact` after a division that may have left a remainder, which the numbers do not show. The array is int64; the
+    model may compute in another `dtype`.
     """
 
-    def __init__(self, array: np.ndarray, write: Callable[[], Variable], exact: bool, least: np.ndarray, dtype: str = "int64"):
-        self.array, self.write, self.exact, self.least, self.dtype = array, write, exact, least, dtype
+    def __init__(
+        self, array: np.ndarray, forms: np.ndarray, write: Callable[[], Variable], exact: bool, least: np.ndarray, dtype: str = "int64"
+    ):
+        self.array, self.forms, self.write, self.exact, self.least, self.dtype = array, forms, write, exact, least, dtype
 
 
 def is_open(number: int) -> bool:
@@ -79,7 +83,17 @@ def shape_outputs(n: Node, v: Variable) -> Any:
     if n.op_type == "Size" and sum(map(is_open, found)) > 1:
         return write()
     made = np.array([found[k] for k in axes] if n.op_type == "Shape" else prod(found), np.int64)
-    return _open_or_known(made, write, True, np.where(_are_open(made), 0, made))
+    return _open_or_known(made, forms_of(made), write, True, np.where(_are_open(made), 0, made))
+
+
+def forms_of(value: Any) -> np.ndarray:
+    """The forms of an operand: open sizes, known numbers, or numbers that stand for axes."""
+    if isinstance(value, OpenSizes):
+        return value.forms
+    made = np.empty(np.shape(value), object)
+    for k, number in enumerate(np.ravel(value).tolist()):
+        made.reshape(-1)[k] = SizeForm.axis(number) if is_open(number) else SizeForm(int(number))
+    return made
 
 
 def _fed_axis(n: Node, number: int) -> tuple[Variable, int] | None:
@@ -112,8 +126,8 @@ def computed_on_host(n: Node) -> Any:
     if any(isinstance(v, Variable) for v in values):
         raise refusal(n, "it takes an open size together with a value that the program computes")
     cast = n.op_type == "Cast" and n.attr("to") in _INTEGER
-    moved = len(n.operands) if n.op_type == "Concat" else int(n.op_type in _MOVES)  # the first operands, which are only rearranged
-    uses_values = [k for k, v in enumerate(n.operands) if isinstance(v, OpenSizes) and k >= moved]
+    moves = n.op_type in _MOVES
+    uses_values = [k for k, v in enumerate(n.operands) if isinstance(v, OpenSizes) and not (moves and _is_moved(n, k))]
     if uses_values and not (cast or n.op_type in _RULES):
         raise refusal(n, f"operand {uses_values[0]} depends on an open size")
     exact = all(v.exact for v in n.operands if isinstance(v, OpenSizes))
@@ -131,27 +145,61 @@ def computed_on_host(n: Node) -> Any:
     # sums, products and rearranged sizes are least where the sizes are least
     least = result([v.least if isinstance(v, OpenSizes) else w for v, w in zip(n.operands, values, strict=True)]) if exact else made
 
+    forms = _computed_forms(n, values, result)
+
     def written(k: int, value: np.ndarray) -> Variable:
         number = int(value.reshape(-1)[0]) if value.size == 1 and dtype == "int64" and exact else 0
         if number not in n.importer.open_axes:
             return n.importer.variable(as_outputs(computed(n))[k])
-        (v, axis), b = axis_of(n, number), n.importer.b
+        (v, axis), b = axis_of(n, SizeForm.axis(number), number), n.importer.b
         size = b.axis_size(v, axis=axis)
         return b.reshape(size, shape=value.shape) if value.ndim else size
 
-    def wrapped(k: int, value: Any, least: Any) -> Any:
-        return _open_or_known(value, lambda: written(k, np.asarray(value)), exact, least, dtype)
+    def wrapped(k: int, value: Any, form: Any, least: Any) -> Any:
+        return _open_or_known(value, form, lambda: written(k, np.asarray(value)), exact, least, dtype)
 
     if isinstance(made, (tuple, Outputs)):
-        return Outputs(wrapped(k, v, w) for k, (v, w) in enumerate(zip(made, least, strict=True)))
-    return wrapped(0, made, least)
+        return Outputs(wrapped(k, *found) for k, found in enumerate(zip(made, forms, least, strict=True)))
+    return wrapped(0, made, forms, least)
 
 
-def _open_or_known(value: Any, write: Callable[[], Variable], exact: bool, least: Any, dtype: str = "int64") -> Any:
+def _computed_forms(n: Node, values: list[Any], result: Callable[[list[Any]], Any]) -> Any:
+    """The forms of the results of a node: by arithmetic, or moved as the numbers are."""
+    forms = [forms_of(v) if v is not None else None for v in n.operands]
+    if n.op_type in _ARITHMETIC:
+        return _ARITHMETIC[n.op_type](*forms)
+    if n.op_type == "ReduceProd":
+        axes = tuple(values[1].tolist()) if len(values) > 1 and values[1].size else None
+        return np.multiply.reduce(forms[0], axis=axes, keepdims=bool(n.attr("keepdims", 1)))
+    if n.op_type == "Equal":
+        return None
+    known, mine = list[Any](), list[Any]()
+    for k, value in enumerate(values):
+        if not _is_moved(n, k):
+            mine.append(value)
+            continue
+        mine.append(np.arange(len(known), len(known) + forms[k].size).reshape(forms[k].shape))
+        known += forms[k].ravel().tolist()
+    table = np.empty(len(known), object)
+    for k, form in enumerate(known):
+        table[k] = form
+    found = result(mine)
+    return Outputs(table[v] for v in found) if isinstance(found, (tuple, Outputs)) else table[found]
+
+
+def _is_moved(n: Node, k: int) -> bool:
+    """Does a node only choose among the elements of operand k?"""
+    return n.op_type == "Concat" or k in ((1, 2) if n.op_type == "Where" else (0,))
+
+
+def _open_or_known(value: Any, forms: Any, write: Callable[[], Variable], exact: bool, least: Any, dtype: str = "int64") -> Any:
     if not isinstance(value, (np.ndarray, np.generic)) or value.dtype != np.int64:
         return value
-    open_ = _are_open(value).any()
-    return OpenSizes(np.asarray(value), write, exact, np.asarray(least), dtype) if open_ else np.asarray(value, dtype)
+    if not _are_open(value).any():
+        return np.asarray(value, dtype)
+    made = np.empty(np.shape(value), object)
+    made[...] = forms
+    return OpenSizes(np.asarray(value), made, write, exact, np.asarray(least), dtype)
 
 
 def _sum(n: Node, x: Any, y: Any) -> Any:
@@ -174,7 +222,7 @@ def _product(n: Node, x: Any, y: Any) -> Any:
 
 
 def _quotient(n: Node, x: Any, y: Any) -> Any:
-    if _are_open(y).any() or not y.all() or (x % y).any():
+    if _are_open(y).any() or (y < 1).any() or (x < 0).any():
         raise refusal(n, "it divides an open size, perhaps with a remainder")
     return _numbers(n, x // y, x, y)
 
@@ -183,9 +231,6 @@ def _numbers(n: Node, made: Any, x: Any, y: Any) -> Any:
     """The result `made`, if its numbers can stand for sizes: they are not negative, and no fraction or multiple is out of range."""
     if not (_are_open(made) | (made == 0) | ~(_are_open(x) | _are_open(y))).all():
         raise refusal(n, "it computes with an open size")
-    for number, *operands in zip(*(v.ravel().tolist() for v in np.broadcast_arrays(made, x, y)), strict=True):
-        if is_open(number):
-            n.importer.size_terms.setdefault(number, (n.op_type, *operands))
     return made
 
 
@@ -195,8 +240,7 @@ def _product_of_all(n: Node, x: Any, axes: Any = None) -> Any:
     axis = None if axes is None or not axes.size else tuple(axes.tolist())
     if axis is None and n.attr("noop_with_empty_axes", 0):
         return x
-    made, open_ = np.prod(x, axis=axis, keepdims=bool(n.attr("keepdims", 1))), x.max()
-    return _numbers(n, made, open_, made // max(open_, 1))
+    return _numbers(n, np.prod(x, axis=axis, keepdims=bool(n.attr("keepdims", 1))), x.max(), 0)
 
 
 def _equal(n: Node, x: Any, y: Any) -> Any:
@@ -215,6 +259,7 @@ def _least(n: Node, k: int) -> Any:
     return v.least if isinstance(v, OpenSizes) else n.importer.array(v)
 
 
+_ARITHMETIC = {"Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.floordiv}
 _RULES: dict[str, Callable[..., Any]] = {
     "Add": _sum, "Sub": _difference, "Mul": _product, "Div": _quotient, "ReduceProd": _product_of_all, "Equal": _equal,
     "Where": lambda n, c, x, y: np.where(c, x, y),
@@ -224,44 +269,42 @@ _RULES: dict[str, Callable[..., Any]] = {
 # -- axes of computed sizes -------------------------------------------------------------------------------------------------------
 
 
-def axis_of(n: Node, number: int) -> tuple[Variable, int]:
-    """A variable and its axis whose size a number stands for. For a sum or a multiple of sizes, it is a vector of that length."""
+def axis_of(n: Node, form: SizeForm, number: int | None = None) -> tuple[Variable, int]:
+    """A variable and its axis that has a computed size. `number` stands for the size, if it is exact. If there is no such axis, it is a
+    vector that is made of others."""
     importer = n.importer
-    found = importer.open_axes.get(number)
-    if found is None or n.b.block.find(found[0].name) is None:  # a sub-block may have had it
-        if number not in importer.size_terms:
-            raise refusal(n, "no value has an axis of the open size that it computes")
-        found = importer.open_axes[number] = _vector(n, *importer.size_terms[number]), 0
-        importer.keep_names([found[0]])
-    return found
+    alone = form.terms[0][0] if form.number == 0 and len(form.terms) == 1 and form.terms[0][1] == 1 else None
+    for known in (number, alone, form):
+        if known in importer.open_axes and n.b.block.find(importer.open_axes[known][0].name) is not None:  # sub-blocks have their own
+            return importer.open_axes[known]
+    made = _vector(n, form)
+    importer.keep_names([made])
+    importer.open_axes[form] = made, 0
+    return made, 0
 
 
-def offset(n: Node, number: int, more: int) -> int:
-    """The number that stands for a size and `more` elements, or 0 if there are none."""
-    if more:
-        n.importer.size_terms.setdefault(number + more, ("Add", number, more))
-    return number + more
+def _vector(n: Node, form: SizeForm) -> Variable:
+    """A vector of the length of a sum; a sum below 0 counts as 0."""
+    b, parts = n.b, []
+    for term, times in form.terms:
+        if times < 0:
+            raise refusal(n, "it takes a difference of open sizes")
+        ones = _ones(n, term)
+        parts.append(b.expand(ones, expand_times=(times,)) if times > 1 else ones)
+    if form.number > 0:
+        parts.append(b.fill_constant(shape=(form.number,), dtype="bool", value=1.0))
+    whole = b.concat(parts, axis=0) if len(parts) > 1 else parts[0]
+    return b.slice(whole, axes=(0,), starts=(0,), ends=(form.number,)) if form.number < 0 else whole
 
 
-def _vector(n: Node, how: str, x: int, y: int) -> Variable:
-    """A vector of the length of a sum, a difference or a product."""
-    b = n.b
-    if how == "Sub":
-        y = -y
-    if how in ("Mul", "ReduceProd"):
-        open_, times = (x, y) if is_open(x) else (y, x)
-        if not 0 < times < _LEAST:
-            raise refusal(n, "it multiplies open sizes")
-        return b.expand(_ones(n, open_), expand_times=(times,))
-    if how not in ("Add", "Sub") or min(x, y) <= -_LEAST:
+def _ones(n: Node, term: int | Quotient) -> Variable:
+    if isinstance(term, Quotient):
+        whole = _like_axis(n, *axis_of(n, term.whole))
+        return n.b.strided_slice(whole, axes=(0,), starts=(term.by - 1,), ends=(INT_MAX,), strides=(term.by,))
+    if term not in n.importer.open_axes:
         raise refusal(n, "no value has an axis of the open size that it computes")
-    if min(x, y) < 0:
-        return b.slice(_ones(n, max(x, y)), axes=(0,), starts=(0,), ends=(min(x, y),))
-    return b.concat([_ones(n, x), _ones(n, y)], axis=0)
+    return _like_axis(n, *n.importer.open_axes[term])
 
 
-def _ones(n: Node, number: int) -> Variable:
-    if not is_open(number):
-        return n.b.fill_constant(shape=(number,), dtype="bool", value=1.0)
-    v, axis = axis_of(n, number)
+def _like_axis(n: Node, v: Variable, axis: int) -> Variable:
     return n.b.fill_constant_batch_size_like(v, shape=(ANY,), dtype="bool", value=1.0, input_dim_idx=axis)

@@ -11,6 +11,8 @@ the attributes correspond. It serves both directions, or one `way`. An operator 
   session can call it in each run.
 - `@dynamic("NonZero", 0)`: the importer calls the function if one of these operands is computed by the program and nothing can run the
   program for its value. It writes operators whose result sizes depend on values, or that take sequences, optionals or strings.
+- `@by_sizes("Range", 0, 1, 2)`: the importer calls the function if some of these operands are open sizes (symbolic_sizes.py) and the others
+  are known. It writes operators whose result sizes are those of other values.
 - `@exports("relu")`: the function takes an `Op`, emits nodes with `op.emit`, and returns the names of the values of the output slots: one
   name for the first slot, or a dict of slot to name or names.
 
@@ -41,6 +43,7 @@ IMPORTERS: dict[tuple[str, str], ImportFunction] = {}
 NUMPY_IMPORTERS: dict[tuple[str, str], ImportFunction] = {}
 PURE: set[tuple[str, str]] = set()  # the pure ones of NUMPY_IMPORTERS
 DYNAMIC_IMPORTERS: dict[tuple[str, str], tuple[tuple[int, ...], ImportFunction]] = {}
+SIZE_IMPORTERS: dict[str, tuple[frozenset[int], ImportFunction]] = {}
 FACTORS: set[tuple[str, str]] = set()  # arithmetic operators without weights: a single number that they read is a constant
 STATISTICS: dict[tuple[str, str], Mapping[int, str]] = {}  # operator -> {operand that training updates: what it is, such as "mean"}
 EXPORTERS: dict[str, ExportFunction] = {}
@@ -71,6 +74,17 @@ def dynamic(name: str, *operands: int, domain: str = "") -> Decorator:
     def register(f: ImportFunction) -> ImportFunction:
         assert (domain, name) not in DYNAMIC_IMPORTERS, name
         DYNAMIC_IMPORTERS[domain, name] = operands, f
+        return f
+
+    return register
+
+
+def by_sizes(name: str, *operands: int) -> Decorator:
+    """Register a function that is called if some of these operands are open sizes."""
+
+    def register(f: ImportFunction) -> ImportFunction:
+        assert name not in SIZE_IMPORTERS, name
+        SIZE_IMPORTERS[name] = frozenset(operands), f
         return f
 
     return register

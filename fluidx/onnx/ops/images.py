@@ -15,7 +15,9 @@ from ...ops.nn.resize import size_scaled
 from ..export_graph import Op
 from ..limits import checked_shape
 from ..node import Node
-from ..table import OneToOne, entry, exports, imports, on_numpy
+from ..open_sized_nodes import size_operands
+from ..symbolic_sizes import refusal, sizes_of
+from ..table import OneToOne, by_sizes, entry, exports, imports, on_numpy
 from ..window_geometry import require_sizes, window_table, windows
 from .shape import as_int64
 
@@ -174,6 +176,31 @@ def _neighbouring_pixels(n: Node, at: Any, size: int) -> list[tuple[Any, Any]]:
 
 @imports("Resize")
 def resize(n: Node) -> object:
+    return _resized(n, [(None, _sizes(n))])
+
+
+@by_sizes("Resize", 3)
+def resize_to_open_sizes(n: Node) -> object:
+    """A Resize to sizes of which some are open, axis by axis. An axis that keeps its size is left out."""
+    if n.attr("keep_aspect_ratio_policy", "stretch") != "stretch" or n.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
+        raise refusal(n, "it keeps the ratio of open sizes, or crops")
+    have, sizes = sizes_of(n, n.x()), size_operands(n, 3)
+    axes = [a % len(have) for a in n.attr("axes", range(len(have)))]
+    changed = [(a, s) for a, s in zip(axes, sizes, strict=True) if not (s.exact and s.number == have[a])]
+    known = [(a, s.number) for a, s in changed if not s.is_open]
+    plain: dict[str, Any] = {"scales": (), "spans": ()}
+    steps: list[tuple[Any, dict[str, Any]]] = []
+    if known:
+        steps.append((None, {"axes": tuple(a for a, _ in known), "sizes": tuple(s for _, s in known), **plain}))
+    for a, s in changed:
+        if s.is_open:
+            like, axis = s.axis(n)
+            steps.append((like, {"axes": (a,), "sizes": (), "like_axes": (axis,), **plain}))
+    return _resized(n, steps)
+
+
+def _resized(n: Node, steps: list[tuple[Any, dict[str, Any]]]) -> Variable:
+    """Operand 0 resized in steps: a value whose sizes the result has, or None, and the attributes about axes and sizes."""
     mode, dtype = n.attr("mode", "nearest"), n.dtype()
     y = n.x()
     work = dtype
@@ -181,17 +208,19 @@ def resize(n: Node) -> object:
         work = "float32" if dtype in FLOATS else "float64"
     if work != dtype:
         y = n.b.cast(y, dtype=work)
-    y = n.b.resize(
-        y,
-        mode=mode,
-        coordinates=n.attr("coordinate_transformation_mode", "half_pixel"),
-        nearest=n.attr("nearest_mode", "round_prefer_floor"),
-        cubic_coeff_a=n.attr("cubic_coeff_a", -0.75),
-        antialias=bool(n.attr("antialias", 0)),
-        exclude_outside=bool(n.attr("exclude_outside", 0)),
-        extrapolation_value=n.attr("extrapolation_value", 0.0),
-        **_sizes(n),
-    )
+    for like, said in steps:
+        y = n.b.resize(
+            y,
+            like,
+            mode=mode,
+            coordinates=n.attr("coordinate_transformation_mode", "half_pixel"),
+            nearest=n.attr("nearest_mode", "round_prefer_floor"),
+            cubic_coeff_a=n.attr("cubic_coeff_a", -0.75),
+            antialias=bool(n.attr("antialias", 0)),
+            exclude_outside=bool(n.attr("exclude_outside", 0)),
+            extrapolation_value=n.attr("extrapolation_value", 0.0),
+            **said,
+        )
     return _as_dtype(n, y, dtype)
 
 
@@ -255,6 +284,9 @@ def _of_axes(op: Op) -> list[str]:
     """The operands of Resize after the first, for the resized axes: spans and scales or sizes."""
     a = op.attrs
     spans = op.const(np.array(a["spans"], np.float32)) if a["spans"] else ""
+    if op.has("Like"):
+        sizes = [op.sizes(op["Like"], k, k + 1) for k in (axis % op.type_of("Like").ndim for axis in a["like_axes"])]
+        return [spans, "", op.emit("Concat", *sizes, axis=0) if len(sizes) > 1 else sizes[0]]
     return [spans, "", op.ints(a["sizes"])] if a["sizes"] else [spans, op.const(np.array(a["scales"], np.float32))]
 
 
@@ -268,11 +300,12 @@ def _of_all_axes(op: Op) -> list[str]:
         first, last = (dict(zip(axes, part, strict=True)) for part in (a["spans"][: len(axes)], a["spans"][len(axes) :]))
         whole = [*(first.get(k, 0.0) for k in range(ndim)), *(last.get(k, 1.0) for k in range(ndim))]
         spans = op.const(np.array(whole, np.float32))
-    if not a["sizes"]:
+    if not a["sizes"] and not op.has("Like"):
         scales = dict(zip(axes, a["scales"], strict=True))
         return [spans, op.const(np.array([scales.get(k, 1.0) for k in range(ndim)], np.float32))]
-    sizes = dict(zip(axes, a["sizes"], strict=True))
-    parts = [op.ints([sizes[k]]) if k in sizes else op.sizes(op["X"], k, k + 1) for k in range(ndim)]
+    sizes = dict(zip(axes, a["sizes"] or a["like_axes"], strict=True))
+    resized = (lambda k: op.sizes(op["Like"], k, k + 1)) if op.has("Like") else (lambda size: op.ints([size]))
+    parts = [resized(sizes[k]) if k in sizes else op.sizes(op["X"], k, k + 1) for k in range(ndim)]
     return [spans, "", op.emit("Concat", *parts, axis=0)]
 
 

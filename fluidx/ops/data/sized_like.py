@@ -1,5 +1,5 @@
-"""Ops whose result sizes are sizes of another value, of which only the shape is read: range_like, slice_like; and axis_size, which gives one
-size as a number.
+"""Ops whose result sizes are sizes of another value, of which only the shape is read: range_like, slice_like; and axis_size, which gives
+one size as a number.
 
 They serve programs with open axes. Their result sizes are known when a program is planned, and a part of the result needs only the part of
 the other value, so ranks can split them.
@@ -119,7 +119,8 @@ class SliceLike(OpDef):
             if start.numel != 1:
                 raise ProgramError(f"op slice_like: Start must be one number, found {start}")
         if ANY != have < want < _MOST:
-            raise ProgramError(f"op slice_like: axis {at} of X {x} has {have} elements, and axis {like_axis} of Like {like} asks for {want}")
+            asked = f"axis {like_axis} of Like {like} asks for {want}"
+            raise ProgramError(f"op slice_like: axis {at} of X {x} has {have} elements, and {asked}")
         return x.with_shape(want if k == at else d for k, d in enumerate(x.shape))
 
     @staticmethod

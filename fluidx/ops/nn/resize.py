@@ -168,9 +168,9 @@ class Resize(OpDef):
 
     `coordinates` defines the position in X of an element of the result, `nearest` its rounding; the attributes are those of ONNX's Resize.
     Positions outside of X use its border. With "tf_crop_and_resize", `spans` (starts, then ends, as fractions of each axis) is cut out of
-    X, and positions outside of X are `extrapolation_value`. An axis of open size needs `scales`, or Like, a value whose axes `like_axes` have
-    the sizes of the result; only its shape is read. Absent scales and spans are (). If both sizes and scales are given, sizes define the
-    size of the result and scales the positions of its elements.
+    X, and positions outside of X are `extrapolation_value`. An axis of open size needs `scales`, or Like, a value whose axes `like_axes`
+    have the sizes of the result; only its shape is read. Absent scales and spans are (). If both sizes and scales are given, sizes define
+    the size of the result and scales the positions of its elements.
     """
 
     name = "resize"
