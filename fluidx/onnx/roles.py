@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..ir.dtypes import FLOATS
 from ..ir.unique_name import unused
 from .check import all_graphs
-from .normalize import domain_of
+from .normalize import domain_of, graphs_of
 from .table import FACTORS, STATISTICS, load_all
 from .values import numpy_dtype
 
@@ -41,6 +41,8 @@ class Roles:
             for slot, name in enumerate(node.input):
                 self.reads.get(self.origin(name), []).append(Read(node, slot))
 
+        self._reached = _reached_by_gradients(graph)
+
     def readers(self, value: str) -> list[Read]:
         """The reads of a value that a node computes."""
         return [Read(p, slot) for g in self._graphs for p in g.node for slot, name in enumerate(p.input) if name == value]
@@ -52,10 +54,15 @@ class Roles:
         return name
 
     def constants(self) -> Iterator[str]:
-        """Initializers of one element that only arithmetic reads, such as the scale of an attention. No node uses them as a weight."""
+        """Initializers that are no weights: those of one element that only arithmetic reads, such as the scale of an attention, and those
+        that are only compared, such as a table of masks."""
         for name, t in self.tensors.items():
-            if prod(t.dims) == 1 and self.reads[name] and all(self._is_factor(r, name) for r in self.reads[name]):
+            if self.is_only_compared(name) or prod(t.dims) == 1 and self.reads[name] and all(self._is_factor(r, name) for r in self.reads[name]):
                 yield name
+
+    def is_only_compared(self, name: str) -> bool:
+        """Do the outputs depend on an initializer through true and false alone, so that it has no gradient?"""
+        return bool(self.reads[name]) and name not in self._reached
 
     def _is_factor(self, read: Read, name: str) -> bool:
         """Does arithmetic read it? The bias added to a product with a single output does not count."""
@@ -141,9 +148,35 @@ def _why_not(roles: Roles, name: str, tensor: Any, is_constant: bool) -> str:
         return f"running statistic of {statistics[0].node.op_type}"
     if not reads:
         return "no node reads it"
+    if is_constant and roles.is_only_compared(name):
+        return f"the outputs depend on it through true and false alone ({reads[0].node.op_type})"
     if is_constant or not tensor.dims:
         return f"one number that {reads[0].node.op_type} reads; --also-train {name} trains it"
     return ""
+
+
+def _reached_by_gradients(graph: Any) -> set[str]:
+    """The values that some output of a graph depends on by other ways than true and false. Sub-graphs use all that they read."""
+    reached = {o.name for o in graph.output}
+    for node in reversed(graph.node):
+        if any(name in reached and not _is_bool(node, k) for k, name in enumerate(node.output)):
+            reached.update(node.input)
+            inner = [g for outer in graphs_of(node) for g in all_graphs(outer)]
+            reached.update(name for g in inner for p in g.node for name in p.input)
+            reached.update(o.name for g in inner for o in g.output)
+    return reached
+
+
+def _is_bool(node: Any, k: int) -> bool:
+    """Is output k of a node certainly true and false?"""
+    from onnx import TensorProto, defs
+
+    if node.op_type == "Cast":
+        return any(a.name == "to" and a.i == TensorProto.BOOL for a in node.attribute)
+    if not defs.has(node.op_type, domain_of(node.domain)):
+        return False
+    outputs = defs.get_schema(node.op_type, domain_of(node.domain)).outputs
+    return k < len(outputs) and set(outputs[k].types) == {"tensor(bool)"}
 
 
 def _is_float(tensor: Any) -> bool:
