@@ -93,7 +93,7 @@ def _scanned_in_loop(n: Node, states: list[Any], scanned: list[tuple[Any, int, i
     xs = [_axis_first(n, importer.variable(v), axis) for v, axis, _ in scanned]
     if any(x.shape[0] != rounds for x in xs):
         return None
-    limit = rounds if rounds != ANY else b.squeeze(b.slice(b.shape(xs[0], dtype="int64"), axes=(0,), starts=(0,), ends=(1,)), axes=(0,))
+    limit = rounds if rounds != ANY else b.axis_size(xs[0])
     own = n.importer.weights(body)
 
     def make(k: Variable, held: list[Variable]) -> tuple[Variable | None, list[Variable]]:
@@ -104,7 +104,7 @@ def _scanned_in_loop(n: Node, states: list[Any], scanned: list[tuple[Any, int, i
         return None, importer.inline_in_block(body, [*held, *parts], n, own)
 
     try:
-        return Rounds(n, body.input, body.output, limit).write(states, None, make)
+        return Rounds(n, body.input, body.output, limit, like=xs[0]).write(states, None, make)
     except OnnxError:
         if rounds == ANY:
             raise

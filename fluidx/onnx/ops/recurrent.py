@@ -1,5 +1,5 @@
-"""RNN, GRU and LSTM, unrolled step by step. One product computes the contributions of the input for all steps; each step has one
-product for all gates.
+"""RNN, GRU and LSTM, unrolled step by step, or as a loop if the number of steps is open. One product computes the contributions of the
+input for all steps; each step has one product for all gates.
 
 Each direction runs over the steps. A cell takes the input's contribution to the gates and the state, and returns the new state, whose first
 part is the output. Steps after the end of a sequence keep the state and output zeros.
@@ -8,11 +8,13 @@ part is the output. Steps after the end of a sequence keep the state and output 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import NamedTuple
 
-from ...ir import Builder, Variable
+from ...ir import ANY, Builder, Variable
 from ..node import Node
 from ..table import imports
+from .rounds import Rounds
 
 Activation = Callable[[Variable], Variable]
 State = list[Variable]
@@ -137,20 +139,17 @@ def unrolled(n: Node, rounded: Activation) -> tuple[Variable, ...]:
     x = rounded(n.x())
     if batch_first:
         x = b.transpose(x, axis=(1, 0, 2))
-    steps = x.shape[0]
-    if steps < 1:
-        raise n.wrong("it is unrolled, but the number of steps is open; give the input a size along that axis")
     direction = n.attr("direction", "forward")
     backward = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(direction)
     if backward is None or n.shape(1)[0] != len(backward):
         raise n.wrong(f"direction {direction!r} does not fit weights of {n.shape(1)[0]} directions")
     functions = _functions(n, net, len(backward))
-    active = _active(n, steps)
     parts = []
     for k, backwards in enumerate(backward):
         d, given = _direction(n, net, x, k, functions[k * len(net.functions) :][: len(net.functions)], rounded)
         state = [_initial(n, at, k, x, d.hidden, batch_first) for at in net.initial]
-        parts.append(_one_direction(d, net, given, state, active, backwards))
+        write = _in_a_loop if x.shape[0] == ANY else _one_direction
+        parts.append(write(d, net, given, state, k, backwards))
     ys = b.stack([y for y, _ in parts], axis=1)
     if batch_first:
         ys = b.transpose(ys, axis=(2, 0, 1, 3))
@@ -158,9 +157,33 @@ def unrolled(n: Node, rounded: Activation) -> tuple[Variable, ...]:
     return (ys, *ends)
 
 
-def _one_direction(d: _Direction, net: _Net, given: Variable, state: State, active: list[Variable], back: bool) -> tuple[Variable, State]:
+def _in_a_loop(d: _Direction, net: _Net, given: Variable, state: State, k: int, back: bool) -> tuple[Variable, State]:
+    """The outputs of all steps, and the state after the last one, for any number of steps."""
+    n, b, importer = d.n, d.n.b, d.n.importer
+    steps, lengths = b.axis_size(given), b.unsqueeze(n.x(4), axes=(1,)) if n.has(4) else None
+    last = b.elementwise_sub(steps, b.fill_constant(shape=[], dtype="int64", value=1.0))
+
+    def make(step: Variable, held: list[Variable]) -> tuple[None, list[Variable]]:
+        inside = Node(importer, n.proto, n.operands)
+        inside.b = inner = Builder(importer.main.current_block(), role=b.role)
+        functions = _functions(inside, net, n.shape(1)[0])[k * len(net.functions) :][: len(net.functions)]
+        at = inner.reshape(inner.elementwise_sub(last, step) if back else step, shape=[1])
+        new = net.cell(d._replace(n=inside, functions=functions), inner.stash_read(given, at), held)
+        y = new[0]
+        if lengths is not None:
+            active = inner.greater_than(lengths, inner.cast(at, dtype=lengths.dtype))
+            y = inner.where(active, y, inner.fill_zeros_like(y))
+            new = [inner.where(active, now, was) for now, was in zip(new, held)]
+        return None, [*new, y]
+
+    names = [SimpleNamespace(name=name) for name in ("state", "cell")[: len(state)]]
+    state, (ys,) = Rounds(n, names, [*names, SimpleNamespace(name="Y")], steps, like=given).write(state, None, make)
+    return b.reverse(ys, axis=(0,)) if back else ys, state
+
+
+def _one_direction(d: _Direction, net: _Net, given: Variable, state: State, k: int, back: bool) -> tuple[Variable, State]:
     """The outputs of all steps, and the state after the last one."""
-    b = d.n.b
+    b, active = d.n.b, _active(d.n, given.shape[0])
     taken = b.unstack(given, axis=0, n_out=given.shape[0])
     ys: list[Variable | None] = [None] * len(taken)
     for t in reversed(range(len(taken))) if back else range(len(taken)):

@@ -28,10 +28,14 @@ class Rounds:
     """Writes one `while` for a node.
 
     `taken` are the state inputs of the body; `infos` its outputs: the states, then the outputs that are gathered over the rounds. `limit`
-    is the largest number of rounds, known or a variable, None for no limit; `start` rounds were unrolled before.
+    is the largest number of rounds, known or a variable, None for no limit; `start` rounds were unrolled before. `like` is a value with
+    `limit` rows, if there is one: the outputs of a loop that reaches its limit have sizes that are known before it runs.
     """
 
-    def __init__(self, n: Node, taken: Sequence[Any], infos: Sequence[Any], limit: Any = None, start: int = 0):
+    def __init__(
+        self, n: Node, taken: Sequence[Any], infos: Sequence[Any], limit: Any = None, start: int = 0, like: Variable | None = None
+    ):
+        self.like = like
         self.n, self.b, self.importer, self.taken, self.infos, self.start = n, n.b, n.importer, taken, infos, start
         self.known = not isinstance(limit, Variable)
         # no loop reaches it, and floats hold it exactly
@@ -123,7 +127,8 @@ class Rounds:
     def _gather(self, inner: Builder, row: Variable, count: Variable, exact: bool) -> Variable:
         """Store a value of each round in a stash."""
         like, sized = self._template(row, inner.block)
-        stash = self.b.stash(like, rounds=self.limit - self.start if exact and self.known and sized else 0)
+        rounds = self.limit - self.start if exact and self.known and sized else 0
+        stash = self.b.stash(like, self.like if exact and not self.known and sized else None, rounds=rounds)
         self.importer.keep_names([stash])
         at = inner.elementwise_sub(count, inner.fill_constant(shape=[], dtype="int64", value=float(self.start))) if self.start else count
         inner.stash_write(stash, row, inner.reshape(at, shape=[1]), out={"Out": stash})

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...ir.axis_letters import along
 from ...ir.errors import ExecutionError, ProgramError
 from ...ir.op_facets import Arithmetic, Control, Rewrite, Storage
 from ...ir.opdef import OpDef, Sample
@@ -90,21 +91,30 @@ def _read(stashes: Mapping[str, Rows], name: str, rows: Rows, at: Any, out: Any)
 
 
 class Stash(OpDef):
-    """An empty stash for values like X, one for each of `rounds` iterations of a loop; 0: for any number of iterations, as they come."""
+    """An empty stash for values like X, one for each of `rounds` iterations of a loop; 0: for any number of iterations, as they come.
+
+    With Like, there are as many as Like has rows; only the shapes of X and Like are read.
+    """
 
     name = "stash"
-    inputs = ("X",)
+    inputs = ("X", "Like?")
     attrs = {"rounds": 0}
     arithmetic = Arithmetic(flops=0)
     rewrite = Rewrite(constant=True)
-    pattern = "~* -> . * | L()"
 
     @staticmethod
-    def infer(x, *, rounds):
-        return x.with_shape((rounds, *x.shape))
+    def pattern(ins, outs, attrs):
+        like = "" if ins[1] is None else f"~{along(0, ins[1].ndim, '.')}"
+        return f"~*, {like} -> . * | L()"
 
     @staticmethod
-    def kernel(xp, x, *, out, rounds):
+    def infer(x, like, *, rounds):
+        if like is not None and not like.ndim:
+            raise ProgramError("op stash: Like must have an axis, whose size is the number of iterations")
+        return x.with_shape((rounds if like is None else like.shape[0], *x.shape))
+
+    @staticmethod
+    def kernel(xp, x, like, *, out, rounds):
         out.fill(0)
 
     @staticmethod
@@ -116,8 +126,9 @@ class Stash(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(f32(4, 3), rounds=2, grad=(), why="the values do not depend on X")
-        yield Sample.of(i64(3, 1), rounds=3)
+        yield Sample.of(f32(4, 3), None, rounds=2, grad=(), why="the values do not depend on X")
+        yield Sample.of(i64(3, 1), None, rounds=3)
+        yield Sample.of(f32(4, 3), f32(5, 2), grad=(), why="the values do not depend on X and Like")
 
 
 class _StashUpdate(OpDef):
