@@ -130,6 +130,8 @@ class _AxisNames:
 
 
 def _declared(i: Any, axis: int) -> int | str:
-    """The size of an axis of an input, the name of an open axis, or "" for an open axis without a name."""
+    """The size of an axis of an input, the name of an open axis, or "" for an open axis without a name; some exporters call these `?`."""
     d = i.type.tensor_type.shape.dim[axis]
-    return d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param
+    if d.HasField("dim_value") and d.dim_value >= 0:
+        return d.dim_value
+    return d.dim_param if re.search(r"\w", d.dim_param) else ""
