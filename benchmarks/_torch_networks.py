@@ -1,4 +1,4 @@
-"""Small networks in PyTorch, of the kinds that people export: a case has the module, its inputs, which of their axes are open, and a loss."""
+"""Small networks in PyTorch, of the kinds that people export: a case has the module, its inputs, and which of their axes are open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-VOCABULARY, WIDTH, HEADS = 50, 32, 4
+VOCABULARY, WIDTH, HEADS, LONGEST = 50, 32, 4, 64
 
 
 class Case(NamedTuple):
@@ -21,16 +21,17 @@ class Case(NamedTuple):
     classes: int
     sizes: tuple[int, int] = (6, 9)  # the size of the second open axis in the example, and in training
     norms: bool = False  # it has batch normalization, which the default export folds
+    freeze: tuple[str, ...] = ()  # buffers that nothing in the file distinguishes from parameters
 
 
 class Attention(nn.Module):
     """`how`: "causal" asks PyTorch for the mask, "table" slices a stored one, "mask" gets one, None has none."""
 
-    def __init__(self, how: str | None = None, longest: int = 64):
+    def __init__(self, how: str | None = None):
         super().__init__()
         self.how, self.qkv, self.out = how, nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         if how == "table":
-            self.register_buffer("bias", torch.tril(torch.ones(longest, longest)).view(1, 1, longest, longest))
+            self.register_buffer("bias", torch.tril(torch.ones(LONGEST, LONGEST))[None, None])
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         batch, steps, width = x.shape
@@ -61,7 +62,7 @@ class GPT(nn.Module):
     def __init__(self, how: str = "causal"):
         super().__init__()
         self.how, inner = how, "mask" if how == "made" else how
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(64, WIDTH)
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LONGEST, WIDTH)
         self.blocks = nn.ModuleList(Block(inner) for _ in range(2))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
@@ -113,8 +114,8 @@ class BERT(nn.Module):
     def __init__(self, pooled: bool = False):
         super().__init__()
         self.pooled = pooled
-        self.tokens, self.positions, self.types = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(64, WIDTH), nn.Embedding(2, WIDTH)
-        self.register_buffer("ids", torch.arange(64)[None], persistent=False)
+        self.tokens, self.positions, self.types = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LONGEST, WIDTH), nn.Embedding(2, WIDTH)
+        self.register_buffer("ids", torch.arange(LONGEST)[None], persistent=False)
         self.norm, self.blocks, self.head = nn.LayerNorm(WIDTH), nn.ModuleList(Block("mask") for _ in range(2)), nn.Linear(WIDTH, 5)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -152,7 +153,7 @@ class Whisper(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv1, self.conv2 = nn.Conv1d(8, WIDTH, 3, padding=1), nn.Conv1d(WIDTH, WIDTH, 3, stride=2, padding=1)
-        self.register_buffer("positions", torch.randn(64, WIDTH))
+        self.register_buffer("positions", torch.randn(LONGEST, WIDTH))
         self.blocks, self.norm, self.head = nn.ModuleList(Block() for _ in range(2)), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 7)
 
     def forward(self, mel: Tensor) -> Tensor:
@@ -192,7 +193,7 @@ class Translator(nn.Module):
     def __init__(self):
         super().__init__()
         self.source, self.target = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(VOCABULARY, WIDTH)
-        self.encoder = nn.LSTM(WIDTH, 16, bidirectional=True, batch_first=True)
+        self.encoder = nn.LSTM(WIDTH, WIDTH // 2, bidirectional=True, batch_first=True)
         self.decoder, self.head = nn.GRU(WIDTH, WIDTH, batch_first=True), nn.Linear(2 * WIDTH, VOCABULARY)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
@@ -214,7 +215,8 @@ class Squeeze(nn.Module):
 class Inverted(nn.Module):
     def __init__(self, width: int, wide: int, size: int, act: nn.Module, squeeze: nn.Module):
         super().__init__()
-        self.whole = nn.Sequential(_conv(width, wide, 1, act=act), _conv(wide, wide, size, groups=wide, act=act), squeeze, _conv(wide, width, 1))
+        inner = _conv(wide, wide, size, groups=wide, act=act)
+        self.whole = nn.Sequential(_conv(width, wide, 1, act=act), inner, squeeze, _conv(wide, width, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.whole(x)
@@ -259,7 +261,7 @@ CASES = {
     "bert": Case(BERT, *_BERT),
     "minilm": Case(lambda: BERT(pooled=True), *_BERT),
     "vit": Case(ViT, _image(16), _BATCH, 10),
-    "whisper": Case(Whisper, lambda b, s: {"mel": torch.randn(b, 8, 2 * s)}, {"mel": {0: "batch", 2: "frames"}}, 7),
+    "whisper": Case(Whisper, lambda b, s: {"mel": torch.randn(b, 8, 2 * s)}, {"mel": {0: "batch", 2: "frames"}}, 7, freeze=("positions",)),
     "unet": Case(UNet, _image(16), _BATCH, 4, norms=True),
     "unet_any": Case(UNet, _image(0), {"image": {0: "batch", 2: "height", 3: "width"}}, 4, (16, 24), norms=True),
     "seq2seq": Case(

@@ -43,6 +43,7 @@ KINDS = {
     "Search and sort": "data.search*",
     "Selection by value": "data.selection",
     "Sizes from values": "data.computed",
+    "Sizes of other values": "data.sized_like",
     "Boxes": "data.boxes",
     "Constants": "data.fill",
     "Random values": "data.random",

@@ -40,7 +40,6 @@ class Roles:
         for node in (p for g in graphs for p in g.node if not _is_identity(p)):
             for slot, name in enumerate(node.input):
                 self.reads.get(self.origin(name), []).append(Read(node, slot))
-
         self._reached = _reached_by_gradients(graph)
 
     def readers(self, value: str) -> list[Read]:
@@ -57,7 +56,8 @@ class Roles:
         """Initializers that are no weights: those of one element that only arithmetic reads, such as the scale of an attention, and those
         that are only compared, such as a table of masks."""
         for name, t in self.tensors.items():
-            if self.is_only_compared(name) or prod(t.dims) == 1 and self.reads[name] and all(self._is_factor(r, name) for r in self.reads[name]):
+            reads = self.reads[name]
+            if self.is_only_compared(name) or prod(t.dims) == 1 and reads and all(self._is_factor(r, name) for r in reads):
                 yield name
 
     def is_only_compared(self, name: str) -> bool:

@@ -108,7 +108,7 @@ def sizes_of(n: Node, v: Variable) -> list[int]:
     opened, found = n.importer.open_axes, list(n.b.sizes.shape(v.name))
     for axis, (declared, size) in enumerate(zip(v.shape, found, strict=True)):
         if declared == ANY and not is_open(size):
-            known = (number for number, (w, k) in opened.items() if (w.name, k) == (v.name, axis))
+            known = (number for number, (w, k) in opened.items() if isinstance(number, int) and (w.name, k) == (v.name, axis))
             found[axis] = next(known, None) or n.b.sizes.another()
     return found
 
@@ -165,12 +165,13 @@ def computed_on_host(n: Node) -> Any:
 
 def _computed_forms(n: Node, values: list[Any], result: Callable[[list[Any]], Any]) -> Any:
     """The forms of the results of a node: by arithmetic, or moved as the numbers are."""
-    forms = [forms_of(v) if v is not None else None for v in n.operands]
+    forms: list[Any] = [None if v is None else forms_of(v) for v in n.operands]
     if n.op_type in _ARITHMETIC:
         return _ARITHMETIC[n.op_type](*forms)
     if n.op_type == "ReduceProd":
         axes = tuple(values[1].tolist()) if len(values) > 1 and values[1].size else None
-        return np.multiply.reduce(forms[0], axis=axes, keepdims=bool(n.attr("keepdims", 1)))
+        reduce: Any = np.multiply.reduce
+        return reduce(forms[0], axis=axes, keepdims=bool(n.attr("keepdims", 1)))
     if n.op_type == "Equal":
         return None
     known, mine = list[Any](), list[Any]()

@@ -37,8 +37,8 @@ def _positions(n: Node, k: int, sizes: int | Sequence[int], axis: int | None = N
     ids = n.x(k)
     shape = (1,) * (len(ids.shape) - np.ndim(sizes)) + np.shape(sizes)
     if opened:
-        own = n.b.slice(n.b.shape(n.x(), dtype=ids.dtype), axes=(0,), starts=(axis or 0,), ends=((axis or 0) + np.size(sizes),))
-        whole = reshaped(n, own, shape)
+        own = [n.b.reshape(n.b.axis_size(n.x(), axis=(axis or 0) + k, dtype=ids.dtype), shape=(1,)) for k in range(np.size(sizes))]
+        whole = reshaped(n, n.b.concat(own, axis=0) if len(own) > 1 else own[0], shape)
     else:
         whole = n.const(np.reshape(known_sizes(n, np.ravel(sizes).tolist()), shape), ids.dtype)
     zero = n.const(np.zeros(shape), ids.dtype)
@@ -144,6 +144,9 @@ def scatter_elements(n: Node) -> object:
 @imports("ScatterND")
 def scatter_nd(n: Node) -> object:
     old, ids = n.shape(), n.shape(1)
+    if ids[-1] == 1 and old[0] == ANY and ANY not in ids:  # rows of a value with any number of rows
+        places, count = _positions(n, 1, old[:1], 0), prod(ids)
+        return _scattered(n, n.x(), reshaped(n, places, (count,)), reshaped(n, n.x(2), (count, *old[1:])))
     sizes, rest = known_sizes(n, old[: ids[-1]]), old[ids[-1] :]
     if 0 in ids or 0 in old:
         return n.x()

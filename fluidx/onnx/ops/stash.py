@@ -28,7 +28,8 @@ def _zeros(op: Op, shape: str, slot: str) -> str:
 
 @exports("stash")
 def stash(op: Op) -> str:
-    return _zeros(op, op.emit("Concat", op.ints([op.attrs["rounds"]]), op.emit("Shape", op["X"]), axis=0), "X")
+    rounds = op.sizes(op["Like"], 0, 1) if op.has("Like") else op.ints([op.attrs["rounds"]])
+    return _zeros(op, op.emit("Concat", rounds, op.emit("Shape", op["X"]), axis=0), "X")
 
 
 @exports("stash_write")
