@@ -20,7 +20,7 @@ from ..ir.types import TensorType
 from .array_kernel import bind_kernel
 from .parts_kernel import bind_parts, is_by_parts, parts_scratch
 from .shared.arrays import copy
-from .shared.blocked import in_order
+from .shared.call_sequence import in_order
 from .shared.native import copy_calls
 from .shared.types import type_of
 

@@ -6,6 +6,7 @@ import pytest
 from fluidx import native
 from fluidx.ir import ExecutionError, opdef
 from fluidx.ir.parts import Part
+from fluidx.ops import kernels
 from tests.native.bodies import close, normal, one, run
 
 # (shape, axis): one element, odd lengths, longer than a block of sums, axes that do not lie in memory
@@ -113,7 +114,7 @@ def test_a_label_out_of_range_is_named_as_by_numpy(op, more):
     with pytest.raises(ExecutionError) as by_numpy:
         definition = opdef(op)
         outs = [np.empty((500, 4), "float32"), np.empty((500, 1), "float32")][: len(definition.out_slots)]
-        definition.native.bind([x, label, *more], outs, definition.complete_attrs({}), None)()
+        kernels.bind(definition, np, [x, label, *more], outs, definition.complete_attrs({}), None, name="numpy")()
     with pytest.raises(ExecutionError, match="label 4 is out of range for 4 classes; a label is 0 to 3, or -100 to ignore") as by_native:
         run(op, x, label, *more)
     assert str(by_native.value) == str(by_numpy.value)

@@ -11,8 +11,8 @@ from fluidx.ops import kernels
 
 @pytest.fixture(scope="session")
 def run_bound():
-    """`run_bound(op, *arrays, **attrs)` returns the outputs of the op's kernel. The outputs of its bind, run twice, must be equal up to the
-    order of sums.
+    """`run_bound(op, *arrays, **attrs)` returns the outputs of the op's kernel. Those of its body for NumPy, run twice, must be equal up
+    to the order of sums.
     """
 
     def run(op, *arrays, **attrs):
@@ -23,14 +23,13 @@ def run_bound():
         given, memory = kernels.wide(op, np, arrays, outs[0])
         op.kernel(np, *given, out=tuple(memory) if many else memory[0], **attrs)
         kernels.narrow(np, outs[0], memory)
-        if op.native.bind:
-            given, memory = kernels.wide(op, np, arrays, outs[1])
-            call = op.native.bind(given, memory, attrs, None)
-            call(), call()
-            kernels.narrow(np, outs[1], memory)
-            for a, b in zip(*outs, strict=True):
-                if a is not None:  # where terms cancel, the difference has the rounding errors of the larger terms
-                    np.testing.assert_allclose(a, b, 1e-5, 1e-6 * max(1.0, float(np.abs(b[np.isfinite(b)]).max(initial=0.0))))
+        given, memory = kernels.wide(op, np, arrays, outs[1])
+        call = kernels.bind(op, np, given, memory, attrs, None, name="numpy")
+        call(), call()
+        kernels.narrow(np, outs[1], memory)
+        for a, b in zip(*outs, strict=True):
+            if a is not None:  # where terms cancel, the difference has the rounding errors of the larger terms
+                np.testing.assert_allclose(a, b, 1e-5, 1e-6 * max(1.0, float(np.abs(b[np.isfinite(b)]).max(initial=0.0))))
         return outs[0] if many else outs[0][0]
 
     return run

@@ -25,8 +25,8 @@ from ...ir.dtypes import TINY, dtype_name
 from .. import expr as ex
 from ..expr.native import expression_calls
 from ..expr.nodes import make_node, sym
-from ..shared.blocked import in_order
 from ..shared.broadcast import broadcast_sizes, reduced
+from ..shared.call_sequence import in_order
 from ..shared.low_bit import ROUND_MODES, converted
 from ..shared.native import copy_calls
 from ..shared.samples import points

@@ -17,7 +17,7 @@ import numpy as np
 from ...ir.dtypes import dtype_name, np_dtype
 from ...ir.errors import ProgramError
 from ...ir.types import TensorType
-from ..shared.blocked import in_order
+from ..shared.call_sequence import in_order
 from . import nodes as ex
 from .nodes import BOOLEAN, Expr, const, exp, is_const, log1p, make_node, nodes, number_of, sqrt, symbols, where
 

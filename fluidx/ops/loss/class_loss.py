@@ -6,17 +6,17 @@ This module also has label_smooth, which smooths the labels of such losses.
 from __future__ import annotations
 
 from functools import partial
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from ...ir import ANY, Native, OpDef, ProgramError, Sample
-from ...ir.parts import Part
+from ...ir.decomposition import Decomposition
+from ..parts_kernel import by_parts
 from ..shared.native import row_calls
 from ..shared.samples import f32, ints, probabilities
 from ..shared.types import meet, need_float, norm_axis
-from .labels import check_label, class_range, ignored_of, loss_type, losses, wrong_label_text
+from .labels import after_check, check_label, class_range, loss_type, losses, wrong_label_text
 from .loss_shared import elementwise_infer
 
 # -- cross entropy ------------------------------------------------------------------------------------------------------------------
@@ -64,23 +64,9 @@ class CrossEntropy(OpDef):
         else:
             out[...] = losses(xp, label, x.shape[-1], ignore_index, partial(_label_loss, xp, x), part)
 
-    @staticmethod
-    def _bind(ins, outs, attrs, ctx, part=None):
-        (x, label), out, ignore = ins, outs[0], attrs["ignore_index"]
-        _, classes = class_range(x.shape[-1], part)
-        if attrs["soft_label"]:
-            return partial(CrossEntropy.kernel, np, x, label, out=out, **attrs)
-
-        def step():
-            ignored = ignored_of("cross_entropy", label, classes, ignore)
-            if part is not None:
-                CrossEntropy.kernel(np, x, label, out=out, part=part, **attrs)
-                return
-            out[...] = _label_loss(np, x, label if ignored is None else np.where(ignored, 0, label))
-            if ignored is not None:
-                out[ignored] = 0
-
-        return step
+    @classmethod
+    def _bind(cls, ins, outs, attrs, ctx, part=None):
+        return after_check(cls.name, cls.kernel, ins[1], ins, outs[0], attrs, part)
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False, part=None):
@@ -145,12 +131,16 @@ class CrossEntropyGrad(OpDef):
 # -- distributions ------------------------------------------------------------------------------------------------------------------
 
 
-def _reduction_share(reduction: str, shape: tuple[int, ...], part: Part | None) -> float:
-    """The factor by which a reduction multiplies the sum: 1 / number of elements or rows of the whole value."""
-    if reduction not in ("mean", "batchmean"):
-        return 1.0
-    count = part.count if part is not None else shape[0] if reduction == "batchmean" else prod(shape)
-    return 1 / max(1, count)
+def _averaged(d: Decomposition, total: str, out: str = "") -> str:
+    """A sum over X divided by the divisor of the reduction."""
+    axes = {"mean": range(d.type(d["X"]).ndim), "batchmean": [0]}.get(d.attrs["reduction"])
+    return d("assign", total, out=out) if axes is None else d.shared(total, d["X"], axes, out)
+
+
+def _positive(d: Decomposition, value: str, otherwise: float = 0.0, out: str = "") -> str:
+    """`value` where Target is positive."""
+    zero, other = (d("fill_any_like", d["Target"], value=v) for v in (0.0, otherwise))
+    return d("where", d("greater_than", d["Target"], zero), value, other, out=out)
 
 
 def _reduction_words(reduction: str) -> tuple[str, str, str]:
@@ -190,9 +180,14 @@ class KldivLoss(OpDef):
         return b.kldiv_loss_grad(op["X"], op["Target"], g, **op.attrs), None
 
     @staticmethod
-    def kernel(xp, x, target, *, out, reduction, part=None):
-        loss = xp.where(target > 0, target * (xp.log(xp.where(target > 0, target, 1)) - x), 0)
-        out[...] = loss if reduction == "none" else loss.sum() * _reduction_share(reduction, x.shape, part)
+    def decompose(d):
+        beyond = d("elementwise_sub", d("log", _positive(d, d["Target"], 1.0)), d["X"])
+        none = d.attrs["reduction"] == "none"
+        each = _positive(d, d("elementwise_mul", d["Target"], beyond), out=d.out("Loss") if none else "")
+        if not none:
+            _averaged(d, d("reduce_sum", each), d.out("Loss"))
+
+    kernel = by_parts
 
     @staticmethod
     def samples():
@@ -220,8 +215,11 @@ class KldivLossGrad(OpDef):
         return f"~{x}, {x}, {loss} -> {x} | {counted} L(2)"
 
     @staticmethod
-    def kernel(xp, x, target, g, *, out, reduction, part=None):
-        out[...] = xp.where(target > 0, -target * _reduction_share(reduction, x.shape, part), 0) * g
+    def decompose(d):
+        slope = d("scale", _positive(d, d["Target"]), scale=-1.0)
+        d("elementwise_mul", slope, _averaged(d, d["Loss@GRAD"]), out=d.out("X@GRAD"))
+
+    kernel = by_parts
 
     @staticmethod
     def samples():
@@ -253,9 +251,15 @@ class LabelSmooth(OpDef):
         return b.scale(g, scale=1 - op.attrs["epsilon"]), None
 
     @staticmethod
-    def kernel(xp, x, prior, *, out, epsilon, part=None):
-        classes = x.shape[-1] if part is None else part.count
-        out[...] = (1 - epsilon) * x + epsilon * (1 / classes if prior is None else prior.reshape(-1))
+    def decompose(d):
+        x, epsilon = d.type(d["X"]), d.attrs["epsilon"]
+        if d["PriorDist"]:
+            prior = d.chain(d["PriorDist"], ("reshape", {"shape": (-1,)}), ("scale", {"scale": epsilon}))
+        else:
+            prior = d.shared(d("fill_constant", shape=(1,), dtype=x.dtype, value=epsilon), d["X"], [x.ndim - 1])
+        d("elementwise_add", d("scale", d["X"], scale=1 - epsilon), prior, out=d.out("Out"))
+
+    kernel = by_parts
 
     @staticmethod
     def samples():

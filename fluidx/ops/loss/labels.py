@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from ...ir import ExecutionError, ProgramError, TensorType
 from ...ir.parts import Part
+from ..shared.call_sequence import in_order
 from ..shared.types import meet
 
 LABELS = ("int32", "int64", "int8", "int16", "uint8")
@@ -59,6 +61,17 @@ def ignored_of(op: str, label: np.ndarray, classes: int, ignore_index: int) -> A
     if (((label < 0) | (label >= classes)) & ~mask).any():
         raise wrong_label(op, label, classes, ignore_index)
     return mask if mask.any() else None
+
+
+def after_check(
+    op: str, kernel: Callable[..., Any], label: Any, ins: Sequence[Any], out: Any, attrs: Mapping[str, Any], part: Part | None
+) -> Callable[[], Any]:
+    """A call of a NumPy kernel that raises ExecutionError first if a label is out of range."""
+    run = partial(kernel, np, *ins, out=out, part=part, **attrs)
+    if attrs["soft_label"]:
+        return run
+    _, classes = class_range(ins[0].shape[attrs.get("axis", -1)], part)
+    return in_order([partial(ignored_of, op, label, classes, attrs["ignore_index"]), run])
 
 
 def class_range(columns: int, part: Part | None) -> tuple[int, int]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from math import prod
-from typing import Any
-
 from ...ir import Native, OpDef, ProgramError, Sample, Storage
 from ..expr.native import expression_calls
 from ..expr.nodes import sym
+from ..parts_kernel import by_parts
 from ..shared.samples import between, f32
 from .loss_shared import EachGrad, elementwise_infer
 
@@ -129,10 +127,6 @@ class HuberLossGrad(EachGrad):
         yield Sample.of(f32(5, 4) * 3, f32(5, 4, seed=1), delta=0.5, grad=(), why="a gradient itself")
 
 
-def _row_sums(xp: Any, a: Any, like: Any) -> Any:
-    return a.reshape(len(a), prod(a.shape[1:])).sum(axis=1).reshape(like.shape)
-
-
 class SmoothL1Loss(OpDef):
     """Per example, the sum of a loss that is quadratic near 0 and linear beyond 1 / sigma squared.
 
@@ -164,17 +158,18 @@ class SmoothL1Loss(OpDef):
         return dx, b.scale(dx, scale=-1.0), None, None
 
     @staticmethod
-    def kernel(xp, x, y, inside, outside, *, out, sigma):
-        diff, loss = out
-        d, s = x - y, sigma * sigma
-        if inside is not None:
-            d = d * inside
-        size = xp.abs(d)
-        each = xp.where(size < 1 / s, d * d * (s / 2), size - 0.5 / s)
-        if outside is not None:
-            each = each * outside
-        diff[...] = d
-        loss[...] = _row_sums(xp, each, loss)
+    def decompose(d):
+        """With c = min(|d|, 1 / s) the loss is s * c * (|d| - c / 2)."""
+        s = d.attrs["sigma"] ** 2
+        inside, outside = (("elementwise_mul", d[slot], {}) if d[slot] else None for slot in ("InsideWeight", "OutsideWeight"))
+        diff = d.chain(d["X"], ("elementwise_sub", d["Y"], {}), inside, out=d.out("Diff"))
+        size = d("abs", diff)
+        near = d("clip", size, min=0.0, max=1 / s)
+        beyond = d("elementwise_sub", size, d("scale", near, scale=0.5))
+        rest = ("flatten", {"axis": 1}), ("reduce_sum", {"dim": (1,), "keep_dim": True})
+        d.chain(near, ("elementwise_mul", beyond, {}), ("scale", {"scale": s}), outside, *rest, out=d.out("Out"))
+
+    kernel = by_parts
 
     @staticmethod
     def samples():
@@ -199,11 +194,14 @@ class SmoothL1LossGrad(OpDef):
         return f"n *, n *, n *, n . -> n * | {' '.join(f'L({k})' for k in (1, 2, 3) if ins[k] is not None)}"
 
     @staticmethod
-    def kernel(xp, d, inside, outside, g, *, out, sigma):
-        slope = xp.clip(d * (sigma * sigma), -1, 1) * g.reshape(len(d), *[1] * (d.ndim - 1))
-        for weight in (inside, outside):
-            slope = slope if weight is None else slope * weight
-        out[...] = slope
+    def decompose(d):
+        weights = [("elementwise_mul", d[slot], {}) for slot in ("InsideWeight", "OutsideWeight") if d[slot]]
+        more = tuple(range(2, d.type(d["Diff"]).ndim))
+        g = d("unsqueeze", d["Out@GRAD"], axes=more) if more else d["Out@GRAD"]
+        steps = ("scale", {"scale": d.attrs["sigma"] ** 2}), ("clip", {"min": -1.0, "max": 1.0}), ("elementwise_mul", g, {})
+        d.chain(d["Diff"], *steps, *weights, out=d.out("X@GRAD"))
+
+    kernel = by_parts
 
     @staticmethod
     def samples():

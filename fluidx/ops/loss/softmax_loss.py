@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +10,11 @@ from ...ir import Arithmetic, Native, OpDef, Sample
 from ...ir.axis_letters import along
 from ...ir.parts import Part
 from ..nn.softmax import softmax_parts
-from ..shared.blocked import in_order, row_blocks, row_max, row_sum
+from ..parts_kernel import by_parts
 from ..shared.native import row_calls
 from ..shared.samples import f32, ints, positive, probabilities
 from ..shared.types import need_float, norm_axis
-from .labels import check_label, class_range, folded, ignored_of, loss_type, losses, wrong_label_text
+from .labels import after_check, check_label, class_range, folded, loss_type, losses, wrong_label_text
 
 _SWCE_ATTRS = {"soft_label": False, "ignore_index": -100, "axis": -1}
 
@@ -72,14 +70,9 @@ class LabelLoss(OpDef):
         logs = xp.log(folded(total, axis))
         out[...] = _loss(xp, folded(x, axis), logs, folded(label, axis), soft_label, ignore_index, part).reshape(out.shape)
 
-    @staticmethod
-    def _bind(ins, outs, attrs, ctx, part=None):
-        (x, _, label), out = ins, outs[0]
-        run = partial(LabelLoss.kernel, np, *ins, out=out, part=part, **attrs)
-        if attrs["soft_label"]:
-            return run
-        _, classes = class_range(x.shape[attrs["axis"]], part)
-        return in_order([partial(ignored_of, "softmax_with_cross_entropy", label, classes, attrs["ignore_index"]), run])
+    @classmethod
+    def _bind(cls, ins, outs, attrs, ctx, part=None):
+        return after_check("softmax_with_cross_entropy", cls.kernel, ins[2], ins, outs[0], attrs, part)
 
     native = Native(bind=_bind)
 
@@ -140,56 +133,14 @@ class SoftmaxWithCrossEntropy(OpDef):
             dx = through if dx is None else b.elementwise_add(dx, through)
         return dx, None
 
-    @staticmethod
-    def kernel(xp, x, label, *, out, soft_label, ignore_index, axis, numeric_stable_mode):
-        soft, loss = out
-        axis %= x.ndim
-        if not x.size:
-            return
-        a = folded(x, axis)
-        shifted = a - a.max(axis=1, keepdims=True)
-        e = xp.exp(shifted)
-        total = e.sum(axis=1, keepdims=True)
-        soft[...] = (e / total).reshape(x.shape)
-        loss[...] = _loss(xp, shifted, xp.log(total), folded(label, axis), soft_label, ignore_index).reshape(loss.shape)
-
-    @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        (x, label), (soft, loss) = ins, outs
-        dense = x.size and all(a.flags.c_contiguous for a in (x, label, soft, loss))
-        classes, ignore = x.shape[attrs["axis"]], attrs["ignore_index"]
-        plain = partial(SoftmaxWithCrossEntropy.kernel, np, x, label, out=outs, **attrs)
-        if attrs["soft_label"]:
-            return plain
-        if not dense or attrs["axis"] % x.ndim != x.ndim - 1:
-            return in_order([partial(ignored_of, "softmax_with_cross_entropy", label, classes, ignore), plain])
-        x2, s2, l1 = x.reshape(-1, classes), soft.reshape(-1, classes), label.reshape(-1)
-        rows_loss, flat = loss.reshape(-1), soft.reshape(-1)
-        index = np.empty(len(l1), np.int64)
-        check, ignored = _label_index("softmax_with_cross_entropy", l1, classes, ignore, index)
-        calls: list[Callable[[], Any]] = [check]
-        for rows in row_blocks(len(x2), classes * x.itemsize):
-            a, s, part = x2[rows], s2[rows], rows_loss[rows]
-            top, picked = np.empty(len(a), x.dtype), np.empty(len(a), x.dtype)
-            calls += [*row_max(a, top), partial(np.subtract, a, top[:, None], s)]
-            calls.append(partial(np.take, flat, index[rows], None, picked, "clip"))
-            calls += [partial(np.exp, s, s), row_sum(s, top), partial(np.divide, s, top[:, None], s)]
-            calls += [partial(np.log, top, top), partial(np.subtract, top, picked, part)]
-        run = in_order(calls)
-
-        def step():
-            run()
-            if ignored:
-                rows_loss[ignored[0]] = 0
-
-        return step
+    kernel = by_parts
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False):
         (x, label), (soft, loss) = ins, outs
         return _native_xent("softmax_with_cross_entropy", "xent", x, soft, label, loss, attrs, dry)
 
-    native = Native(calls=_calls, any_size=True, bind=_bind)
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():
@@ -201,23 +152,6 @@ class SoftmaxWithCrossEntropy(OpDef):
         yield Sample.of(f32(4, 3, seed=6), np.array([[0], [-100], [2], [-100]]), grad=("Logits",))
         yield Sample.of(f32(4, 3, seed=6), np.array([[0], [1], [2], [1]], "int32"), ignore_index=1, grad=("Logits",))
         yield Sample.of(f32(3, 1, seed=7), np.zeros((3, 1), "int64"), numeric_stable_mode=False, grad=("Logits",))
-
-
-def _label_index(op: str, label: np.ndarray, classes: int, ignore: int, index: np.ndarray) -> tuple[Callable[[], None], list[np.ndarray]]:
-    """A call that checks the labels and writes the flat positions of their logits into `index`, and a list in which the call puts the
-    mask of ignored examples, if there are any.
-    """
-    starts = np.arange(0, len(label) * classes, classes, dtype=np.int64)
-    ignored: list[np.ndarray] = []
-
-    def check():
-        ignored.clear()
-        mask = ignored_of(op, label, classes, ignore)
-        np.add(starts, label if mask is None else np.where(mask, 0, label), out=index)
-        if mask is not None:
-            ignored.append(mask)
-
-    return check, ignored
 
 
 class SoftmaxWithCrossEntropyGrad(OpDef):
@@ -262,29 +196,9 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
         hot = label3 == xp.arange(first, first + s.shape[1])[None, :, None]
         out[...] = xp.where(label3 == ignore_index, 0, (s - hot) * g3).reshape(out.shape)
 
-    @staticmethod
-    def _bind(ins, outs, attrs, ctx, part=None):
-        (soft, label, g), dx = ins, outs[0]
-        dense = soft.size and all(a.flags.c_contiguous for a in (soft, label, g, dx))
-        if attrs["soft_label"] or part is not None or not dense or attrs["axis"] % soft.ndim != soft.ndim - 1:
-            return partial(SoftmaxWithCrossEntropyGrad.kernel, np, soft, label, g, out=dx, part=part, **attrs)
-        classes = soft.shape[-1]
-        s2, d2, g2, l1 = soft.reshape(-1, classes), dx.reshape(-1, classes), g.reshape(-1, 1), label.reshape(-1)
-        flat_soft, flat = soft.reshape(-1), dx.reshape(-1)
-        index, picked = np.empty(len(l1), np.int64), np.empty(len(l1), soft.dtype)
-        check, ignored = _label_index("softmax_with_cross_entropy_grad", l1, classes, attrs["ignore_index"], index)
-        g1 = g.reshape(-1)
-
-        def step():
-            check()
-            np.multiply(s2, g2, out=d2)
-            np.take(flat_soft, index, out=picked, mode="clip")
-            np.subtract(picked, 1, out=picked)
-            flat[index] = np.multiply(picked, g1, out=picked)
-            if ignored:
-                d2[ignored[0]] = 0
-
-        return step
+    @classmethod
+    def _bind(cls, ins, outs, attrs, ctx, part=None):
+        return after_check(cls.name, cls.kernel, ins[1], ins, outs[0], attrs, part)
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False, part=None):

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...ir import ANY, Arithmetic, Autocast, Comm, Native, OpDef, ProgramError, Rewrite, Sample, TensorType
 from ...ir.axis_letters import fold
-from ..shared.blocked import in_order
+from ..shared.call_sequence import in_order
 from ..shared.samples import f32, ints
 from ..shared.types import empty_arrays, meet, same_dtype
 from .conv_native import BACK, FILTER, FORWARD, any_size, calls, scratch_types

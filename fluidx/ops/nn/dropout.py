@@ -15,7 +15,7 @@ from ...ir.opdef import OpDef, Required, Sample
 from ..data.random import Drawing, float_dtype
 from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
-from ..shared.blocked import in_order
+from ..shared.call_sequence import in_order
 from ..shared.native import FLOATS
 from ..shared.random_numbers import Source, draw_part, flat_start, lanes
 from ..shared.samples import bits, f32

@@ -16,7 +16,7 @@ from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
-from ..shared.blocked import in_order
+from ..shared.call_sequence import in_order
 from .windows import Windows
 
 

@@ -171,7 +171,7 @@ class ChannelParts:
         self.d, x = d, d.type(d["X"])
         self.axis = x.ndim - 1 if d.attrs["data_layout"] == "NHWC" else 1
         self.rest = tuple(k for k in range(x.ndim) if k != self.axis)
-        self.channels, self.dtype, sizes = x.shape[self.axis], stat_dtype(x), [x.shape[k] for k in self.rest]
+        self.dtype, sizes = stat_dtype(x), [x.shape[k] for k in self.rest]
         self.count = d.part.count if d.part is not None else ANY if ANY in sizes else prod(sizes)
         self.narrow = None if x.dtype == self.dtype else ("cast", {"dtype": x.dtype})
 
@@ -203,10 +203,7 @@ class ChannelParts:
 
     def share(self, value: str) -> str:
         """A sum over a channel divided by the number of its elements."""
-        if self.count != ANY:
-            return self.d("scale", value, scale=1 / self.count)
-        steps = ("shape", {"dtype": "int64"}), ("reduce_prod", {"keep_dim": True}), ("cast", {"dtype": self.dtype})
-        return self.d("elementwise_div", value, self.d.chain(self.d["X"], *steps, ("scale", {"scale": 1 / self.channels})))
+        return self.d.shared(value, self.d["X"], self.rest)
 
     def inverse(self, spread: str, slot: str) -> str:
         return self.d("rsqrt", self.d("scale", self.wide(spread), bias=self.d.attrs["epsilon"]), out=self.d.out(slot))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...ir import ANY, Arithmetic, Autocast, Native, OpDef, ProgramError, Rewrite, Sample, TensorType
-from ..shared.blocked import in_order
+from ..shared.call_sequence import in_order
 from ..shared.samples import apart, f32
 from . import pool_native
 from .windows import Windows, channels_first, image_words, join_image, need_image, pair, place_windows, split_image

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidx.ir import ExecutionError, ProgramError, TensorType
+from fluidx.ops import kernels
 from fluidx.ops.loss import class_loss
 from fluidx.ops.loss.softmax_loss import SoftmaxWithCrossEntropy, SoftmaxWithCrossEntropyGrad
 
@@ -65,7 +66,7 @@ def test_the_error_for_a_label_out_of_range_names_it_and_the_classes(dense, bad)
     loss = np.empty((2, 1), "float32")
     for op, outs in ((SoftmaxWithCrossEntropy, (np.empty_like(x), loss)), (class_loss.CrossEntropy, (loss,))):
         with pytest.raises(ExecutionError, match=message):
-            op.native.bind((x, label), outs, op.complete_attrs({}), None)()
+            kernels.bind(op, np, [x, label], list(outs), op.complete_attrs({}), None, name="numpy")()
 
 
 @OUT_OF_RANGE
