@@ -58,14 +58,10 @@ class _Filled(OpDef):
         out.fill(attrs.get("value", 0))
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        return partial(outs[0].fill, attrs.get("value", 0))
-
-    @staticmethod
     def _calls(ins, outs, attrs, dry=False):
         return fill_calls(outs[0], attrs.get("value", 0), dry)
 
-    native = Native(calls=_calls, bind=_bind)
+    native = Native(calls=_calls)
 
 
 class FillConstant(_Filled):

@@ -26,7 +26,6 @@ from .. import expr as ex
 from ..expr.native import expression_calls
 from ..expr.nodes import make_node, sym
 from ..shared.broadcast import broadcast_sizes, reduced
-from ..shared.call_sequence import in_order
 from ..shared.low_bit import ROUND_MODES, converted
 from ..shared.native import copy_calls
 from ..shared.samples import points
@@ -215,7 +214,7 @@ class Sum(OpDef):
         if len(xs) > 2 and out.dtype.itemsize == 2 and out.dtype.kind not in "iu":
             out[...] = sum((x.astype("float32") for x in xs[1:]), xs[0].astype("float32"))
             return
-        if any(a is out for a in xs[2:]):
+        if any(xp.may_share_memory(a, out) for a in xs[2:]):
             out[...] = sum(xs[1:], xs[0])
             return
         if len(xs) == 1:
@@ -226,16 +225,6 @@ class Sum(OpDef):
             xp.add(out, x, out)
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        xs, out = ins[0], outs[0]
-        if len(xs) == 2:
-            return partial(np.add, xs[0], xs[1], out)
-        if any(np.may_share_memory(a, out) for a in xs[2:]):
-            own = np.empty_like(out)
-            return in_order([partial(Sum.kernel, np, xs, out=own), partial(np.copyto, out, own)])
-        return partial(Sum.kernel, np, xs, out=out)
-
-    @staticmethod
     def _calls(ins, outs, attrs, dry=False):
         xs, out = ins[0], outs[0]
         if len(xs) == 1:
@@ -243,7 +232,7 @@ class Sum(OpDef):
         terms = {f"x{k}": x for k, x in enumerate(xs)}
         return expression_calls(reduce(partial(make_node, "add"), map(sym, terms)), terms, out, dry)
 
-    native = Native(calls=_calls, any_size=True, bind=_bind)
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():
@@ -296,16 +285,10 @@ class Cast(OpDef):
             xp.copyto(out, x, casting="unsafe")
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        if dtype_name(ins[0].dtype) in TINY or dtype_name(outs[0].dtype) in TINY:
-            return partial(Cast.kernel, np, ins[0], out=outs[0], **attrs)
-        return partial(np.copyto, outs[0], ins[0], casting="unsafe")
-
-    @staticmethod
     def _calls(ins, outs, attrs, dry=False):
         return copy_calls(outs[0], ins[0], dry)
 
-    native = Native(calls=_calls, any_size=True, bind=_bind)
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():
@@ -344,16 +327,10 @@ class Assign(OpDef):
         xp.copyto(out, x)
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        x, out = ins[0], outs[0]
-        same = x is out or (x.size and x.__array_interface__ == out.__array_interface__)
-        return _nothing if same else partial(np.copyto, out, x)
-
-    @staticmethod
     def _calls(ins, outs, attrs, dry=False):
         return copy_calls(outs[0], ins[0], dry)
 
-    native = Native(calls=_calls, any_size=True, bind=_bind)
+    native = Native(calls=_calls, any_size=True)
 
     @staticmethod
     def samples():
@@ -361,7 +338,3 @@ class Assign(OpDef):
         yield Sample.of(np.arange(5))
         yield Sample.of(points((1,)))
         yield Sample.of(points((7,)) > 0)
-
-
-def _nothing():
-    """The call of a copy onto itself: it does nothing."""

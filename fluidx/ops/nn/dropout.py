@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
-
-import numpy as np
 
 from ... import native
 from ...ir.dtypes import dtype_name
@@ -15,7 +12,6 @@ from ...ir.opdef import OpDef, Required, Sample
 from ..data.random import Drawing, float_dtype
 from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
-from ..shared.call_sequence import in_order
 from ..shared.native import FLOATS
 from ..shared.random_numbers import Source, draw_part, flat_start, lanes
 from ..shared.samples import bits, f32
@@ -160,16 +156,6 @@ class DropoutGrad(OpDef):
         _apply(xp, g, mask.view(bool), out, _kept_scale(dropout_prob, dropout_implementation))
 
     @staticmethod
-    def _bind(ins, outs, attrs, ctx):
-        scale = _kept_scale(attrs["dropout_prob"], attrs["dropout_implementation"])
-        (mask, g), out = ins, outs[0]
-        if not all(a.flags.c_contiguous for a in (mask, g, out)):
-            return partial(DropoutGrad.kernel, np, mask, g, out=out, **attrs)
-        lines = mask.reshape(-1).view(bool), g.reshape(-1), out.reshape(-1)
-        parts = [[a[k : k + _CHUNK] for a in lines] for k in range(0, g.size, _CHUNK)]
-        return in_order([partial(_apply, np, line, kept, target, scale) for kept, line, target in parts])
-
-    @staticmethod
     def _calls(ins, outs, attrs, dry=False):
         mask, g = ins
         scale = float(g.dtype.type(_kept_scale(attrs["dropout_prob"], attrs["dropout_implementation"])))
@@ -177,7 +163,7 @@ class DropoutGrad(OpDef):
         e = e if scale == 1.0 else make_node("mul", e, const(scale))
         return expression_calls(e, {"g": g, "kept": mask.view(bool)}, outs[0], dry)
 
-    native = Native(calls=_calls, bind=_bind)
+    native = Native(calls=_calls)
 
     @staticmethod
     def samples():
