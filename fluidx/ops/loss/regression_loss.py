@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...ir import Native, OpDef, ProgramError, Sample, Storage
+from ...ir.decomposition import Decomposition
 from ..expr.native import expression_calls
 from ..expr.nodes import sym
 from ..parts_kernel import by_parts
@@ -127,6 +130,11 @@ class HuberLossGrad(EachGrad):
         yield Sample.of(f32(5, 4) * 3, f32(5, 4, seed=1), delta=0.5, grad=(), why="a gradient itself")
 
 
+def _weighted(d: Decomposition, slot: str) -> Any:
+    """The step that multiplies by an operand, None if it is absent."""
+    return ("elementwise_mul", d[slot], {}) if d[slot] else None
+
+
 class SmoothL1Loss(OpDef):
     """Per example, the sum of a loss that is quadratic near 0 and linear beyond 1 / sigma squared.
 
@@ -161,12 +169,12 @@ class SmoothL1Loss(OpDef):
     def decompose(d):
         """With c = min(|d|, 1 / s) the loss is s * c * (|d| - c / 2)."""
         s = d.attrs["sigma"] ** 2
-        inside, outside = (("elementwise_mul", d[slot], {}) if d[slot] else None for slot in ("InsideWeight", "OutsideWeight"))
+        inside, outside = (_weighted(d, slot) for slot in ("InsideWeight", "OutsideWeight"))
         diff = d.chain(d["X"], ("elementwise_sub", d["Y"], {}), inside, out=d.out("Diff"))
         size = d("abs", diff)
         near = d("clip", size, min=0.0, max=1 / s)
         beyond = d("elementwise_sub", size, d("scale", near, scale=0.5))
-        rest = ("flatten", {"axis": 1}), ("reduce_sum", {"dim": (1,), "keep_dim": True})
+        rest: Any = ("flatten", {"axis": 1}), ("reduce_sum", {"dim": (1,), "keep_dim": True})
         d.chain(near, ("elementwise_mul", beyond, {}), ("scale", {"scale": s}), outside, *rest, out=d.out("Out"))
 
     kernel = by_parts
@@ -195,10 +203,10 @@ class SmoothL1LossGrad(OpDef):
 
     @staticmethod
     def decompose(d):
-        weights = [("elementwise_mul", d[slot], {}) for slot in ("InsideWeight", "OutsideWeight") if d[slot]]
+        weights = [_weighted(d, slot) for slot in ("InsideWeight", "OutsideWeight")]
         more = tuple(range(2, d.type(d["Diff"]).ndim))
         g = d("unsqueeze", d["Out@GRAD"], axes=more) if more else d["Out@GRAD"]
-        steps = ("scale", {"scale": d.attrs["sigma"] ** 2}), ("clip", {"min": -1.0, "max": 1.0}), ("elementwise_mul", g, {})
+        steps: Any = ("scale", {"scale": d.attrs["sigma"] ** 2}), ("clip", {"min": -1.0, "max": 1.0}), ("elementwise_mul", g, {})
         d.chain(d["Diff"], *steps, *weights, out=d.out("X@GRAD"))
 
     kernel = by_parts
