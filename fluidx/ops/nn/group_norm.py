@@ -23,7 +23,6 @@ from .norm_shared import (
     check_weight,
     emit_norm_grad,
     linear_in_weights,
-    only_first_has_gradient,
     stat_dtype,
     weight_dtype,
 )
@@ -88,8 +87,7 @@ class GroupNorm(OpDef):
 
     @staticmethod
     def grad(b, op, g):
-        only_first_has_gradient("group_norm", op, g, ("Mean", "Variance"))
-        return emit_norm_grad(b, "group_norm_grad", op, g[0], ("Mean", "Variance"))
+        return emit_norm_grad(b, "group_norm", op, g, ("Mean", "Variance"))
 
     @staticmethod
     def decompose(d):
@@ -215,8 +213,7 @@ class InstanceNorm(OpDef):
 
     @staticmethod
     def grad(b, op, g):
-        only_first_has_gradient("instance_norm", op, g, ("SavedMean", "SavedVariance"))
-        return emit_norm_grad(b, "instance_norm_grad", op, g[0], ("SavedMean", "SavedVariance"))
+        return emit_norm_grad(b, "instance_norm", op, g, ("SavedMean", "SavedVariance"))
 
     @staticmethod
     def decompose(d):

@@ -6,21 +6,13 @@ from math import prod
 from typing import Any
 
 from ... import native
-from ...ir import Arithmetic, Native, OpDef, ProgramError, Sample, TensorType
+from ...ir import Arithmetic, Native, OpDef, Sample, TensorType
 from ...ir.axis_letters import fold, letters
 from ...ir.dtypes import dtype_name
 from ..parts_kernel import by_parts
 from ..shared.native import FLOATS
 from ..shared.samples import f32, positive
-from ..shared.types import mul_sizes, need_float
-from .norm_shared import (
-    RowParts,
-    check_weight,
-    linear_in_weights,
-    only_first_has_gradient,
-    stat_dtype,
-    weight_dtype,
-)
+from .norm_shared import RowParts, emit_norm_grad, linear_in_weights, row_statistic
 
 
 def norm_calls(
@@ -64,14 +56,7 @@ class LayerNorm(OpDef):
 
     @staticmethod
     def infer(x, scale, bias, *, begin_norm_axis, epsilon):
-        need_float("layer_norm", "X", x)
-        if not 0 < begin_norm_axis < x.ndim:
-            raise ProgramError(f"op layer_norm: begin_norm_axis must be between 1 and {x.ndim - 1} for X {x}, got {begin_norm_axis}")
-        size = mul_sizes(x.shape[begin_norm_axis:])
-        check_weight("layer_norm", "Scale", scale, size, x)
-        check_weight("layer_norm", "Bias", bias, size, x)
-        weight_dtype("layer_norm", x, Scale=scale, Bias=bias)
-        stat = TensorType(stat_dtype(x), x.shape[:begin_norm_axis])
+        stat = row_statistic("layer_norm", x, begin_norm_axis, Scale=scale, Bias=bias)
         return x, stat, stat
 
     @staticmethod
@@ -83,10 +68,7 @@ class LayerNorm(OpDef):
 
     @staticmethod
     def grad(b, op, g):
-        scale, bias = op["Scale"], op["Bias"]
-        only_first_has_gradient("layer_norm", op, g, ("Mean", "Variance"))
-        skip = {f"{slot}@GRAD": None for slot in ("X", "Scale", "Bias") if not op.needs(slot)}
-        return b.emit("layer_norm_grad", op["X"], scale, bias, op["Mean"], op["Variance"], g[0], out=skip, **op.attrs)
+        return emit_norm_grad(b, "layer_norm", op, g, ("Mean", "Variance"))
 
     kernel = by_parts
 

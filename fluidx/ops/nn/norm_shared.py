@@ -9,7 +9,7 @@ from typing import Any
 from ...ir import ANY, OPS, ProgramError, TensorType
 from ...ir.decomposition import Decomposition
 from ...ir.dtypes import HALVES
-from ..shared.types import meet, need_float
+from ..shared.types import meet, mul_sizes, need_float
 
 
 def check_weight(op: str, slot: str, w: TensorType | None, size: int, x: TensorType) -> None:
@@ -52,10 +52,23 @@ def only_first_has_gradient(name: str, op: Any, g: Sequence[Any], stats: Sequenc
         raise ProgramError(f"op {name} needs its output{'s' * (len(stats) > 1)} {' and '.join(stats)} for its gradient")
 
 
-def emit_norm_grad(b: Any, name: str, op: Any, g: Any, stats: tuple[str, str]) -> Any:
-    scale, bias = op["Scale"], op["Bias"]
-    skip = {f"{slot}@GRAD": None for slot in ("X", "Scale", "Bias") if not op.needs(slot)}
-    return b.emit(name, op["X"], scale, bias, op[stats[0]], op[stats[1]], g, out=skip, **op.attrs)
+def emit_norm_grad(b: Any, name: str, op: Any, g: Sequence[Any], stats: Sequence[str]) -> Any:
+    """The gradient operator of a normalization, which reads the operands, the results `stats` and the gradient of the first result."""
+    only_first_has_gradient(name, op, g, stats)
+    slots = [s.name for s in OPS[name].in_slots]
+    skip = {f"{slot}@GRAD": None for slot in slots if not op.needs(slot)}
+    return b.emit(f"{name}_grad", *(op[s] for s in (*slots, *stats)), g[0], out=skip, **op.attrs)
+
+
+def row_statistic(op: str, x: TensorType, axis: int, **weights: TensorType | None) -> TensorType:
+    """The type of a statistic of each row, the axes from `axis` on, after checks of X and of weights with one element for each column."""
+    need_float(op, "X", x)
+    if not 0 < axis < x.ndim:
+        raise ProgramError(f"op {op}: begin_norm_axis must be between 1 and {x.ndim - 1} for X {x}, got {axis}")
+    for slot, w in weights.items():
+        check_weight(op, slot, w, mul_sizes(x.shape[axis:]), x)
+    weight_dtype(op, x, **weights)
+    return TensorType(stat_dtype(x), x.shape[:axis])
 
 
 def linear_in_weights(ins: Sequence[TensorType | None]) -> str:
@@ -68,7 +81,20 @@ def linear_in_weights(ins: Sequence[TensorType | None]) -> str:
 _WEIGHTS = (("elementwise_mul", "Scale"), ("elementwise_add", "Bias"))
 
 
-class RowParts:
+class _NormParts:
+    """Parts that compute in the dtype of statistics; `narrow` is the step back to the dtype of X."""
+
+    def __init__(self, d: Decomposition):
+        x = d.type(d["X"])
+        self.d, self.dtype = d, stat_dtype(x)
+        self.narrow = None if x.dtype == self.dtype else ("cast", {"dtype": x.dtype})
+
+    def wide(self, slot: str) -> str:
+        name = self.d[slot]
+        return name if self.d.type(name).dtype == self.dtype else self.d("cast", name, dtype=self.dtype)
+
+
+class RowParts(_NormParts):
     """Parts of layer_norm, rms_norm and their gradients: rows are the axes from `axis` on, and their values are in the dtype of statistics.
 
     `back` are the steps from rows to the axes on which weights work, and `last` those from there to X's axes. `weighted` is the first axis
@@ -79,17 +105,11 @@ class RowParts:
     last: tuple[Any, ...] = ()
 
     def __init__(self, d: Decomposition, axis: int | None = None):
-        x = d.type(d["X"])
-        self.d, self.axis = d, d.attrs["begin_norm_axis"] if axis is None else axis
-        self.weighted, self.summed = self.axis, tuple(range(self.axis))
-        self.dtype, self.sizes = stat_dtype(x), x.shape[self.axis :]
-        self.narrow = None if x.dtype == self.dtype else ("cast", {"dtype": x.dtype})
+        super().__init__(d)
+        self.axis = d.attrs["begin_norm_axis"] if axis is None else axis
+        self.weighted, self.summed, self.sizes = self.axis, tuple(range(self.axis)), d.type(d["X"]).shape[self.axis :]
         self.flat = ("reshape", {"shape": (-1,)}) if len(self.sizes) > 1 else None
         self.possible = self.sizes.count(ANY) < 2
-
-    def wide(self, slot: str) -> str:
-        name = self.d[slot]
-        return name if self.d.type(name).dtype == self.dtype else self.d("cast", name, dtype=self.dtype)
 
     def rows(self, value: str) -> str:
         return value
@@ -164,20 +184,16 @@ class GroupParts(RowParts):
         return self.d("reshape", value, shape=self.shape)
 
 
-class ChannelParts:
+class ChannelParts(_NormParts):
     """Parts of batch_norm and its gradient: values of channels work on axis `axis` of X, and `rest` are all other axes."""
 
     def __init__(self, d: Decomposition):
-        self.d, x = d, d.type(d["X"])
+        super().__init__(d)
+        x = d.type(d["X"])
         self.axis = x.ndim - 1 if d.attrs["data_layout"] == "NHWC" else 1
         self.rest = tuple(k for k in range(x.ndim) if k != self.axis)
-        self.dtype, sizes = stat_dtype(x), [x.shape[k] for k in self.rest]
+        sizes = [x.shape[k] for k in self.rest]
         self.count = d.part.count if d.part is not None else ANY if ANY in sizes else prod(sizes)
-        self.narrow = None if x.dtype == self.dtype else ("cast", {"dtype": x.dtype})
-
-    def wide(self, slot: str) -> str:
-        name = self.d[slot]
-        return name if self.d.type(name).dtype == self.dtype else self.d("cast", name, dtype=self.dtype)
 
     def by_channel(self, op_type: str, value: str, channel: str) -> str:
         return self.d(op_type, value, channel, axis=self.axis)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
-from ...ir import Arithmetic, Native, OpDef, ProgramError, Sample, TensorType
+from ...ir import Arithmetic, Native, OpDef, Sample
 from ..parts_kernel import by_parts
 from ..shared.samples import f32, positive
-from ..shared.types import mul_sizes, need_float
 from .layer_norm import norm_calls, words_of
-from .norm_shared import RowParts, check_weight, only_first_has_gradient, stat_dtype, weight_dtype
+from .norm_shared import RowParts, emit_norm_grad, row_statistic
 
 
 class RMSNorm(OpDef):
@@ -31,18 +30,11 @@ class RMSNorm(OpDef):
 
     @staticmethod
     def infer(x, scale, *, begin_norm_axis, epsilon):
-        need_float("rms_norm", "X", x)
-        if not 0 < begin_norm_axis < x.ndim:
-            raise ProgramError(f"op rms_norm: begin_norm_axis must be between 1 and {x.ndim - 1} for X {x}, got {begin_norm_axis}")
-        check_weight("rms_norm", "Scale", scale, mul_sizes(x.shape[begin_norm_axis:]), x)
-        weight_dtype("rms_norm", x, Scale=scale)
-        return x, TensorType(stat_dtype(x), x.shape[:begin_norm_axis])
+        return x, row_statistic("rms_norm", x, begin_norm_axis, Scale=scale)
 
     @staticmethod
     def grad(b, op, g):
-        only_first_has_gradient("rms_norm", op, g, ("MeanSquare",))
-        skip = {f"{slot}@GRAD": None for slot in ("X", "Scale") if not op.needs(slot)}
-        return b.emit("rms_norm_grad", op["X"], op["Scale"], op["MeanSquare"], g[0], out=skip, **op.attrs)
+        return emit_norm_grad(b, "rms_norm", op, g, ("MeanSquare",))
 
     @staticmethod
     def decompose(d):
@@ -68,9 +60,8 @@ class RMSNorm(OpDef):
         yield Sample.of(f32(2, 3, 5, seed=3), positive(5, seed=4), begin_norm_axis=2, epsilon=1e-2, tolerance=1e-2, why=y_only)
         yield Sample.of(f32(3, 2, 3, seed=6), None, tolerance=1e-2, why=y_only)
         yield Sample.of(f32(5, 2, 3, seed=6), positive(6, seed=1), tolerance=1e-2, why=y_only)
-        yield Sample.of(
-            f32(3, 4, seed=8).astype("float16"), positive(4, seed=9), grad=(), why="central differences are not accurate in float16"
-        )
+        half = "central differences are not accurate in float16"
+        yield Sample.of(f32(3, 4, seed=8).astype("float16"), positive(4, seed=9), grad=(), why=half)
 
 
 class RMSNormGrad(OpDef):
