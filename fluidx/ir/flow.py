@@ -13,8 +13,8 @@ return, and writes the outer variables that they write. Variables that a body de
 ... }''')
 >>> reads(p, p.ops[1]), writes(p, p.ops[1])
 (('go', 'y'), ('x',))
->>> last_use(p)
-{'x': 0, 'go': 1, 'y': 1}
+>>> uses(p)
+{'x': [0], 'go': [1], 'y': [1]}
 """
 
 from __future__ import annotations
@@ -151,11 +151,6 @@ def uses(program: Program, ops: Sequence[Operator] | None = None) -> dict[str, l
 def first_use(program: Program, ops: Sequence[Operator] | None = None) -> dict[str, int]:
     """The first operator that reads each variable, by index."""
     return {name: at[0] for name, at in uses(program, ops).items()}
-
-
-def last_use(program: Program, ops: Sequence[Operator] | None = None) -> dict[str, int]:
-    """The last operator that reads each variable, by index."""
-    return {name: at[-1] for name, at in uses(program, ops).items()}
 
 
 def needs(program: Program, ops: Sequence[Operator] | None = None) -> tuple[str, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from itertools import chain, compress, count
 from typing import Any
 
 from ..ir.change_stamps import Twins, Variables, regrouped
+from ..ir.longest_rising import longest_rising
 from ..ir.message_batches import spans
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import BlockRef, Operator
@@ -168,7 +168,7 @@ class RankClasses:
             chosen = [x for x, k in places[0].items() if not message[first[k]]]
             for at in places[1:]:
                 chosen = [x for x in chosen if x in at]
-                chosen = _rising(chosen, [at[x] for x in chosen])
+                chosen = [chosen[k] for k in longest_rising([at[x] for x in chosen])]
             for c, at in zip(self.classes, places, strict=True):
                 c.common = [at[x] for x in chosen]
         self.length = len(self.classes[0].common)
@@ -201,23 +201,3 @@ def _places(codes: Sequence[int]) -> dict[Any, int]:
 def _gaps(places: Sequence[int]) -> list[int]:
     """The positions of indices that do not directly follow the one before."""
     return [k for k, (a, b) in enumerate(zip(chain((-1,), places), places)) if b - a != 1]
-
-
-def _rising(chosen: list, at: list[int]) -> list:
-    """A longest subsequence of `chosen` whose indices `at` increase."""
-    if sorted(at) == at:
-        return chosen
-    tails: list[int] = []
-    ends: list[int] = []
-    before = [-1] * len(at)
-    for k, p in enumerate(at):
-        j = bisect_left(tails, p)
-        before[k] = ends[j - 1] if j else -1
-        tails[j : j + 1] = [p]
-        ends[j : j + 1] = [k]
-    out = []
-    k = ends[-1] if ends else -1
-    while k >= 0:
-        out.append(chosen[k])
-        k = before[k]
-    return out[::-1]

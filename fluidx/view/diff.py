@@ -7,13 +7,13 @@ stretches between them are searched. Ten thousand operators take well under a se
 from __future__ import annotations
 
 import difflib
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..ir.errors import ProgramError
+from ..ir.longest_rising import longest_rising
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator
 from ..ir.program import Block, Program, ProgramPair
@@ -278,20 +278,7 @@ def _anchors(x: list[int], y: list[int], i0: int, i1: int, j0: int, j1: int) -> 
         for k in range(start, stop):
             where[values[k]] = -1 if values[k] in where else k
     pairs = [(i, where_y[v]) for v, i in where_x.items() if i >= 0 and where_y.get(v, -1) >= 0]
-    tails: list[int] = []  # for each length of an increasing sequence: the least last index in y
-    at: list[int] = []
-    back: list[int] = []
-    for k, (_, j) in enumerate(pairs):
-        n = bisect_left(tails, j)
-        back.append(at[n - 1] if n else -1)
-        tails[n : n + 1] = [j]
-        at[n : n + 1] = [k]
-    out = []
-    k = at[-1] if at else -1
-    while k >= 0:
-        out.append(pairs[k])
-        k = back[k]
-    return out[::-1]
+    return [pairs[k] for k in longest_rising([j for _, j in pairs])]
 
 
 # -- census -------------------------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_a_body_as_its_block_sees_it(nested):
 def test_where_names_are_written_and_read(nested):
     assert flow.definitions(nested) == {"a": [0], "b": [1], "y": [2], "state": [2], "other": [2], "z": [3]}
     assert flow.uses(nested) == {"x": [0, 1, 2], "go": [2], "a": [2], "other": [2], "b": [2], "y": [3]}
-    assert flow.first_use(nested)["x"] == 0 and flow.last_use(nested) == {"x": 2, "go": 2, "a": 2, "other": 2, "b": 2, "y": 3}
+    assert flow.first_use(nested) == {"x": 0, "go": 2, "a": 2, "other": 2, "b": 2, "y": 3}
     assert flow.needs(nested) == ("x", "go", "other") and flow.needs(nested, nested.ops[3:]) == ("y",)
 
 

@@ -36,14 +36,6 @@ class GroupSetup(NamedTuple):
     scopes: Sequence[Scope] | None
 
 
-class RankStep(Protocol):
-    """A step that a group has prepared for feeds of given types."""
-
-    @property
-    def fetch_types(self) -> Sequence[Sequence[TensorType]]:
-        """The types of what each rank fetches."""
-
-
 class BackgroundSave(Protocol):
     """A checkpoint that background threads of the ranks write."""
 
@@ -163,7 +155,8 @@ class RankGroup(Protocol):
         """Numbers that change when a prepared step is no longer valid; the first one, when none is."""
 
     def prepare(self, feeds: Mapping[str, TensorType], fetches: Sequence[list[str]], fuse: bool, overlap: int | None) -> Any:
-        """A RankStep: every rank's main program, planned and bound for feeds of these types and what each rank fetches."""
+        """A step: every rank's main program, planned and bound for feeds of these types and what each rank fetches. It has the
+        `fetch_types` of each rank."""
 
     def step(self, step: Any, feeds: Feeds, number: int, watched: observers.ObserverSettings) -> tuple[Fetched, bool]:
         """Run a prepared step: the fetched values by rank, and whether they are in memory that the next step overwrites."""

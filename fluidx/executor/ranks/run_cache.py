@@ -12,7 +12,7 @@ from .split_and_join import FeedSplit
 
 
 class PreparedRun(NamedTuple):
-    """Prepared runs for feeds of the same types and the same fetches: how feeds are split, the step of the ranks (a RankStep), and how
+    """Prepared runs for feeds of the same types and the same fetches: how feeds are split, the step of the ranks, and how
     fetches are gathered. `versions`: those of the ranks when it was made (RankGroup.versions)."""
 
     feed_split: FeedSplit
