@@ -1,5 +1,5 @@
-"""How ranks on several hosts connect by TCP: what each of them says if one ends or fails before all are connected. Ranks are threads here,
-and one of them is played by hand."""
+"""How ranks on several hosts connect by TCP, and what each of them says if one ends or fails before all are connected. Ranks are threads
+here, and one of them is played by hand."""
 
 import socket
 import threading
@@ -11,6 +11,7 @@ import pytest
 from fluidx.comm.launch_environment import Launched
 from fluidx.comm.rendezvous import RankMeeting, answer, prove
 from fluidx.comm.tcp import rendezvous
+from fluidx.comm.tcp.rendezvous import _connection, hosts_of
 from fluidx.ir.errors import ExecutionError
 from fluidx.testing.tcp import free_port
 
@@ -138,3 +139,35 @@ def test_the_reason_of_a_rank_that_cannot_reach_another_is_that_of_all(job, monk
     )
     assert heard == {0: text, 1: text}  # they were connected with all others
     close({rank: found[rank] for rank in (0, 1)})
+
+
+# -- hosts and addresses ---------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_of_a_host_are_found_from_their_numbers():
+    assert hosts_of([{"here": n} for n in (2, 2, 1, 3, 3, 3)]) == [(0, 1), (0, 1), (2,), (3, 4, 5), (3, 4, 5), (3, 4, 5)]
+
+
+def test_a_connection_of_a_socket_to_itself_is_none(monkeypatch):
+    """Where nobody listens yet, the system may choose for a caller just the port that it calls, and TCP connects the socket to itself."""
+    port = free_port()
+
+    class OnThatPort(socket.socket):
+        def bind(self, at):
+            super().bind((at[0], port))
+
+    monkeypatch.setattr(socket, "socket", OnThatPort)
+    with pytest.raises(ConnectionRefusedError):
+        _connection(("127.0.0.1", port), "127.0.0.1", time.monotonic() + 20)
+
+
+def test_ranks_of_a_host_have_one_host_name():
+    said = "ranks 0, 1 were launched as the ranks of one host, and are on several: rank 0 on a, rank 1 on b;"
+    with pytest.raises(ExecutionError, match=said):
+        hosts_of([{"here": 2, "name": "a"}, {"here": 2, "name": "b"}])
+
+
+@pytest.mark.parametrize("here", [(2, 1, 1), (1, 2), (3, 3)])
+def test_numbers_of_ranks_that_do_not_fit_are_refused(here):
+    with pytest.raises(ExecutionError, match=r"all say \[.*\] ranks; ranks of a host must have consecutive numbers"):
+        hosts_of([{"here": n} for n in here])
