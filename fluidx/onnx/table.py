@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pkgutil import iter_modules
 from types import MappingProxyType
@@ -262,7 +262,8 @@ def is_own(f: ImportFunction) -> bool:
     return isinstance(f, partial) or f.__module__.startswith(OPERATORS)
 
 
+@cache
 def load_all() -> None:
-    """Import every module of operators."""
+    """Import every module of operators, once."""
     for module in iter_modules(import_module(OPERATORS).__path__):
         import_module(f"{OPERATORS}.{module.name}")
