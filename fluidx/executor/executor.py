@@ -101,7 +101,7 @@ class Executor:
         scope = scope or global_scope()
         if scope.newer_on_ranks is not None or scope.parent is not None:
             scope.sync()
-        if scope.same_on_ranks is not None and _writes_state(program):
+        if scope.same_on_ranks is not None and writes_state(program):
             scope.same_on_ranks = None
         if program.readers:
             feed = read_feed(program.readers, feed)
@@ -166,10 +166,10 @@ class Executor:
         self._closed = True
 
 
-def _writes_state(program: Program) -> bool:
+def writes_state(program: Program) -> bool:
     """Does a program write a persistable variable?"""
-    known = program.notes.get(_writes_state)
+    known = program.notes.get(writes_state)
     if known is None or known[0] != program.version:
         writes = any(block.desc(n).persistable for block in program.blocks for op in block.oplist for n in op.output_arg_names)
-        known = program.notes[_writes_state] = program.version, writes
+        known = program.notes[writes_state] = program.version, writes
     return known[1]

@@ -42,7 +42,7 @@ def read(source: Any, strict: bool = False) -> Any:
     model = _with_dense(model)
     if len(model.functions):
         model = _inlined(model)
-    model = _converted(model)
+    model = _converted(model, own=model is not source)
     check_supported(model)
     return model
 
@@ -188,7 +188,8 @@ def _with_defaults(model: Any) -> Any:
     return changed
 
 
-def _converted(model: Any) -> Any:
+def _converted(model: Any, own: bool) -> Any:
+    """The model in the newest opset. One that nobody else has (`own`) is emptied: the converter would copy its large tensors four times."""
     import onnx
 
     opset = opsets_of(model).get("")
@@ -198,12 +199,31 @@ def _converted(model: Any) -> Any:
     model = upgraded(model, opset)
     if opset == 8:
         model = _with_scans_apart(model, target)
+    aside = _taken_out(model.graph) if own else {}
     try:
         converted = onnx.version_converter.convert_version(model, target)
     except Exception as e:  # raised in C++: RuntimeError, and ValueError if it cannot serialise the model
         raise OnnxError(f"the model is of opset {opset}, and cannot be converted to {target}: {e}") from None
+    del model
+    for t in converted.graph.initializer:
+        if t.name in aside:
+            t.ClearField("external_data")
+            t.ClearField("data_location")
+            t.raw_data = aside.pop(t.name)
     reveal(converted)
     return converted
+
+
+def _taken_out(graph: Any) -> dict[str, bytes]:
+    """The bytes of the large initializers of a graph, which are external tensors of no file afterwards."""
+    found = {}
+    for t in graph.initializer:
+        if len(t.raw_data) >= limits.MAPPED_TENSOR and t.data_location != t.EXTERNAL:
+            found[t.name] = t.raw_data
+            t.ClearField("raw_data")
+            t.data_location = t.EXTERNAL
+            t.external_data.add(key="location", value="aside")
+    return found
 
 
 def _with_scans_apart(model: Any, target: int) -> Any:

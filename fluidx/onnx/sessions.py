@@ -11,11 +11,13 @@ from typing import Any, Literal
 import numpy as np
 
 from ..executor import Executor
+from ..executor.executor import writes_state
 from ..executor.places import CPUPlace
 from ..executor.scope import Scope
 from ..ir import Program, unique_name
 from ..ir.dtypes import kept
 from ..ir.errors import FluidxError
+from ..rewrite import JoinAttention, JoinLayerNorm, rewritten
 from ..rewrite.batch_norm import fold_batch_norms, what_trains
 from ..rewrite.scales import fold_scales
 from .errors import OnnxError
@@ -46,6 +48,7 @@ class Session:
         self._plans: OrderedDict[tuple, list[tuple[StagedPlan, Mapping[str, Any]]]] = OrderedDict()
         self._whole, self._open = whole, None  # for all sizes; None before it was asked for
         self._mapped = [array_of(t) for t in self.graph.initializer if is_mapped(t)]  # these keep their files open
+        self._weights: dict[str, np.ndarray] = {}
         self._node_cache: dict[int, tuple[Any, Any]] = {}
         self._executor = Executor(CPUPlace())
 
@@ -183,15 +186,21 @@ class Session:
         return self._plan(main, startup, importer.host_steps, outputs, importer.fed), given
 
     def _plan(self, main: Program, startup: Program, host_steps: HostSteps, outputs: Sequence[Any], fed: Collection[str]) -> StagedPlan:
-        """The plan of a program, with the values of its weights."""
+        """The plan of a program, with the values of its weights. Plans share equal weights."""
         scope = Scope()
         if startup.global_block().oplist:
-            self._executor.run(startup, scope=scope)
-        return StagedPlan(self._executor, _folded(main, scope, read_by_host(host_steps, outputs)), scope, host_steps, outputs, fed)
+            Executor(CPUPlace()).run(startup, scope=scope)  # one that does not keep the plan, which has the weights
+        main = _for_inference(main, scope, read_by_host(host_steps, outputs))
+        if not writes_state(main):
+            for name, array in [*scope.arrays.items()]:
+                known = self._weights.setdefault(name, array)
+                if known is not array and np.array_equal(known, array):
+                    scope.bind(name, known)
+        return StagedPlan(self._executor, main, scope, host_steps, outputs, fed)
 
 
-def _folded(main: Program, scope: Scope, wanted: set[str]) -> Program:
-    """The program with batch normalizations and scales folded into the filters in the scope, which no other program uses."""
+def _for_inference(main: Program, scope: Scope, wanted: set[str]) -> Program:
+    """The program with batch normalizations and scales folded into the filters in the scope, and with chains of operators joined."""
     if what_trains(main) is not None:
         return main
     for fold in (fold_batch_norms, fold_scales):
@@ -199,7 +208,7 @@ def _folded(main: Program, scope: Scope, wanted: set[str]) -> Program:
         for name, array in folded.values.items():
             scope.set(name, array)
         main = folded.program
-    return main
+    return rewritten(main, (JoinLayerNorm(), JoinAttention()), fetch=wanted)
 
 
 def _declared_sizes(t: Any) -> list[int | str]:

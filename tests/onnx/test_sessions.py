@@ -332,3 +332,38 @@ def test_a_slice_backwards_of_an_open_axis_begins_at_the_first_element_if_before
     )
     for n, expected in ((5, [2, 1, 0]), (3, [0]), (4, [1, 0]), (2, [0]), (1, [0])):
         assert s.run([np.arange(n, dtype=np.float32)])[0].tolist() == expected
+
+
+def test_chains_are_joined_and_weights_are_shared():
+    """Normalization and attention written out are one operator each; the program of a second shape has the weights of the first one."""
+    s = session(
+        model("""
+        g (float[rows, 4] x) => (float[rows, 4] y)
+        <float[4] scale = {0.5, 1, 1.5, 0.2}, float[4, 4] w = {1, 0, 0, 1, 0, 0.5, 0, 0, 1, 0, 0.2, 0, 0, 0, 0, 1}, float eps = {0.00001}> {
+            two = Constant <value_float = 2.0> ()
+            axis = Constant <value_ints = [-1]> ()
+            mean = ReduceMean <keepdims = 1> (x, axis)
+            d = Sub (x, mean)
+            square = Pow (d, two)
+            variance = ReduceMean <keepdims = 1> (square, axis)
+            above = Add (variance, eps)
+            root = Sqrt (above)
+            normal = Div (d, root)
+            scaled = Mul (normal, scale)
+            q = MatMul (scaled, w)
+            k = Transpose <perm = [1, 0]> (scaled)
+            scores = MatMul (q, k)
+            weights = Softmax <axis = -1> (scores)
+            y = MatMul (weights, scaled)
+        }""")
+    )
+    for rows in (3, 5, 7):
+        x = np.random.default_rng(rows).standard_normal((rows, 4)).astype("float32")
+        normal = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5) * np.float32([0.5, 1, 1.5, 0.2])
+        scores = np.exp(normal @ np.float32([[1, 0, 0, 1], [0, 0.5, 0, 0], [1, 0, 0.2, 0], [0, 0, 0, 1]]) @ normal.T)
+        assert np.allclose(s.run({"x": x})[0], scores / scores.sum(1, keepdims=True) @ normal, rtol=1e-4, atol=1e-5)
+    plans = [plan for alike in s._plans.values() for plan, _ in alike]
+    assert len({id(p.main) for p in plans}) == 2
+    for plan in plans:
+        assert {op.type for op in plan.main.ops} == {"layer_norm", "matmul", "scaled_dot_product_attention"}
+    assert len({id(plan.scope.arrays["w"]) for plan in plans}) == 1
