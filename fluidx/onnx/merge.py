@@ -94,7 +94,7 @@ def _add(graph: Any, roles: Roles, weight: str, uses: Sequence[_Use], adapter: W
     value = array_of(tensor)
     if value.shape != delta.shape or value.dtype.kind not in "fV":
         raise OnnxError(f"an adapter is for a weight of {list(delta.shape)}, but {weight!r} is {value.dtype}{list(value.shape)}")
-    if len(uses) < len(roles.reads[weight]):
+    if len({(id(use.read.node), use.read.slot) for use in uses}) < len(roles.reads[weight]):
         taken = set(roles.reads) | {name for node in graph.node for name in (*node.input, *node.output)}
         own, copy = unused(f"{weight}.merged", taken, "_{}".format), graph.initializer.add()
         copy.CopyFrom(tensor)
