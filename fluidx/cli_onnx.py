@@ -129,6 +129,7 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("--target", multiple=True, help="Modules to adapt: q,v, or a pattern. Can be repeated.  [default: all-linear]")
 @click.option("--lora-alpha", type=click.FloatRange(0, min_open=True), default=16.0, show_default=True, help="Adapters count alpha/rank.")
 @click.option("--lora-dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="The rate of dropout before adapters.")
+@click.option("--lora-base", type=click.Choice(["int8"]), help="Store the weights that are not trained as 8-bit integers meanwhile.")
 @click.option("--quantize", is_flag=True, help="Train for 8-bit integers, and write QuantizeLinear and int8 weights.")
 @click.option("--head", type=click.IntRange(1), help="Replace the last layer by one for this many classes.")
 @click.option("--shapes", type=OpenShapes(), help="Shapes of inputs that replace those of the file: image=?x3x224x224, ? is an open axis.")
@@ -152,7 +153,7 @@ def onnx_train(file: str, data: str, output: Path, shapes: Any, columns: tuple[s
         raise click.UsageError(f"cannot write {output}: it is a folder")
     check_output(output, file, data, options["val"], options["curve"], options["metrics"])
     check_output(options["curve"], file, data)
-    _check_together(options)
+    _check_together(options, output)
     if options["backend"] == "mpi" and (status := _launched_by_mpi(options["ranks"])) is not None:
         raise SystemExit(status)
     os.environ["FLUIDX_SEED"] = str(options["seed"])
@@ -160,7 +161,7 @@ def onnx_train(file: str, data: str, output: Path, shapes: Any, columns: tuple[s
     train(file, data, how, output, click.echo)
 
 
-def _check_together(options: dict[str, Any]) -> None:
+def _check_together(options: dict[str, Any], output: Path) -> None:
     """Refuse options that exclude or need each other."""
     is_validated = options["val"] or options["val_split"]
     if options["val"] and options["val_split"]:
@@ -174,6 +175,10 @@ def _check_together(options: dict[str, Any]) -> None:
             raise click.UsageError(f"--{name} needs validation examples; give --val-split 0.1, or --val FILE")
     if options["lora"] is None and options["target"]:
         raise click.UsageError("--target chooses what --lora adapts; give --lora RANK, such as --lora 8")
+    if options["lora"] is None and options["lora_base"]:
+        raise click.UsageError("--lora-base is for training adapters; give --lora RANK too, such as --lora 8")
+    if options["lora_base"] and output.suffix == ".onnx":
+        raise click.UsageError("--lora-base has no float weights to merge with; give -o FOLDER, and then run fluidx onnx merge")
     if options["lora"] is not None and options["quantize"]:
         raise click.UsageError("--lora keeps the weights that --quantize would train; give one, merge, and then train with the other")
     if options["resume"] and options["checkpoints"] is None:

@@ -82,6 +82,7 @@ class Training:
     target: Sequence[str] = ()
     lora_alpha: float = 16.0
     lora_dropout: float = 0.0
+    lora_base: str | None = None
     quantize: bool = False
     head: int | None = None
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -257,7 +258,7 @@ def _lora(model: OnnxModel, how: Training) -> Lora | None:
     if how.lora is None:
         return None
     rest = [own for name, own in model.trained_names.items() if any(fnmatchcase(name, p) for p in how.also_train)]
-    return Lora(how.lora, how.lora_alpha, how.target or ALL_LINEAR, how.lora_dropout, rest)
+    return Lora(how.lora, how.lora_alpha, how.target or ALL_LINEAR, how.lora_dropout, rest, how.lora_base)
 
 
 def _quantized(built: Built, examples: Examples, how: Training, say: Callable[[str], None]) -> Built:

@@ -196,5 +196,6 @@ def adapters_of(program: Program) -> list[Adapter]:
         if out := _adapted(op):
             name = op.inputs["Y"][0]
             rank = block.desc(name).type.shape[1]
-            found[name] = Adapter(name.removesuffix(B), weights[out], rank, op.attrs["alpha"], float(rates.get(f"{out}.lora_D", 0.0)))
+            weight, rate = weights.get(out, ""), float(rates.get(f"{out}.lora_D", 0.0))
+            found[name] = Adapter(name.removesuffix(B), weight, rank, op.attrs["alpha"], rate)
     return list(found.values())

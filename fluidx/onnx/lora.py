@@ -29,7 +29,8 @@ class Lora:
     pattern (`"h.[01].*"`), or a list of these. "all-linear" means all products with a weight except the last one, the output layer. The
     module is what precedes `.weight` in the weight's name; if an exporter left that name out, it is taken from the names of nodes.
 
-    `also_train` names parameters, or patterns, that are trained too, as they are: a new output layer, norms, biases.
+    `also_train` names parameters, or patterns, that are trained too, as they are: a new output layer, norms, biases. With `base="int8"` the
+    frozen weights of products are stored as 8-bit integers while adapters are trained, in a quarter of the memory.
 
     >>> import fluidx as fx
     >>> fx.onnx.Lora(rank=4, targets=["q", "v"]).scale
@@ -41,6 +42,7 @@ class Lora:
     targets: str | Sequence[str] = ALL_LINEAR
     dropout: float = 0.0
     also_train: str | Sequence[str] = ()
+    base: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.rank, int) or isinstance(self.rank, bool) or self.rank < 1:
@@ -55,6 +57,8 @@ class Lora:
             if wrong := [n for n in names if not isinstance(n, str) or not n]:
                 raise OnnxError(f"Lora: {option} must be a name or a list of names, got {wrong[0]!r}")
             object.__setattr__(self, option, names)
+        if self.base not in (None, "int8"):
+            raise OnnxError(f"Lora: base must be None, as the weights are, or 'int8', got {self.base!r}")
         if not self.targets:
             raise OnnxError('Lora: targets is empty; name modules, such as ["q", "v"], or leave it at "all-linear"')
 
