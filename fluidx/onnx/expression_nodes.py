@@ -58,7 +58,9 @@ _COMPOSED: dict[str, Callable[..., str]] = {
 }
 
 
-_SYMBOLS = {"Out": "Out", "Out@GRAD": "g"}  # names of gradient slots in expressions
+def _symbol(slot: str) -> str:
+    """The name of an operand in expressions."""
+    return slot if slot == "Out" else "g" if slot.endswith("@GRAD") else slot.lower()
 
 
 def by_expression(op: Op) -> str:
@@ -66,7 +68,7 @@ def by_expression(op: Op) -> str:
     definition = opdef(op.type)
     slots = definition.inputs
     expr: Expr = definition.expr.body
-    values = {_SYMBOLS.get(s, s.lower()): v for s, v in zip(slots, aligned(op), strict=True)}
+    values = {_symbol(s): v for s, v in zip(slots, aligned(op), strict=True)}
     expr = substitute(expr, {n: lift(v) for n, v in op.attrs.items() if n != "axis"})
     found = written_out(op, expr, values)
     return found if symbols(expr) else op.emit("Expand", found, op.emit("Shape", op[slots[0]]))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ...ir.dtypes import np_dtype
-from ...ir.opdef import OPS
 from ..export_graph import Op
 from ..expression_nodes import by_kernel
 from ..table import exports
 
-for _name in ("square_error_cost", "huber_loss", "log_loss", "bce_loss", "hinge_loss", "margin_rank_loss"):
-    exports(_name, *([f"{_name}_grad"] if f"{_name}_grad" in OPS else []))(by_kernel)
+exports("huber_loss", "huber_loss_grad", "margin_rank_loss")(by_kernel)
 
 
 @exports("sigmoid_cross_entropy_with_logits", "sigmoid_cross_entropy_with_logits_grad")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ...ir import OpDef, ProgramError, Sample
+from ..expr import log, max, where
 from ..shared.samples import between, bits, f32
-from .loss_shared import EachGrad, elementwise_infer
+from .elementwise_loss import elementwise_loss
+from .loss_shared import elementwise_infer
 
 
 def _sigmoid(xp: Any, x: Any) -> Any:
@@ -74,133 +77,45 @@ class SigmoidCrossEntropyWithLogitsGrad(OpDef):
         yield Sample.of(f32(2, 3), label, f32(2, 3, seed=2), ignore_index=-1, normalize=True, grad=(), why="a gradient itself")
 
 
-class LogLoss(OpDef):
-    """-label * log(p + epsilon) - (1 - label) * log(1 - p + epsilon), element by element. Source: fluid 1.8 `log_loss`."""
-
-    name = "log_loss"
-    inputs, outputs = ("Predicted", "Labels"), ("Loss",)
-    attrs = {"epsilon": 1e-4}
-    pattern = "*, * -> *"
-
-    @staticmethod
-    def infer(p, label, *, epsilon):
-        return elementwise_infer("log_loss", Predicted=p, Labels=label)
-
-    @staticmethod
-    def grad(b, op, g):
-        return b.log_loss_grad(op["Predicted"], op["Labels"], g, **op.attrs), None
-
-    @staticmethod
-    def kernel(xp, p, label, *, out, epsilon):
-        out[...] = -label * xp.log(p + epsilon) - (1 - label) * xp.log(1 - p + epsilon)
-
-    @staticmethod
-    def samples():
-        yield Sample.of(between(5, 1), bits(5, 1, seed=1), grad=("Predicted",), why="Labels are constants")
-        yield Sample.of(between(2, 3), bits(2, 3, seed=1), epsilon=0.1, grad=("Predicted",), why="Labels are constants")
+def _bits(draw: Callable[..., Any], *cases: tuple[tuple[int, ...], dict[str, Any]], slot: str, why: str) -> Callable[[], Iterator[Sample]]:
+    """Samples with labels 0 and 1 for operands of these shapes, with attributes."""
+    return lambda: (Sample.of(draw(*shape), bits(*shape, seed=1), grad=(slot,), why=why, **attrs) for shape, attrs in cases)
 
 
-class LogLossGrad(EachGrad):
-    """Gradient of log_loss: (-label / (p + epsilon) + (1 - label) / (1 - p + epsilon)) * g."""
-
-    name = "log_loss_grad"
-    inputs, outputs = ("Predicted", "Labels", "Loss@GRAD"), ("Predicted@GRAD",)
-    attrs = {"epsilon": 1e-4}
-
-    @staticmethod
-    def kernel(xp, p, label, g, *, out, epsilon):
-        out[...] = ((1 - label) / (1 - p + epsilon) - label / (p + epsilon)) * g
-
-    @staticmethod
-    def samples():
-        yield Sample.of(between(5, 1), bits(5, 1, seed=1), f32(5, 1, seed=2), grad=(), why="a gradient itself")
-        yield Sample.of(between(5, 3), bits(5, 3, seed=1), f32(5, 3, seed=2), epsilon=0.1, grad=(), why="a gradient itself")
+LogLoss = elementwise_loss(
+    "log_loss", lambda predicted, labels, *, epsilon: -labels * log(predicted + epsilon) - (1 - labels) * log(1 - predicted + epsilon),
+    lambda predicted, labels, g, *, epsilon: ((1 - labels) / (1 - predicted + epsilon) - labels / (predicted + epsilon)) * g,
+    doc="-label * log(p + epsilon) - (1 - label) * log(1 - p + epsilon), element by element. Source: fluid 1.8 `log_loss`.",
+    grad_doc="Gradient of log_loss: (-label / (p + epsilon) + (1 - label) / (1 - p + epsilon)) * g.",
+    samples=_bits(between, ((5, 1), {}), ((2, 3), {"epsilon": 0.1}), slot="Predicted", why="Labels are constants"),
+    out="Loss", attrs={"epsilon": 1e-4},
+)  # fmt: skip
 
 
-class BceLoss(OpDef):
-    """-label * log(x) - (1 - label) * log(1 - x), element by element; logarithms are at least -100. Source: fluid 1.8 `bce_loss`."""
-
-    name = "bce_loss"
-    inputs = ("X", "Label")
-    pattern = "*, * -> *"
-
-    @staticmethod
-    def infer(x, label):
-        return elementwise_infer("bce_loss", X=x, Label=label)
-
-    @staticmethod
-    def grad(b, op, g):
-        return b.bce_loss_grad(op["X"], op["Label"], g), None
-
-    @staticmethod
-    def kernel(xp, x, label, *, out):
-        yes, no = (xp.where(p > 0, xp.maximum(xp.log(xp.maximum(p, 1e-38)), -100), -100) for p in (x, 1 - x))
-        out[...] = -label * yes - (1 - label) * no
-
-    @staticmethod
-    def samples():
-        yield Sample.of(between(4, 3), bits(4, 3, seed=1), grad=("X",), why="Label is a constant")
-        edges = np.array([[0.0, 1.0, 0.5, 0.0]], "float32")
-        yield Sample.of(
-            edges, np.array([[0.0, 1.0, 1.0, 1.0]], "float32"), grad=(), why="the slope at 0 and 1 is limited to a finite value"
-        )
+def _bounded_log(p: Any) -> Any:
+    return where(p > 0, max(log(max(p, 1e-38)), -100.0), -100.0)
 
 
-class BceLossGrad(EachGrad):
-    """Gradient of bce_loss: (x - label) / max(x * (1 - x), 1e-12) * g."""
-
-    name = "bce_loss_grad"
-    inputs, outputs = ("X", "Label", "Out@GRAD"), ("X@GRAD",)
-
-    @staticmethod
-    def kernel(xp, x, label, g, *, out):
-        out[...] = (x - label) / xp.maximum(x * (1 - x), 1e-12) * g
-
-    @staticmethod
-    def samples():
-        yield Sample.of(between(4, 3), bits(4, 3, seed=1), f32(4, 3, seed=2), grad=(), why="a gradient itself")
+def _bce_samples() -> Iterator[Sample]:
+    yield Sample.of(between(4, 3), bits(4, 3, seed=1), grad=("X",), why="Label is a constant")
+    edges = np.array([[0.0, 1.0, 0.5, 0.0]], "float32")
+    yield Sample.of(edges, np.array([[0.0, 1.0, 1.0, 1.0]], "float32"), grad=(), why="the slope at 0 and 1 is limited to a finite value")
 
 
-class HingeLoss(OpDef):
-    """max(0, 1 - x * (2 * label - 1)), element by element, for labels 0 and 1. Source: fluid 1.8 `hinge_loss`."""
+BceLoss = elementwise_loss(
+    "bce_loss", lambda x, label: -label * _bounded_log(x) - (1 - label) * _bounded_log(1 - x),
+    lambda x, label, g: (x - label) / max(x * (1 - x), 1e-12) * g,
+    doc="-label * log(x) - (1 - label) * log(1 - x), element by element; logarithms are at least -100. Source: fluid 1.8 `bce_loss`.",
+    grad_doc="Gradient of bce_loss: (x - label) / max(x * (1 - x), 1e-12) * g.", samples=_bce_samples,
+)  # fmt: skip
 
-    name = "hinge_loss"
-    inputs, outputs = ("Logits", "Labels"), ("Loss",)
-    pattern = "*, * -> *"
-
-    @staticmethod
-    def infer(x, label):
-        return elementwise_infer("hinge_loss", Logits=x, Labels=label)
-
-    @staticmethod
-    def grad(b, op, g):
-        return b.hinge_loss_grad(op["Logits"], op["Labels"], g), None
-
-    @staticmethod
-    def kernel(xp, x, label, *, out):
-        out[...] = xp.maximum(1 - x * (2 * label - 1), 0)
-
-    @staticmethod
-    def samples():
-        yield Sample.of(f32(6, 1) * 2, bits(6, 1, seed=1), grad=("Logits",), why="Labels are constants")
-        yield Sample.of(f32(6, 4) * 2, bits(6, 4, seed=1), grad=("Logits",), why="Labels are constants")
-
-
-class HingeLossGrad(EachGrad):
-    """Gradient of hinge_loss: -(2 * label - 1) * g where the loss is positive."""
-
-    name = "hinge_loss_grad"
-    inputs, outputs = ("Logits", "Labels", "Loss@GRAD"), ("Logits@GRAD",)
-
-    @staticmethod
-    def kernel(xp, x, label, g, *, out):
-        sign = 2 * label - 1
-        out[...] = xp.where(x * sign < 1, -sign * g, 0)
-
-    @staticmethod
-    def samples():
-        yield Sample.of(f32(6, 1) * 2, bits(6, 1, seed=1), f32(6, 1, seed=2), grad=(), why="a gradient itself")
-        yield Sample.of(f32(6, 4) * 2, bits(6, 4, seed=1), f32(6, 4, seed=2), grad=(), why="a gradient itself")
+HingeLoss = elementwise_loss(
+    "hinge_loss", lambda logits, labels: max(1 - logits * (2 * labels - 1), 0.0),
+    lambda logits, labels, g: where(logits * (2 * labels - 1) < 1, -(2 * labels - 1) * g, 0.0),
+    doc="max(0, 1 - x * (2 * label - 1)), element by element, for labels 0 and 1. Source: fluid 1.8 `hinge_loss`.",
+    grad_doc="Gradient of hinge_loss: -(2 * label - 1) * g where the loss is positive.",
+    samples=_bits(lambda *shape: f32(*shape) * 2, ((6, 1), {}), ((6, 4), {}), slot="Logits", why="Labels are constants"), out="Loss",
+)  # fmt: skip
 
 
 class MarginRankLoss(OpDef):

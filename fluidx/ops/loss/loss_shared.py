@@ -1,10 +1,8 @@
-"""Helpers for losses: the type rule for operands of equal shape, and the base class of their gradients."""
+"""The type rule of losses whose operands have one shape."""
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from ...ir import OpDef, ProgramError, TensorType
+from ...ir import ProgramError, TensorType
 from ..shared.types import meet, need_float, same_dtype
 
 
@@ -19,17 +17,3 @@ def elementwise_infer(op: str, **types: TensorType) -> TensorType:
         x = x.with_shape(max(a, b) for a, b in zip(x.shape, t.shape))
     return x
 
-
-class EachGrad(OpDef):
-    """Base of elementwise gradients with respect to the first of several operands of equal shape."""
-
-    # groups of operands in which the gradient is linear, besides the incoming gradient, which is the last operand
-    groups: ClassVar[str] = ""
-
-    @classmethod
-    def pattern(cls, ins, outs, attrs):
-        return f"{', '.join('*' for _ in ins)} -> * | L({len(ins) - 1}) {cls.groups}"
-
-    @staticmethod
-    def infer(x, *rest, **attrs):
-        return x

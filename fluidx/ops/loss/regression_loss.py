@@ -2,77 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from ...ir import Native, OpDef, ProgramError, Sample, Storage
+from ...ir import OpDef, ProgramError, Sample
 from ...ir.decomposition import Decomposition
-from ..expr.native import expression_calls
-from ..expr.nodes import sym
 from ..parts_kernel import by_parts
 from ..shared.samples import between, f32
-from .loss_shared import EachGrad, elementwise_infer
-
-_DISTANCE = sym("x") - sym("y")
-
-
-class SquareErrorCost(OpDef):
-    """(X - Y) squared, element by element. Source: fluid 1.8 `square_error_cost`."""
-
-    name = "square_error_cost"
-    inputs = ("X", "Y")
-    storage = Storage(inplace=(("X", "Out"), ("Y", "Out")))
-    pattern = "*, * -> *"
-
-    @staticmethod
-    def infer(x, y):
-        return elementwise_infer("square_error_cost", X=x, Y=y)
-
-    @staticmethod
-    def grad(b, op, g):
-        dx = b.square_error_cost_grad(op["X"], op["Y"], g)
-        return dx, b.scale(dx, scale=-1.0) if op.needs("Y") else None
-
-    @staticmethod
-    def kernel(xp, x, y, *, out):
-        xp.subtract(x, y, out=out)
-        xp.multiply(out, out, out=out)
-
-    @staticmethod
-    def _calls(ins, outs, attrs, dry=False):
-        return expression_calls(_DISTANCE * _DISTANCE, dict(zip("xy", ins, strict=True)), outs[0], dry)
-
-    native = Native(calls=_calls, any_size=True)
-
-    @staticmethod
-    def samples():
-        yield Sample.of(f32(4, 1), f32(4, 1, seed=1))
-        yield Sample.of(f32(2, 3, 4), f32(2, 3, 4, seed=1))
+from .elementwise_loss import elementwise_loss
+from .loss_shared import elementwise_infer
 
 
-class SquareErrorCostGrad(EachGrad):
-    """Gradient of square_error_cost with respect to X: 2 * (X - Y) * g."""
+def _squared_samples() -> Iterator[Sample]:
+    yield Sample.of(f32(4, 1), f32(4, 1, seed=1))
+    yield Sample.of(f32(2, 3, 4), f32(2, 3, 4, seed=1))
 
-    name = "square_error_cost_grad"
-    groups = "L(0,1)"
-    inputs, outputs = ("X", "Y", "Out@GRAD"), ("X@GRAD",)
 
-    @staticmethod
-    def kernel(xp, x, y, g, *, out):
-        xp.subtract(x, y, out=out)
-        xp.multiply(out, g, out=out)
-        xp.add(out, out, out=out)
-
-    @staticmethod
-    def _calls(ins, outs, attrs, dry=False):
-        e = _DISTANCE * sym("g")
-        return expression_calls(e + e, dict(zip("xyg", ins, strict=True)), outs[0], dry)
-
-    native = Native(calls=_calls, any_size=True)
-
-    @staticmethod
-    def samples():
-        yield Sample.of(f32(4, 1), f32(4, 1, seed=1), f32(4, 1, seed=2), grad=(), why="a gradient itself")
-        yield Sample.of(f32(4, 3), f32(4, 3, seed=1), f32(4, 3, seed=2), grad=(), why="a gradient itself")
+SquareErrorCost = elementwise_loss(
+    "square_error_cost", lambda x, y: (x - y) * (x - y), lambda x, y, g: (x - y) * g + (x - y) * g,
+    doc="(X - Y) squared, element by element. Source: fluid 1.8 `square_error_cost`.",
+    grad_doc="Gradient of square_error_cost with respect to X: 2 * (X - Y) * g.", samples=_squared_samples, both=True,
+)  # fmt: skip
 
 
 class HuberLoss(OpDef):
@@ -112,12 +62,17 @@ class HuberLoss(OpDef):
         yield Sample.of(f32(2, 3), f32(2, 3, seed=1), delta=0.5)
 
 
-class HuberLossGrad(EachGrad):
+class HuberLossGrad(OpDef):
     """Gradient of huber_loss with respect to Y: the residual clipped to [-delta, delta], times g."""
 
     name = "huber_loss_grad"
     inputs, outputs = ("Residual", "Out@GRAD"), ("Y@GRAD",)
     attrs = {"delta": 1.0}
+    pattern = "*, * -> * | L(1)"
+
+    @staticmethod
+    def infer(x, g, **attrs):
+        return x
 
     @staticmethod
     def kernel(xp, r, g, *, out, delta):

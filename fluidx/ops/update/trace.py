@@ -106,8 +106,8 @@ def kernel_expressions(definition: Any, attrs: tuple[tuple[str, Any], ...]) -> S
     """One expression for each output of an op whose kernel computes element by element, over symbols with the names of the input slots.
 
     >>> from fluidx.ir.opdef import opdef
-    >>> kernel_expressions(opdef("square_error_cost_grad"), ())[0]
-    (X - Y) * Out@GRAD + (X - Y) * Out@GRAD
+    >>> kernel_expressions(opdef("huber_loss_grad"), (("delta", 1.0),))[0]
+    min(max(Residual, -1), 1) * Out@GRAD
     """
     outs = [Traced() for _ in definition.out_slots]
     ins = [Traced(sym(s.name)) for s in definition.in_slots]
