@@ -3,6 +3,7 @@ one, the same as `load` gives, and else a program for each."""
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from ..executor.scope import Scope
 from ..ir import Program, unique_name
 from ..ir.dtypes import kept
 from ..ir.errors import FluidxError
+from ..ir.types import WORD
 from ..rewrite import JoinAttention, JoinLayerNorm, rewritten
 from ..rewrite.batch_norm import fold_batch_norms, what_trains
 from ..rewrite.scales import fold_scales
@@ -36,8 +38,6 @@ _MAX_ALIKE = 4  # plans for feeds of the same names, types and shapes
 class Session:
     """Runs a ModelProto of the newest opset. `whole` is its program for all sizes, if there is one already; False if there is none."""
 
-    _open: StagedPlan | None
-
     def __init__(self, model: Any, whole: WholeModel | Literal[False] | None = None):
         self.model, self.graph = model, model.graph
         self.opsets = opsets_of(model)
@@ -46,7 +46,10 @@ class Session:
         self._types = {i.name: i.type for i in self.graph.input}
         self.outputs = [o.name for o in self.graph.output]
         self._plans: OrderedDict[tuple, list[tuple[StagedPlan, Mapping[str, Any]]]] = OrderedDict()
-        self._whole, self._open = whole, None  # for all sizes; None before it was asked for
+        self._whole = whole  # for all sizes; None before it was asked for
+        self._partly_open: list[WholeModel] = []
+        self._before: Mapping[str, Any] = {}  # the shapes of the feeds for which a plan was last asked for
+        self._open: dict[int, StagedPlan] = {}  # by the id of a WholeModel
         self._mapped = [array_of(t) for t in self.graph.initializer if is_mapped(t)]  # these keep their files open
         self._weights: dict[str, np.ndarray] = {}
         self._node_cache: dict[int, tuple[Any, Any]] = {}
@@ -93,24 +96,42 @@ class Session:
         return found
 
     def _for_all_sizes(self, fed: Mapping[str, Any]) -> list[tuple[StagedPlan, Mapping[str, Any]]]:
-        """The plan of the program with open axes, if these feeds fit it. It is written when feeds of a second kind come."""
+        """The plan of a program with open axes, if these feeds fit one. It is written when feeds of a second kind come."""
         if self._whole is None and self._plans:
-            self._whole = self._import_whole()
-        if not self._whole or not self._whole.fits(fed):
+            self._whole = self._import_whole({})
+        before, self._before = self._before, {n: getattr(v, "shape", None) for n, v in fed.items()}
+        whole: WholeModel | Literal[False] | None = next((w for w in (self._whole, *self._partly_open) if w and w.fits(fed)), None)
+        if whole is None and not self._whole and len(self._partly_open) < _MAX_ALIKE:
+            whole = self._import_partly_open(before, self._before)
+        if not whole:
             return []
-        if self._open is None:
-            self._open = self._plan(self._whole.main, self._whole.startup, (), self._whole.outputs, self._whole.feeds.values())
-        return [(self._open, self._whole.feeds)]
+        if id(whole) not in self._open:
+            self._open[id(whole)] = self._plan(whole.main, whole.startup, (), whole.outputs, whole.feeds.values())
+        return [(self._open[id(whole)], whole.feeds)]
 
-    def _import_whole(self) -> WholeModel | Literal[False]:
-        """The program for all sizes of the open axes; False if the model has none, or if the program differs from run to run."""
+    def _import_whole(self, shapes: Mapping[str, Sequence[int | str]]) -> WholeModel | Literal[False]:
+        """The program for all sizes of the open axes; False if the model has none, or if the program differs from run to run. `shapes` are
+        those of `load`."""
         sizes = [d for i in self.graph.input if i.name not in self.optional for d in i.type.tensor_type.shape.dim]
         if all(d.HasField("dim_value") for d in sizes):
             return False
         with suppress(FluidxError), unique_name.guard():
-            whole = WholeModel.of(import_model(self.model, {}, own=False), self.inputs, self.outputs)
+            whole = WholeModel.of(import_model(self.model, shapes, own=False), self.inputs, self.outputs)
             return whole if whole.is_plain() else False
         return False
+
+    def _import_partly_open(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> WholeModel | Literal[False]:
+        """The program for all sizes of the axes in which two feeds differ; the other axes have the sizes of both. In the generation of text
+        one token at a time, for example, only the length of the cache is open."""
+        if not before or before.keys() != now.keys() or any(not shape or 0 in shape for some in (before, now) for shape in some.values()):
+            return False
+        shapes = {n: _opened(self._types[n].tensor_type, before[n], shape) for n, shape in now.items()}
+        if any(shape is None for shape in shapes.values()) or all(isinstance(d, int) for shape in shapes.values() for d in shape or ()):
+            return False
+        found = self._import_whole(shapes)  # type: ignore[arg-type]
+        if found:
+            self._partly_open.append(found)
+        return found
 
     def _keep(self, key: tuple, plan: StagedPlan, given: Mapping[str, Any]) -> None:
         plans = self._plans.setdefault(key, [])
@@ -209,6 +230,14 @@ def _for_inference(main: Program, scope: Scope, wanted: set[str]) -> Program:
             scope.set(name, array)
         main = folded.program
     return rewritten(main, (JoinLayerNorm(), JoinAttention()), fetch=wanted)
+
+
+def _opened(t: Any, before: Sequence[int], now: Sequence[int]) -> list[int | str] | None:
+    """A shape in which the axes where two shapes differ have their names in the file; None if an axis there has none."""
+    if not len(t.shape.dim) == len(before) == len(now):
+        return None
+    names = [size if size == other else d.dim_param for d, size, other in zip(t.shape.dim, now, before, strict=True)]
+    return names if all(isinstance(d, int) or re.fullmatch(WORD, d) for d in names) else None
 
 
 def _declared_sizes(t: Any) -> list[int | str]:

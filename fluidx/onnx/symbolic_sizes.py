@@ -83,7 +83,17 @@ def shape_outputs(n: Node, v: Variable) -> Any:
     if n.op_type == "Size" and sum(map(is_open, found)) > 1:
         return write()
     made = np.array([found[k] for k in axes] if n.op_type == "Shape" else prod(found), np.int64)
-    return _open_or_known(made, forms_of(made), write, True, np.where(_are_open(made), 0, made))
+    least = np.array([_least_size(n, number) for number in made.ravel().tolist()], np.int64).reshape(made.shape)
+    return _open_or_known(made, forms_of(made), write, True, least)
+
+
+def _least_size(n: Node, number: int) -> int:
+    """The least size that a number can stand for. The sum of an axis of an input and known sizes is at least these."""
+    if not is_open(number):
+        return number
+    sizes = n.b.sizes
+    fed = {sizes.shape(v.name)[axis] for v in n.importer.inputs for axis, d in enumerate(v.shape) if d == ANY}
+    return max((number - axis for axis in fed if 0 < number - axis < _MOST_ADDED), default=0)
 
 
 def forms_of(value: Any) -> np.ndarray:
@@ -118,6 +128,7 @@ _MOVES = frozenset({
     "Concat", "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose",
     "Unsqueeze",
 })  # fmt: skip
+_MOST_ADDED = 1 << 20  # numbers that stand for axes of inputs are far from each other
 _INTEGER = (6, 7)  # ONNX's codes of int32 and int64
 
 

@@ -367,3 +367,39 @@ def test_chains_are_joined_and_weights_are_shared():
     for plan in plans:
         assert {op.type for op in plan.main.ops} == {"layer_norm", "matmul", "scaled_dot_product_attention"}
     assert len({id(plan.scope.arrays["w"]) for plan in plans}) == 1
+
+
+def test_sizes_that_feeds_share_are_fixed_and_the_others_open(monkeypatch):
+    """With an open batch and an open number of new rows, only the program can compute the shape of `back` and the first row of `place`. Two
+    feeds that differ in the past alone get a program in which these are known, and it serves every length."""
+    plans = written(monkeypatch)
+    s = session(
+        model(
+            """
+        g (float[b, s, 2] new, float[b, p, 2] past) => (float[b, t, 2] present, float[b, s, 2] y)
+        <float[2, 2] w = {0, 1, 1, 0}, int64[2] flat = {-1, 2}, int64[1] two = {2}, int64[1] zero = {0}, int64[1] one = {1}> {
+            present = Concat <axis = 1> (past, new)
+            rows = Reshape (new, flat)
+            turned = MatMul (rows, w)
+            batch = Shape <start = 0, end = 1> (new)
+            count = Shape <start = 1, end = 2> (new)
+            sizes = Concat <axis = 0> (batch, count, two)
+            back = Reshape (turned, sizes)
+            all = Shape <start = 1, end = 2> (present)
+            first = Sub (all, count)
+            table = Constant <value = float[60, 2] {"""
+            + ", ".join(map(str, range(120)))
+            + """}> ()
+            place = Slice (table, first, all, zero, one)
+            y = Add (back, place)
+        }"""
+        )
+    )
+    for length in (4, 5, 6, 7, 30, 9, 50):
+        past, new = np.full((3, length, 2), 0.5, "float32"), np.arange(6, dtype="float32").reshape(3, 1, 2)
+        present, y = s.run({"new": new, "past": past})
+        assert np.array_equal(present, np.concatenate([past, new], 1))
+        assert np.array_equal(y, new[:, :, ::-1] + np.float32([2 * length, 2 * length + 1]))
+    assert len(plans) == 1
+    two = np.ones((3, 2, 2), "float32")  # other numbers of new rows have programs of their own
+    assert np.array_equal(s.run({"new": two, "past": past})[1][0], [[101, 102], [103, 104]])

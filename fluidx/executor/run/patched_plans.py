@@ -16,8 +16,10 @@ import numpy as np
 
 from ... import native
 from ...ir.errors import FluidxError
+from ...ir.opdef import opdef
 from ...ops import kernels
-from ..plan.records import Plan
+from ..context import RunContext
+from ..plan.records import Plan, Step
 from .bound_plan import BoundPlan
 from .plan_memory import PlanMemory
 
@@ -95,7 +97,7 @@ class Polynomials(NamedTuple):
 
 class _Words(NamedTuple):
     """Calls of C kernels at any position. `keeps` are arrays that they read. `nested`: the number of a word that is the address of an array
-    of words -> these words; `floats`: numbers of words that are whole numbers in floating point."""
+    of words, or of sizes -> these; `floats`: numbers of words that are whole numbers in floating point."""
 
     words: Polynomials
     nested: Mapping[int, Polynomials]
@@ -108,7 +110,7 @@ class _Words(NamedTuple):
         if self.floats.size:
             made[self.floats] = made[self.floats].astype(np.float64).view(np.int64)
         for number, polynomials in self.nested.items():
-            keeps.append(polynomials.at(k))
+            keeps.append(np.array(polynomials.at(k)))
             made[number] = native.address(keeps[-1])
         return made.tobytes(), tuple(keeps)
 
@@ -126,6 +128,25 @@ class _Array(NamedTuple):
         return np.ndarray(rest[:axes], self.dtype, self.memory, offset, rest[axes:])
 
 
+class _Rebound(NamedTuple):
+    """A step that NumPy computes, at any position: it is bound again, to the arrays of the position."""
+
+    step: Step
+    ctx: RunContext
+    arrays: Mapping[str, _Array | np.ndarray]
+    scratch: Sequence[_Array | np.ndarray]
+
+    def at(self, k: int) -> Callable[[], Any]:
+        op, definition = self.step.op, opdef(self.step.op.type)
+        arrays = {n: _at(a, k) for n, a in self.arrays.items()}
+        ins, outs = definition.operands(op, arrays.__getitem__, arrays.__getitem__)
+        return kernels.bind(definition, np, ins, outs, op.attrs, self.ctx, None, self.step.kernel, [_at(a, k) for a in self.scratch])
+
+
+def _at(a: _Array | np.ndarray, k: int) -> np.ndarray:
+    return a.at(k) if isinstance(a, _Array) else a
+
+
 class PatchedPlans(NamedTuple):
     """The plans for the shapes `start` + k * `step`, for k from 0 to `last`."""
 
@@ -133,7 +154,7 @@ class PatchedPlans(NamedTuple):
     step: Sizes
     last: int
     sample: BoundPlan
-    calls: Sequence[_Words | Any]
+    calls: Sequence[Any]
     feeds: Sequence[tuple[str, _Array]]
     fetches: Sequence[_Array | np.ndarray]
 
@@ -154,7 +175,7 @@ class PatchedPlans(NamedTuple):
             return None
         room = PlanMemory.of(largest)
         samples = [bound(p, room) for p in laid_out if p is not None]
-        calls = _all_calls(at, samples)
+        calls = _all_calls(at, samples, room)
         feeds = _all_arrays(at, [[a for _, a in s.feeds] for s in samples], room)
         fetches = _all_arrays(at, [s.fetches for s in samples], room)
         if calls is None or feeds is None or fetches is None or any(s.overlapped for s in samples):
@@ -168,9 +189,10 @@ class PatchedPlans(NamedTuple):
         if k is None or not 0 <= k <= self.last:
             return None
         found = BoundPlan(self.sample.plan, self.sample.ctx, np)
-        found.compute = self.sample.compute.with_calls([native.block(*c.at(k)) if isinstance(c, _Words) else c for c in self.calls])
-        found.feeds = [(name, a.at(k) if isinstance(a, _Array) else a) for name, a in self.feeds]
-        found.fetches = [a.at(k) if isinstance(a, _Array) else a for a in self.fetches]
+        calls = [native.block(*c.at(k)) if isinstance(c, _Words) else c.at(k) if isinstance(c, _Rebound) else c for c in self.calls]
+        found.compute = self.sample.compute.with_calls(calls)
+        found.feeds = [(name, _at(a, k)) for name, a in self.feeds]
+        found.fetches = [_at(a, k) for a in self.fetches]
         return found
 
 
@@ -261,12 +283,12 @@ def _inside(address: int, memory: np.ndarray) -> bool:
 # -- calls ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _all_calls(at: Sequence[int], samples: Sequence[BoundPlan]) -> list[_Words | Any] | None:
+def _all_calls(at: Sequence[int], samples: Sequence[BoundPlan], room: PlanMemory) -> list[Any] | None:
     """The calls at all positions, in the order in which a run makes them; None if a number does not follow."""
     groups = [s.compute.groups() for s in samples]
     if len({*map(len, groups)}) > 1:
         return None
-    made: list[_Words | Any] = []
+    made: list[Any] = []
     for some in zip(*groups, strict=True):
         kinds = {isinstance(step, kernels.NativeStep) for group in some for _, step, _ in group}
         if len(kinds) > 1:
@@ -276,11 +298,30 @@ def _all_calls(at: Sequence[int], samples: Sequence[BoundPlan]) -> list[_Words |
             if found is None:
                 return None
             made.append(found)
-        elif all(_never_changes(samples, [number for _, _, number in group]) for group in zip(*some, strict=True)):
-            made += [step for _, step, _ in some[0]]
         else:
-            return None
+            for same in zip(*some, strict=True):
+                numbers = [number for _, _, number in same]
+                call = same[0][1] if _never_changes(samples, numbers) else _rebound(at, samples, numbers, room)
+                if call is None:
+                    return None
+                made.append(call)
     return made
+
+
+def _rebound(at: Sequence[int], samples: Sequence[BoundPlan], numbers: Sequence[int], room: PlanMemory) -> _Rebound | None:
+    """A step that NumPy computes on arrays of other sizes in each sample; None if a number of its arrays does not follow."""
+    steps = [s.plan.steps[number] for s, number in zip(samples, numbers, strict=True) if number >= 0]
+    first = steps[0] if len(steps) == len(samples) else None
+    if first is None or first.kernel not in ("numpy", "any") or any(s.here is not None or s.ops != first.ops for s in steps):
+        return None
+    names = [*dict.fromkeys((*first.reads, *first.writes))]
+    if any(one.of for step in steps for one in step.scratch) or any(n not in s.arrays for s in samples for n in names):
+        return None
+    arrays = _all_arrays(at, [[s.arrays[n] for n in names] for s in samples], room)
+    scratch = _all_arrays(at, [[room.scratch(one) for one in step.scratch] for step in steps], room)
+    if arrays is None or scratch is None:
+        return None
+    return _Rebound(first, samples[0].ctx, dict(zip(names, arrays, strict=True)), scratch)
 
 
 def _never_changes(samples: Sequence[BoundPlan], numbers: Sequence[int]) -> bool:
@@ -341,7 +382,7 @@ def _nested(at: Sequence[int], arrays: Sequence[np.ndarray | None]) -> Polynomia
         return False
     if all(a.tobytes() == first.tobytes() for a in found):
         return True
-    if first.dtype != np.int64 or first.ndim != 1:
+    if first.dtype != np.int64 or not first.flags.c_contiguous:
         return False
     polynomials, right = Polynomials.through(at, found)
     return polynomials if bool(right.all()) else False

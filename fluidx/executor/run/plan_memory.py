@@ -10,7 +10,7 @@ import numpy as np
 from ...ir.dtypes import np_dtype
 from ...ir.types import TensorType
 from ..plan.allocation import aligned_bytes, carve
-from ..plan.records import Plan
+from ..plan.records import Plan, Scratch
 
 
 class PlanMemory(NamedTuple):
@@ -28,3 +28,7 @@ class PlanMemory(NamedTuple):
     def feed(self, name: str, t: TensorType) -> np.ndarray:
         """The array of a feed."""
         return carve(self.feeds[name], 0, t.shape, np_dtype(t.dtype))
+
+    def scratch(self, one: Scratch) -> np.ndarray:
+        """The array of scratch of a step."""
+        return carve(self.arena, one.offset, one.type.shape, np_dtype(one.type.dtype))
