@@ -123,11 +123,11 @@ def by_torch(net: Any, start: dict[str, np.ndarray], scale: float, steps: int) -
     return losses, {n: p.detach().numpy() for n, p in adapters.items()}
 
 
-def prepared(source: bytes, rank: int, shapes: dict[str, list[int]] | None = None) -> tuple[Any, Any]:
+def prepared(source: bytes, rank: int, shapes: dict[str, list[int]] | None = None, base: str | None = None) -> tuple[Any, Any]:
     """The model and its loss, for `rank` 0 with all weights trained."""
     with fx.unique_name.guard():
         model = fx.onnx.load(source, shapes)
-        lora = fx.onnx.Lora(rank, ALPHA, ["q", "v"]) if rank else None
+        lora = fx.onnx.Lora(rank, ALPHA, ["q", "v"], base=base) if rank else None
         loss = fx.onnx.set_training(model, loss="softmax_with_cross_entropy", lora=lora)
         with fx.program_guard(model.program, model.startup):
             fx.optimizer.Momentum(RATE, MOMENTUM).minimize(loss)
@@ -148,9 +148,9 @@ def by_fluidx(source: bytes, rank: int, steps: int) -> tuple[dict[str, np.ndarra
     return start, losses, {n: np.array(scope.get(n)) for n in names}
 
 
-def step_bytes(source: bytes, rank: int) -> tuple[int, int]:
+def step_bytes(source: bytes, rank: int, base: str | None = None) -> tuple[int, int]:
     """Bytes of a step on one device: parameters and the optimizer's state; and the rest of the plan, activations and gradients."""
-    model, _ = prepared(source, rank, {"ids": [-1, LENGTH]})
+    model, _ = prepared(source, rank, {"ids": [-1, LENGTH]}, base)
     t = fx.DistributeTranspiler(fx.strategies.data_parallel())
     t.transpile(program=model.program, startup_program=model.startup, trainers=1)
     state = sum(v.desc.type.nbytes for v in model.program.list_vars() if v.persistable)
@@ -170,7 +170,9 @@ def main() -> None:
         log(f"{kind}: loss {losses[0]:.6f} -> {losses[-1]:.6f}, losses differ by {apart:.1e}, {len(start)} adapters by {worst:.1e}")
         base = sum(4 * int(np.prod(p.shape)) for p in fx.onnx.load(source).parameters)
         (state, rest), (all_state, all_rest) = step_bytes(source, rank), step_bytes(source, 0)
+        small, small_rest = step_bytes(source, rank, "int8")
         log(f"  base {base} bytes; LoRA keeps {state} ({state / base - 1:+.1%}), the arena is {rest}; all weights: {all_state}, {all_rest}")
+        log(f"  with base='int8' (embeddings stay float32) LoRA keeps {small}, the arena is {small_rest}")
     log.close()
 
 

@@ -12,10 +12,12 @@ import numpy as np
 
 from ..ir.data_dependent_ops import cutting
 from ..ir.errors import nearest
+from .adapters import product_modules
 from .arrays import file_dtype, read_array, read_arrays
 from .check import check_names
 from .errors import OnnxError
-from .model import load
+from .lora import listed
+from .model import OnnxModel, load
 from .normalize import initialized, opsets_of
 from .read import parse_model, read
 from .registry import known
@@ -49,7 +51,7 @@ def _weights(model: Any, whole: bool) -> list[str]:
         loaded = load(model)
         graph, parameters = loaded.proto.graph, set(loaded.trained_names)
         shared = sharing(graph, parameters)
-        lines = [f"  {shared}"] if shared else []
+        lines = [f"  {shared}"] * bool(shared) + _modules(loaded)
     except OnnxError:
         graph, parameters = model.graph, None
         lines = ["  the model cannot be trained; fluidx onnx check gives the reason"]
@@ -64,6 +66,14 @@ def _weights(model: Any, whole: bool) -> list[str]:
         if len(shown) < len(some):
             lines.append(f"    and {len(some) - len(shown)} more; --all lists them")
     return lines
+
+
+def _modules(model: OnnxModel) -> list[str]:
+    """A line with the modules whose weights can have adapters, by the last part of their names."""
+    known = {own: model.modules[name] for name, own in model.trained_names.items() if name in model.modules}
+    lasts = Counter(module.rpartition(".")[2] for module in product_modules(model.program, known).values())
+    some = [f"{name} ({count})" if count > 1 else name for name, count in lasts.items()]
+    return [f"  --lora can adapt {lasts.total()} weights, those of {listed(some)}"] if lasts else []
 
 
 def operators(domain: str | None = None) -> str:

@@ -180,6 +180,11 @@ def test_the_module_of_a_weight_without_a_name_is_in_the_metadata_of_its_node():
     assert fx.onnx.load(source).modules["onnx::MatMul_12"] == "h.0.attn.value"
 
 
+def test_info_lists_what_can_be_adapted(tmp_path):
+    onnx.save(net(), tmp_path / "net.onnx")
+    assert "\n  --lora can adapt 4 weights, those of q, k, v, head\n" in fluidx("info", tmp_path / "net.onnx")[1]
+
+
 def test_a_program_of_layers_is_adapted_too():
     main_, startup = fx.Program("net"), fx.Program()
     with fx.program_guard(main_, startup), fx.unique_name.guard():
