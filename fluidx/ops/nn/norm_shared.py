@@ -37,11 +37,6 @@ def channel_count(op: str, x: TensorType, layout: str) -> int:
     return x.shape[1] if layout == "NCHW" or x.ndim == 2 else x.shape[-1]
 
 
-def put(target: Any, value: Any) -> None:
-    if target is not None:
-        target[...] = value
-
-
 def only_first_has_gradient(name: str, op: Any, g: Sequence[Any], stats: Sequence[str]) -> None:
     first, *others = (s.name for s in OPS[name].out_slots)
     for slot, part in zip(others, g[1:], strict=True):
