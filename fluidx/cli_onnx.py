@@ -97,6 +97,7 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="File for the trained model; with --lora, see below.")
 @click.option("--label", default="label", show_default=True, help="The name of the array or column of labels.")
 @click.option("--columns", multiple=True, help="Columns of a table for an input: x=width,height or x='pixel*'. Can be repeated.")
+@click.option("--scores", help="The output that the loss takes, if the model has several.  [default: the only one of floats]")
 @click.option("--loss", type=LossName(), default="softmax_with_cross_entropy", show_default=True, help="The loss function.")
 @click.option("--class-weight", type=ClassWeights(), help="How much each class counts: 1,2,0.5, or balanced.")
 @click.option("--label-smoothing", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Share of a label that all classes get.")

@@ -24,10 +24,11 @@ from .onnx.adapters import adapters_of
 from .onnx.errors import OnnxError
 from .onnx.export import save
 from .onnx.lora import ALL_LINEAR, Lora, listed
-from .onnx.losses import Loss
+from .onnx.losses import Loss, scores_of
 from .onnx.model import OnnxModel, load
 from .onnx.roles import sharing
 from .onnx.training import set_training
+from .onnx.training_passes import DropUnneeded
 from .quantization import quantize
 from .regularizer import L2Decay
 from .training.curve import draw_curve, need_matplotlib
@@ -73,6 +74,7 @@ class Training:
     curve: Path | None = None
     metrics: Path | None = None
     tensorboard: Path | None = None
+    scores: str | None = None
     label: str = "label"
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     freeze: Sequence[str] = ()
@@ -108,6 +110,12 @@ class Built(NamedTuple):
     accuracy: Variable | None
     plain: Program
     kind: Loss
+    scores: Variable  # which the loss takes
+    label: Variable
+
+    @property
+    def measures(self) -> list[Variable]:
+        return [v for v in (self.loss, self.accuracy) if v is not None]
 
 
 def train(path: str, data: str | Path, how: Training, output: Path, say: Callable[[str], None] = print) -> list[float]:
@@ -122,7 +130,7 @@ def train(path: str, data: str | Path, how: Training, output: Path, say: Callabl
     if how.curve is not None:
         need_matplotlib()
     built = _built(path, replace(how, class_weight=None) if how.class_weight == "balanced" else how)
-    reader = ExampleReader(built.model, built.kind, how.label, how.columns)
+    reader = ExampleReader(built.model, built.kind, built.scores, built.label, how.label, how.columns)
     examples, held = _read(reader, str(data), how)
     if how.class_weight == "balanced":
         built = _built(path, replace(how, class_weight=_balanced(examples, built)))
@@ -148,7 +156,7 @@ def train(path: str, data: str | Path, how: Training, output: Path, say: Callabl
     say(proof)
     rest = f", {held.describe(how.batch).removesuffix(' examples')} for validation" if held else ""
     say(f"{examples.describe(how.batch)}{rest}, {steps} batches an epoch, {how.optimizer} at {how.rate:g}, {how.schedule}; {where}")
-    trainee = Trainee(model.program, built.plain, built.loss, built.accuracy, model.fetches[0], built.kind)
+    trainee = Trainee(model.program, built.plain, built.loss, built.accuracy, built.scores, built.label, built.kind)
     write = partial(_write, path, exe, built, how, output)
     with exe, open_log(how.metrics, how.tensorboard, restart=int(how.resume), line=False) as log:
         exe.run_startup()
@@ -182,8 +190,8 @@ def _balanced(examples: Examples, built: Built) -> list[float]:
     axis = built.kind.head.class_axis
     if not isinstance(examples, Arrays) or axis is None:
         raise OnnxError("--class-weight balanced counts the classes of arrays; give a number for each class: 1,2,5")
-    label = examples.feeds["label"]
-    counts = np.bincount(label[label >= 0].ravel(), minlength=built.model.fetches[0].shape[axis])
+    label = examples.feeds[built.label.name]
+    counts = np.bincount(label[label >= 0].ravel(), minlength=built.scores.shape[axis])
     return [float(counts.sum() / (np.count_nonzero(counts) * c)) if c else 1.0 for c in counts]
 
 
@@ -192,11 +200,10 @@ def _write(path: str, exe: Any, built: Built, how: Training, output: Path) -> No
     if gone := next((p.name for p in built.model.parameters if not np.isfinite(exe.state(p.name)).all()), None):
         raise OnnxError(f"{gone!r} is not finite after the last step, so nothing was written; a smaller --lr may help")
     of = {"scope": exe.scope} if isinstance(exe, OneDeviceTrainer) else {"executor": exe}
-    program = built.model.program if how.precision == "float32" else built.plain
     if how.lora is None or output.suffix == ".onnx":
-        save(program, output, fetches=[v.name for v in built.model.fetches], merge=how.lora is not None, **of)
+        save(built.plain, output, fetches=built.model.outputs, merge=how.lora is not None, **of)
     else:
-        save_adapters(program, output, base=path, **of)
+        save_adapters(built.plain, output, base=path, **of)
 
 
 def _executor(model: OnnxModel, how: Training) -> tuple[Any, str, str]:
@@ -243,14 +250,17 @@ def _built(path: str, how: Training) -> Built:
     with unique_name.guard("train_"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of shared weights, which `train` says
-            loss = set_training(model, freeze=how.freeze, head=head, loss=kind, lora=_lora(model, how))
+            loss = set_training(model, freeze=how.freeze, head=head, loss=kind, lora=_lora(model, how), scores=how.scores)
         assert loss is not None
         plain = model.program.clone(for_test=True)
-        (scores,) = model.fetches
-        if kind.name != "softmax_with_cross_entropy" or scores.ndim != 2 or how.metric not in (None, "accuracy"):
-            return Built(model, loss, None, plain, kind)
-        with program_guard(model.program, model.startup):
-            return Built(model, loss, layers.accuracy(scores, model.program.global_block().var("label")), plain, kind)
+        scores = plain.global_block().var(scores_of(model, how.scores).name)
+        fed = {v.name for v in model.feeds}
+        label = next(v for v in model.program.list_vars() if v.is_data and v.name not in fed)
+        built = Built(model, loss, None, plain, kind, scores, label)
+        if kind.name == "softmax_with_cross_entropy" and scores.ndim == 2 and how.metric in (None, "accuracy"):
+            with program_guard(model.program, model.startup):
+                built = built._replace(accuracy=layers.accuracy(model.program.global_block().var(scores.name), label))
+    return built
 
 
 def _lora(model: OnnxModel, how: Training) -> Lora | None:
@@ -273,6 +283,7 @@ def _quantized(built: Built, examples: Examples, how: Training, say: Callable[[s
 def _append_training(built: Built, how: Training, steps: int) -> None:
     """Append gradients and updates. The learning rate follows the schedule with `steps` steps in each epoch."""
     total = steps * how.epochs
+    built.model.program.become(DropUnneeded(tuple(v.name for v in built.measures)).run(built.model.program))
     with unique_name.guard("train_"), program_guard(built.model.program, built.model.startup):
         rate: Any = how.rate
         if how.schedule == "cosine":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .._version import __version__
@@ -31,7 +31,7 @@ def save(
     program: Program,
     path: Any,
     feeds: Sequence[Any] | None = None,
-    fetches: Sequence[Any] = (),
+    fetches: Sequence[Any] | Mapping[str, Any] = (),
     executor: Any = None,
     scope: Any = None,
     opset: int = _OPSET,
@@ -40,7 +40,8 @@ def save(
     merge: bool = False,
     external_data: bool | str = "auto",
 ) -> None:
-    """Write the part of a program that computes `fetches` as an ONNX model, in its inference form.
+    """Write the part of a program that computes `fetches` as an ONNX model, in its inference form. A dict of fetches names the outputs of
+    the model.
 
     `feeds` are its inputs in order, by default all data that the fetches need. Parameters have their values in `scope` (by default the
     global one), or on the ranks of `executor`, a ParallelExecutor. Ranks that are processes of one script all call this, and rank 0 writes.
@@ -79,7 +80,7 @@ def save(
 def to_onnx(
     program: Program,
     feeds: Sequence[Any] | None = None,
-    fetches: Sequence[Any] = (),
+    fetches: Sequence[Any] | Mapping[str, Any] = (),
     executor: Any = None,
     scope: Any = None,
     opset: int = _OPSET,
@@ -105,7 +106,9 @@ def _with_placeholders(
     need_onnx()
     _check_versions(opset, ir_version)
     _check_program(program)
-    targets = [_name(v) for v in ([fetches] if isinstance(fetches, (str, Variable)) else fetches)]
+    named = dict(fetches) if isinstance(fetches, Mapping) else {}
+    fetches = [*named.values()] if named else [fetches] if isinstance(fetches, (str, Variable)) else fetches
+    targets = [_name(v) for v in fetches]
     if program.rank is not None:
         if loss is not None:
             raise OnnxError(f"save: {program.label()} is exported whole; give loss with the program that it was made from")
@@ -129,12 +132,25 @@ def _with_placeholders(
     names = _needed(program, targets) if feeds is None else [_name(v) for v in feeds]
     graph = ExportGraph(prune(program, names, targets), executor, scope, opset, infers=loss is None)
     proto = graph.to_proto(names, targets)
+    _rename_outputs(proto, [*named])
     step = None if loss is None else training_info(program, _name(loss), proto, lambda p: ExportGraph(p, executor, scope, opset))
     model = _model(proto, [step] if step else [], opset, ir_version, program)
     if merge:
         _fill_all(model, graph.value)
         model = merged(model, adapters_in(whole, executor, scope), {a.weight: a.module for a in adapters_of(whole)})
     return model, graph.value
+
+
+def _rename_outputs(graph: Any, names: Sequence[str]) -> None:
+    """Give the outputs these names, by Identity nodes, where they have others."""
+    taken = {n for p in graph.node for n in (*p.input, *p.output)} | {v.name for v in (*graph.input, *graph.initializer)}
+    for output, name in zip(graph.output, names):
+        if output.name == name:
+            continue
+        if name in taken:
+            raise OnnxError(f"save: {name!r} cannot be the name of the output {output.name!r}: another value of the model has it")
+        graph.node.add(op_type="Identity", input=[output.name], output=[name])
+        output.name = name
 
 
 def _model(graph: Any, steps: list[Any], opset: int, ir_version: int, program: Program) -> Any:

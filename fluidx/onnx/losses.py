@@ -8,10 +8,12 @@ from math import isfinite
 from numbers import Real
 from typing import Any, NamedTuple
 
-from ..ir import ANY, Operator, Program, Variable
+from ..ir import ANY, Operator, Program, TensorType, Variable
 from ..ir.errors import nearest
 from ..ir.sizes import StandInShapes
+from ..ir.unique_name import unused
 from .errors import OnnxError
+from .model import OnnxModel
 
 _REST = 1 << 31  # an end of a slice beyond every axis
 
@@ -111,7 +113,7 @@ class Loss:
         return HEADS[self.name]
 
     def build(self, program: Program, y: Variable) -> Variable:
-        """The loss of the output `y`, under the guard of its program. It declares the data variable "label"."""
+        """The loss of the output `y`, under the guard of its program. It declares the data variable of labels, see `label_name`."""
         from .. import layers
         from ..layers.declare import fluid_data
 
@@ -121,7 +123,7 @@ class Loss:
             raise OnnxError(f"set_training: {self.name} takes an output of {need} axes or more, and {y.name!r} is {y.desc.type}")
         if head.class_axis is not None:
             return self._of_classes(program, y)
-        label = fluid_data("label", head.label_shape(y.shape), y.dtype)
+        label = fluid_data(label_name(program), head.label_shape(y.shape), y.dtype)
         if self.name == "absolute_error":
             return layers.mean(layers.abs(layers.elementwise_sub(y, label)))
         if self.name == "huber_loss":
@@ -135,7 +137,7 @@ class Loss:
         head, axis = self.head, self.head.class_axis
         assert axis is not None
         scores = before_softmax(program, y, axis)
-        label = fluid_data("label", head.label_shape(y.shape), "int64")
+        label = fluid_data(label_name(program), head.label_shape(y.shape), "int64")
         if axis == 1:
             scores = layers.transpose(scores, [0, *range(2, y.ndim), 1])
         if label.ndim < scores.ndim:
@@ -187,6 +189,37 @@ def _mean_of(each: Variable, weights: Variable) -> Variable:
 
     least = layers.fill_constant([1], each.dtype, 1e-6)
     return layers.elementwise_div(layers.reduce_sum(each), layers.elementwise_max(layers.reduce_sum(weights), least))
+
+
+def label_name(program: Program) -> str:
+    """The name of the labels that a loss adds to the program: "label", or "label_1" if the model has a value of that name."""
+    return unused("label", program.global_block().descs, "_{}".format)
+
+
+def scores_of(model: OnnxModel, name: str | None) -> Variable:
+    """The value of the model that a loss takes: the named one, the only output, or the only one that is an array of floats. Of a map of
+    classes to probabilities (ZipMap) it is the array."""
+    if name is not None:
+        return model[name]
+    if len(model.fetches) == 1:
+        return model.fetches[0]
+    arrays = [_array_of(model.program, v) for v in model.fetches]
+    floats = [v for v in arrays if v is not None and v.desc.type.is_float]
+    if len(floats) == 1:
+        return floats[0]
+    has = ", ".join(o.name for o in model.proto.graph.output)
+    raise OnnxError(
+        f"set_training: loss takes one output, but the model has {has}; name one, scores={model.proto.graph.output[0].name!r} "
+        "(--scores on the command line), or give a head that returns one"
+    )
+
+
+def _array_of(program: Program, v: Variable) -> Variable | None:
+    """The output itself, if it is an array, or the array that a ZipMap reads."""
+    made = _maker(program, v)
+    if made is not None and made.type == "zip_map":
+        return program.global_block().var(made.inputs["X"][0])
+    return v if isinstance(v.desc.type, TensorType) else None
 
 
 def before_softmax(program: Program, y: Variable, axis: int = -1) -> Variable:

@@ -36,6 +36,7 @@ class OnnxModel:
         given = initialized(proto.graph)
         self.feeds = [self[i.name] for i in proto.graph.input if i.name not in given]
         self.fetches = [self._output(o) for o in proto.graph.output]
+        self.outputs = {o.name: v for o, v in zip(proto.graph.output, self.fetches)}
         whole = WholeModel.of(importer, [i.name for i in proto.graph.input if i.name not in given], [o.name for o in proto.graph.output])
         self._whole: WholeModel | Literal[False] = whole if whole.is_plain() else False
 

@@ -12,7 +12,7 @@ from ..ir import Program, ProgramPair, Role, Variable, flow, program_guard
 from .adapter_files import add_adapters
 from .errors import OnnxError
 from .lora import Lora
-from .losses import Loss
+from .losses import Loss, scores_of
 from .model import OnnxModel
 from .roles import sharing
 from .training_passes import ActivateBatchNorms, ActivateDropouts, FreezeParameters, KeepNeeded
@@ -29,6 +29,7 @@ def set_training(
     loss: str | Loss | Callable[[Variable], Variable] | None = None,
     lora: Lora | str | os.PathLike | None = None,
     startup: Program | None = None,
+    scores: str | None = None,
 ) -> Variable | None:
     """Prepare a loaded model for training, before a loss is built on it or together with it. Returns the loss if `loss` is given.
 
@@ -40,6 +41,8 @@ def set_training(
     operators that only the old outputs needed are removed. `loss` is a function of the output, the name of a `Loss`, or a `Loss` with
     options, and takes labels that are fed as "label": "softmax_with_cross_entropy" (int64[-1, 1]), "token_classification",
     "causal_language_model", "segmentation", "sigmoid_cross_entropy_with_logits", "square_error_cost", "absolute_error" or "huber_loss".
+
+    `scores` names the output, or another value, that the loss takes; by default the only output, or the only one of floats.
 
     `lora`: products with weights get low-rank adapters, and only these, a new head and `Lora.also_train` are trained. A folder that
     `save_adapters` or PEFT wrote gives adapters with its values. Of a Program, `startup` is its startup program.
@@ -77,7 +80,7 @@ def set_training(
             warnings.warn(f"set_training: {shared}", stacklevel=2)
     if not isinstance(model, OnnxModel) or loss is None:
         return None
-    result = _built_loss(model, loss)
+    result = _built_loss(model, loss, scores)
     _check_reached(program, result)
     return result
 
@@ -115,17 +118,14 @@ def _replace_head(model: OnnxModel, head: Callable[[OnnxModel], Variable]) -> No
         made = head(model)
     if not isinstance(made, Variable) or made.block.program is not model.program:
         raise OnnxError(f"set_training: head must return a Variable of the model's program, got {made!r}")
-    model.fetches = [made]
+    model.fetches, model.outputs = [made], {made.name: made}
     kept = KeepNeeded((made.name,)).run(ProgramPair(model.program, model.startup))
     model.program.become(kept.main)
     model.startup.become(kept.startup)
 
 
-def _built_loss(model: OnnxModel, loss: str | Loss | Callable[[Variable], Variable]) -> Variable:
-    if len(model.fetches) != 1:
-        has = ", ".join(v.name for v in model.fetches)
-        raise OnnxError(f"set_training: loss takes one output, but the model has {has}; give a head that returns one")
-    (y,) = model.fetches
+def _built_loss(model: OnnxModel, loss: str | Loss | Callable[[Variable], Variable], scores: str | None) -> Variable:
+    y = scores_of(model, scores)
     with program_guard(model.program, model.startup):
         if callable(loss):
             return loss(y)

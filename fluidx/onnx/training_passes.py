@@ -105,6 +105,22 @@ class KeepNeeded(Pass):
         return ProgramPair(main, startup)
 
 
+@dataclass(frozen=True)
+class DropUnneeded(Pass):
+    """Drop operators that `targets` do not need, and what they compute. Parameters stay: other outputs are written with them."""
+
+    targets: tuple[str, ...]
+    requires = (ONE_DEVICE,)
+
+    def rewrite(self, program: Program, job: Job) -> Program:
+        new = program.copy()
+        block = new.global_block()
+        block.oplist = flow.live_ops(new, self.targets, given=set())
+        used = {n for op in block.oplist for n in (*flow.reads(new, op), *flow.writes(new, op))}
+        block.descs = {n: d for n, d in block.descs.items() if n in used or d.persistable or d.is_data}
+        return new
+
+
 def _match(names: Iterable[str], patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(n, p) for n in names for p in patterns)
 

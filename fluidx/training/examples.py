@@ -131,13 +131,16 @@ def rows_of(feeds: Mapping[str, np.ndarray]) -> int:
 class ExampleReader:
     """Reads examples for a model and a loss. `classes` are the names of classes, if the first examples have labels that are text."""
 
-    def __init__(self, model: OnnxModel, loss: Loss, label: str = "label", columns: Mapping[str, Sequence[str]] | None = None):
-        self.model, self.loss, self.label, self.columns = model, loss, label, columns or {}
+    def __init__(
+        self, model: OnnxModel, loss: Loss, scores: Variable, labels: Variable, label: str = "label",
+        columns: Mapping[str, Sequence[str]] | None = None,
+    ):  # fmt: skip
+        """`scores` are what the loss takes, `labels` the variable of the labels, and `label` is their name in files."""
+        self.model, self.loss, self.scores, self.labels, self.label, self.columns = model, loss, scores, labels, label, columns or {}
         self.classes: list[str] | None = None
         held = initialized(model.proto.graph)
         self.given = [i.name for i in model.proto.graph.input if i.name not in held]
-        block = model.program.global_block()
-        wanted = dict(zip(self.given, model.feeds, strict=True)) | {"label": block.var("label")}
+        wanted = dict(zip(self.given, model.feeds, strict=True)) | {"label": labels}
         self.wanted = {n: v for n, v in wanted.items() if n == "label" or any(v.name in op.input_arg_names for op in model.program.ops)}
         _check_open({name: v for name, v in self.wanted.items() if name != "label"})
 
@@ -175,7 +178,7 @@ class ExampleReader:
         if len(set(rows.values())) != 1 or 0 in rows.values():
             has = ", ".join(f"{n} has {r}" for n, r in rows.items())
             raise OnnxError(f"the arrays of {source} must have equally many rows (not 0): {has}")
-        self._check_classes(fed["label"])
+        self._check_classes(fed[self.labels.name])
         return fed
 
     def _missing(self, name: str, v: Variable, arrays: Mapping[str, np.ndarray], source: str) -> str:
@@ -203,7 +206,7 @@ class ExampleReader:
         axis = self.loss.head.class_axis
         if axis is None:
             return
-        classes = self.model.fetches[0].shape[axis]
+        classes = self.scores.shape[axis]
         counted = label[label != self.loss.ignore_index] if self.loss.head.counts_labels else label
         if not counted.size:
             return

@@ -73,6 +73,7 @@ class Trainee(NamedTuple):
     loss: Variable
     accuracy: Variable | None  # on the examples of the batch, if labels are classes
     output: Variable
+    label: Variable
     kind: Loss
 
     @property
@@ -190,7 +191,8 @@ class TrainingLoop:
         kind = self.trainee.kind
         if not kind.head.counts_labels:
             return rows_of(fed)
-        label = fed["label"][:, 1:] if kind.head.predicts_next else fed["label"]
+        label = fed[self.trainee.label.name]
+        label = label[:, 1:] if kind.head.predicts_next else label
         return int(np.sum(label != kind.ignore_index))
 
     def _validated(self) -> tuple[float | None, dict[str, float]]:
@@ -209,7 +211,7 @@ class TrainingLoop:
             weight = self._weight(fed)
             total, count = total + loss.item() * weight, count + weight
             for score in self.scores:
-                score.update(outputs[0], fed["label"])
+                score.update(outputs[0], fed[self.trainee.label.name])
         return total / max(count, 1), {score.name: score.eval() for score in self.scores}
 
     def _record(self, program: str, step: int, numbers: Mapping[str, float], rate: float | None = None) -> None:

@@ -95,6 +95,47 @@ def test_class_weights_and_smoothing():
     np.testing.assert_allclose(computed(["n", 3], loss, x, label)[0], total / norm, **CLOSE)
 
 
+@pytest.mark.parametrize("options, expected", [
+    ({"label_smoothing": 0.1}, 1.6626965999603271), ({"class_weight": (1, 2, 0.5)}, 2.0258567333221436),
+    ({"class_weight": (1, 2, 0.5), "label_smoothing": 0.3}, 1.9235754013061523),
+])  # fmt: skip
+def test_weights_and_smoothing_are_those_of_pytorch(options, expected):
+    """F.cross_entropy(x, y, weight=..., label_smoothing=...) of torch 2.14.1."""
+    x, label = np.float32([[1, 2, 3], [0, -1, 1], [2, 0, 0], [0.5, 0.5, 1]]), np.array([[0], [2], [1], [-100]])
+    loss = fx.onnx.Loss("softmax_with_cross_entropy", **options)
+    np.testing.assert_allclose(computed(["n", 3], loss, x, label)[0], expected, rtol=1e-6)  # float32
+
+
+def several(text):
+    return fx.onnx.load(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "ai.onnx.ml": 3]> {text}'))
+
+
+FEATURES = """g (float[n, 2] x) => (float[n, 2] h, float[n, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { h = MatMul (x, w) y = Relu (h) }"""
+
+
+def test_one_of_several_outputs_is_named():
+    assert fx.onnx.set_training(several(FEATURES), loss="square_error_cost", scores="h") is not None
+    with pytest.raises(fx.onnx.OnnxError, match="loss takes one output, but the model has h, y; name one, scores='h' "):
+        fx.onnx.set_training(several(FEATURES), loss="square_error_cost")
+    with pytest.raises(fx.onnx.OnnxError, match="the model has no value 'z'; it has: "):
+        fx.onnx.set_training(several(FEATURES), loss="square_error_cost", scores="z")
+
+
+CLASSIFIER = """g (float[n, 2] x) => (int64[n] label, seq(map(int64, float)) probability) <float[2, 2] w = {1, 2, 3, 4}> {
+    h = MatMul (x, w)  p = Softmax (h)  label = ArgMax <axis = 1, keepdims = 0> (h)
+    probability = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1]> (p) }"""
+
+
+def test_a_classifier_of_scikit_learn_is_trained_by_its_probabilities():
+    """Its outputs are the class, here called label as the labels of a loss are, and maps of classes to probabilities."""
+    model = several(CLASSIFIER)
+    loss = fx.onnx.set_training(model, loss="softmax_with_cross_entropy")
+    exe, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
+    exe.run(model.startup, scope=scope)
+    feed = {"x": np.zeros((2, 2), "float32"), "label_1": np.array([[0], [1]])}
+    np.testing.assert_allclose(exe.run(model.program, feed=feed, fetch_list=[loss], scope=scope)[0], np.log(2), rtol=1e-6)
+
+
 @pytest.mark.parametrize("name, each", [
     ("square_error_cost", lambda d: d**2), ("absolute_error", abs), ("huber_loss", lambda d: np.where(abs(d) < 1, d**2 / 2, abs(d) - 0.5)),
 ])  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import fluidx as fx
 from fluidx.cli import main
 from fluidx.comm.mpi import mpirun
 
@@ -343,6 +344,31 @@ def test_balanced_weights_count_the_classes(folder):
     expected = weights()
     trained("--class-weight", ",".join(str(24 / (3 * c)) for c in counts), "--epochs", 2)
     assert all(np.array_equal(weights()[n], a) for n, a in expected.items())
+
+
+CLASSIFIER = """<ir_version: 10, opset_import: ["": 21, "ai.onnx.ml": 3]>
+g (float[n, 2] x) => (int64[n] output_label, seq(map(int64, float)) output_probability) {
+    h = MatMul (x, w)  p = Softmax (h)  label = ArgMax <axis = 1, keepdims = 0> (h)  output_label = Identity (label)
+    output_probability = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (p) }"""
+
+
+def test_a_classifier_of_scikit_learn_trains_on_ranks_and_keeps_its_outputs(folder):
+    """Ranks cannot make its maps, which its loss does not need."""
+    written(folder / "net.onnx", CLASSIFIER, w=np.zeros((2, 3)))
+    said = trained("--ranks", 2, "--epochs", 20, "--lr", 0.1)
+    assert "data_parallel on 2 ranks" in said
+    label, maps = fx.onnx.session("out.onnx").run({"x": examples()[0]})
+    assert [o.name for o in onnx.load("out.onnx").graph.output] == ["output_label", "output_probability"]
+    assert [max(m, key=m.get) for m in maps] == label.tolist() and np.mean(label == examples()[1]) > 0.8
+
+
+def test_outputs_keep_their_names_and_the_scores_may_be_chosen(folder):
+    written(folder / "net.onnx", """<ir_version: 9, opset_import: ["": 18]> g (float[n, 2] x) => (float[n, 2] features, float[n, 3] p) {
+        h = Mul (x, u)  features = Identity (h)  p = MatMul (h, w) }""", u=[1, 1], w=np.zeros((2, 3)))  # fmt: skip
+    code, said = train()
+    assert code == 1 and "loss takes one output, but the model has features, p; name one, scores='features' (--scores on" in said
+    trained("--scores", "p")
+    assert [o.name for o in onnx.load("out.onnx").graph.output] == ["features", "p"]
 
 
 @pytest.mark.mpi
