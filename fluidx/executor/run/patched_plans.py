@@ -116,14 +116,14 @@ class _Words(NamedTuple):
 
 
 class _Array(NamedTuple):
-    """An array in a room at any position: `numbers` has its distance from the start of `memory`, its shape and its strides."""
+    """An array at any position: its distance from the start of `memory`, its shape and its strides, each as first, slope and bend."""
 
     memory: np.ndarray
     dtype: np.dtype
-    numbers: Polynomials
+    numbers: Sequence[tuple[int, int, int]]
 
     def at(self, k: int) -> np.ndarray:
-        offset, *rest = self.numbers.at(k).tolist()
+        offset, *rest = [first + k * slope + k * (k - 1) * bend for first, slope, bend in self.numbers]
         axes = len(rest) // 2
         return np.ndarray(rest[:axes], self.dtype, self.memory, offset, rest[axes:])
 
@@ -231,7 +231,7 @@ class GrowingSizes:
     def _made(self, sizes: Sizes, step: Sizes) -> PatchedPlans | None:
         try:
             return PatchedPlans.of(sizes, step, self.planned, self.bound)
-        except FluidxError:  # larger sizes may not fit the program
+        except (FluidxError, MemoryError):  # larger sizes may not fit the program, or the machine
             return None
 
 
@@ -272,7 +272,7 @@ def _all_arrays(at: Sequence[int], found: Sequence[Sequence[np.ndarray]], room: 
         polynomials, right = Polynomials.through(at, numbers)
         if not right.all():
             return None
-        made.append(_Array(memory, first.dtype, polynomials))
+        made.append(_Array(memory, first.dtype, [*zip(*[v.tolist() for v in polynomials], strict=True)]))
     return made
 
 
