@@ -12,7 +12,7 @@ from typing import Any
 from ...ir.axis_letters import along
 from ...ir.dtypes import as_dtype
 from ...ir.errors import ExecutionError, ProgramError
-from ...ir.op_facets import Arithmetic, Rewrite
+from ...ir.op_facets import Arithmetic, Control, Rewrite
 from ...ir.opdef import OpDef, Sample
 from ...ir.types import ANY, TensorType
 from ..shared.samples import f32, i64
@@ -55,6 +55,7 @@ class AxisSize(OpDef):
     """The number of elements of axis `axis` of Input, as one number of `dtype`, int32 or int64. On ranks, it is that of the whole value."""
 
     name = "axis_size"
+    control = Control(beyond_tensors=("string",))
     arithmetic = Arithmetic(flops=0)
     rewrite = Rewrite(constant=True)
     inputs = ("Input",)
