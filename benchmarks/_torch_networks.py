@@ -256,7 +256,11 @@ CASES = {
     "gpt_table": Case(lambda: GPT("table"), *_GPT),
     "gpt_made": Case(lambda: GPT("made"), *_GPT),
     "llama": Case(
-        Llama, lambda b, s: {"tokens": _tokens(b, s), "attention_mask": _mask(b, s)}, {"tokens": _TEXT, "attention_mask": _TEXT}, VOCABULARY
+        Llama,
+        lambda b, s: {"tokens": _tokens(b, s), "attention_mask": _mask(b, s)},
+        {"tokens": _TEXT, "attention_mask": _TEXT},
+        VOCABULARY,
+        freeze=("unsqueeze_3",),
     ),
     "bert": Case(BERT, *_BERT),
     "minilm": Case(lambda: BERT(pooled=True), *_BERT),

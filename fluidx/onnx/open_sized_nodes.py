@@ -58,7 +58,15 @@ def _reshape(n: Node) -> Variable:
     if ANY in sizes and rest and prod(have) % rest == 0:
         sizes[sizes.index(ANY)] = prod(have) // rest
     shape = [(0 if k < len(have) and have[k] == d else ANY) if d >= _LEAST else d for k, d in enumerate(sizes)]
-    return n.b.reshape(x, shape=tuple(shape)) if shape.count(ANY) < 2 else _reshape_by_runs(n, x, have, sizes)
+    if shape.count(ANY) < 2:
+        return n.b.reshape(x, shape=tuple(shape))
+    like = n.operands[1].of
+    try:
+        return _reshape_by_runs(n, x, have, sizes)
+    except OnnxError:
+        if like is None or n.b.block.find(like.name) is None:
+            raise
+        return n.b.reshape_grad(x, like)  # which reads the shape of `like` alone
 
 
 def _reshape_by_runs(n: Node, x: Variable, have: list[int], want: list[int]) -> Variable:

@@ -38,6 +38,7 @@ class OpenSizes:
         self, array: np.ndarray, forms: np.ndarray, write: Callable[[], Variable], exact: bool, least: np.ndarray, dtype: str = "int64"
     ):
         self.array, self.forms, self.write, self.exact, self.least, self.dtype = array, forms, write, exact, least, dtype
+        self.of: Variable | None = None  # the value whose whole shape it is
 
 
 def is_open(number: int) -> bool:
@@ -84,7 +85,10 @@ def shape_outputs(n: Node, v: Variable) -> Any:
         return write()
     made = np.array([found[k] for k in axes] if n.op_type == "Shape" else prod(found), np.int64)
     least = np.array([_least_size(n, number) for number in made.ravel().tolist()], np.int64).reshape(made.shape)
-    return _open_or_known(made, forms_of(made), write, True, least)
+    sizes = _open_or_known(made, forms_of(made), write, True, least)
+    if isinstance(sizes, OpenSizes) and n.op_type == "Shape" and len(axes) == len(found):
+        sizes.of = v
+    return sizes
 
 
 def _least_size(n: Node, number: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from .node import Node
 class AxisWindows(NamedTuple):
     """Windows along one axis. `size` and `out` are ANY for an open axis.
 
-    With `after` elements of padding at the end, exactly `out` windows fit.
+    With `after` elements of padding at the end, exactly `out` windows fit. `depends` is how the padding of an open axis depends on its
+    size: "SAME" or "CEIL", as `padding_algorithm` and `ceil_mode` of the operators on images; "" if it does not.
     """
 
     size: int
@@ -27,6 +28,7 @@ class AxisWindows(NamedTuple):
     after: int
     padded: int  # where the counted padding ends; a last window may reach beyond it
     out: int
+    depends: str = ""
 
     @property
     def reads(self) -> np.ndarray:
@@ -65,10 +67,11 @@ def _along(n: Node, size: int, kernel: int, stride: int, dilation: int, pads: tu
     auto, span = n.attr("auto_pad", "NOTSET"), extent(kernel, dilation)
     before, after = pads if auto == "NOTSET" else (0, 0)
     if size == ANY:
-        if auto.startswith("SAME") and stride > 1 or n.attr("ceil_mode", 0):
-            require_sizes(n, f"auto_pad {auto} or ceil_mode", [size])
+        if auto == "SAME_LOWER" and stride > 1:
+            require_sizes(n, f"auto_pad {auto} with strides", [size])
+        depends = "SAME" if auto == "SAME_UPPER" else "CEIL" if n.attr("ceil_mode", 0) and stride > 1 and auto == "NOTSET" else ""
         before, after = _same(auto, span - 1) if auto.startswith("SAME") else (before, after)
-        return AxisWindows(ANY, kernel, stride, dilation, before, after, ANY, ANY)
+        return AxisWindows(ANY, kernel, stride, dilation, before, after, ANY, ANY, depends if stride > 1 else "")
     if auto.startswith("SAME"):
         out = -(-size // stride)
         before, after = _same(auto, max((out - 1) * stride + span - size, 0))
@@ -92,6 +95,16 @@ def require_sizes(n: Node, what: str, sizes: Sequence[int]) -> None:
     """Raise OnnxError if one of the sizes is open."""
     if ANY in sizes:
         raise n.wrong(f"{what} needs sizes that X {n.type()} leaves open; import the model with X of one shape")
+
+
+def paddings_of(at: Sequence[AxisWindows]) -> dict[str, Any]:
+    """The padding of windows along two axes, as attributes of fluidx's operators on images."""
+    how = {a.depends for a in at}
+    if how == {""}:
+        return {"paddings": flat_paddings(at)}
+    if "SAME" in how:  # by the same rule along an axis of known size, or with stride 1
+        return {"padding_algorithm": "SAME"}
+    return {"paddings": flat_paddings(at), "ceil_mode": True}
 
 
 def flat_paddings(at: Sequence[AxisWindows]) -> tuple[int, ...]:

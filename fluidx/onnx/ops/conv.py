@@ -11,7 +11,7 @@ from ...ops.nn.windows import four_pads, pair
 from ..export_graph import Op
 from ..node import Node
 from ..table import exports, imports
-from ..window_geometry import AxisWindows, extent, flat_paddings, identity_window, pad_pairs, require_sizes, windows
+from ..window_geometry import AxisWindows, extent, identity_window, pad_pairs, paddings_of, require_sizes, windows
 
 
 @imports("Conv")
@@ -29,7 +29,7 @@ def convolved(b: Any, x: Any, w: Any, at: Sequence[AxisWindows], groups: int) ->
         return b.squeeze(convolved(b, _row(b, x), _row(b, w), [identity_window(1), *at], groups), axes=(2,))
     if len(at) == 2:
         strides, dilations = tuple(a.stride for a in at), tuple(a.dilation for a in at)
-        return b.conv2d(x, w, strides=strides, paddings=flat_paddings(at), dilations=dilations, groups=groups)
+        return b.conv2d(x, w, strides=strides, **paddings_of(at), dilations=dilations, groups=groups)
     first, rest = at[0], at[1:]
     x = _slices_first(b, x)
     if first.before or first.after:

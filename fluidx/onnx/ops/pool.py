@@ -14,7 +14,7 @@ from ...ops.nn.windows import pair, place_windows
 from ..export_graph import Op
 from ..node import Node
 from ..table import exports, imports
-from ..window_geometry import AxisWindows, extent, flat_paddings, identity_window, pad_pairs, require_sizes, window_table, windows
+from ..window_geometry import AxisWindows, extent, identity_window, pad_pairs, paddings_of, require_sizes, window_table, windows
 from .conv import channels_first, image_of, pads_of, steps_of
 
 
@@ -117,7 +117,7 @@ def _pooled(b: Any, x: Any, at: Sequence[AxisWindows], kind: str, exclusive: boo
     if len(at) == 1:
         return b.squeeze(_pooled(b, b.unsqueeze(x, axes=(2,)), [identity_window(1), *at], kind, exclusive), axes=(2,))
     if len(at) == 2:
-        return b.pool2d(x, ksize=tuple(a.kernel for a in at), strides=tuple(a.stride for a in at), paddings=flat_paddings(at),
+        return b.pool2d(x, ksize=tuple(a.kernel for a in at), strides=tuple(a.stride for a in at), **paddings_of(at),
                         pooling_type=kind, exclusive=exclusive)  # fmt: skip
     c, lead, (h, w) = x.shape[1], [a.size for a in at[:-2]], (at[-2].out, at[-1].out)
     x = b.reshape(x, shape=(-1, prod([c, *lead]), *x.shape[-2:]))

@@ -196,6 +196,10 @@ class ReshapeGrad(OpDef):
         return g.with_shape(x.shape)
 
     @staticmethod
+    def grad(b, op, g):
+        return b.reshape_grad(g, op["Out@GRAD"]), None
+
+    @staticmethod
     def kernel(xp, g, x, *, out):
         _fill_reshaped(xp, out, g)
 
@@ -203,8 +207,8 @@ class ReshapeGrad(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(f32(6, 2), f32(2, 6), grad=(), why="a gradient op")
-        yield Sample.of(f32(15, 4), f32(5, 3, 4), grad=(), why="a gradient op")
+        yield Sample.of(f32(6, 2), f32(2, 6), grad=("Out@GRAD",))
+        yield Sample.of(f32(15, 4), f32(5, 3, 4), grad=("Out@GRAD",))
 
 
 class Flatten(OpDef):

@@ -42,7 +42,8 @@ def _window_size(d: int, s: slice) -> int:
     """The size of a slice of an axis of size `d`; an open axis stays open."""
     if d == ANY:
         return d if _keeps_all(d, s) else ANY
-    return len(range(*s.indices(d)))
+    start, stop, step = s.indices(d)
+    return max(0, -((start - stop) // step))  # len(range(...)) fails for products of the numbers that stand for open sizes
 
 
 def _sliced(x: TensorType, attrs: Mapping[str, Any]) -> str:
