@@ -170,6 +170,43 @@ def test_two_ranks_train_rounded_weights_as_one_device_does(strategy):
     np.testing.assert_allclose(found, expected, rtol=1e-4)  # a weight next to a half may round to the other side
 
 
+class Calibration:
+    """Batches for ONNX Runtime's tool."""
+
+    def __init__(self):
+        self.batches = [{"x": data()["x"]}]
+
+    def get_next(self):
+        return self.batches.pop() if self.batches else None
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_file_that_the_tool_of_onnx_runtime_quantized_trains_and_stays_in_integers(per_channel, tmp_path):
+    tool = pytest.importorskip("onnxruntime.quantization")
+    program, startup = fx.Program("net"), fx.Program()
+    program.random_seed = startup.random_seed = 1
+    with fx.program_guard(program, startup), fx.unique_name.guard():
+        hidden = fx.layers.conv2d(fx.data("x", [-1, 3, 6, 6], "float32"), 5, 3, padding=1, act="relu")
+        scores = fx.layers.fc(fx.layers.pool2d(hidden, pool_type="avg", global_pooling=True), 4)
+    scope, exe = fx.Scope(), fx.Executor(fx.CPUPlace())
+    exe.run(startup, scope=scope)
+    fx.onnx.save(program, tmp_path / "float.onnx", fetches=[scores], scope=scope)
+    kinds = {"quant_format": tool.QuantFormat.QDQ, "activation_type": tool.QuantType.QUInt8, "weight_type": tool.QuantType.QInt8}
+    tool.quantize_static(tmp_path / "float.onnx", tmp_path / "int8.onnx", Calibration(), per_channel=per_channel, **kinds)
+    model, x = fx.onnx.load(tmp_path / "int8.onnx"), data()["x"]
+    np.testing.assert_allclose(model.run([x])[0], on_runtime(tmp_path / "int8.onnx", x), rtol=1e-5, atol=1e-6)
+    loss = fx.onnx.set_training(model, loss="softmax_with_cross_entropy")
+    with fx.program_guard(model.program, model.startup):
+        fx.optimizer.Adam(0.01).minimize(loss)
+    exe.run(model.startup, scope=scope)
+    losses = [exe.run(model.program, feed=data(), fetch_list=[loss], scope=scope)[0].item() for _ in range(5)]
+    assert losses[-1] < losses[0]
+    fx.onnx.save(model.program, tmp_path / "trained.onnx", fetches=model.fetches, scope=scope)
+    written = onnx.load(tmp_path / "trained.onnx").graph.initializer
+    # two weights, the bias of the convolution, and that of the product, which the tool takes for a value because an Add reads it
+    assert sorted(t.data_type for t in written) == sorted(getattr(onnx.TensorProto, k) for k in ("INT8", "INT8", "INT32", "UINT8"))
+
+
 # -- float files -------------------------------------------------------------------------------------------------------------------------
 
 
