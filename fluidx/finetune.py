@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -157,7 +158,7 @@ def train(path: str, data: str | Path, how: Training, output: Path, say: Callabl
     rest = f", {held.describe(how.batch).removesuffix(' examples')} for validation" if held else ""
     say(f"{examples.describe(how.batch)}{rest}, {steps} batches an epoch, {how.optimizer} at {how.rate:g}, {how.schedule}; {where}")
     trainee = Trainee(model.program, built.plain, built.loss, built.accuracy, built.scores, built.label, built.kind)
-    write = partial(_write, path, exe, built, how, output)
+    write = partial(_write, path, exe, built, how, output, reader.classes)
     with exe, open_log(how.metrics, how.tensorboard, restart=int(how.resume), line=False) as log:
         exe.run_startup()
         loop = TrainingLoop(exe, trainee, examples, held, scores, how.loop(output), write, say, log)
@@ -195,13 +196,16 @@ def _balanced(examples: Examples, built: Built) -> list[float]:
     return [float(counts.sum() / (np.count_nonzero(counts) * c)) if c else 1.0 for c in counts]
 
 
-def _write(path: str, exe: Any, built: Built, how: Training, output: Path) -> None:
+def _write(path: str, exe: Any, built: Built, how: Training, output: Path, classes: list[str] | None) -> None:
     """Write the model with the values that the ranks have now. What mixed precision has rewritten is written as it was before."""
     if gone := next((p.name for p in built.model.parameters if not np.isfinite(exe.state(p.name)).all()), None):
         raise OnnxError(f"{gone!r} is not finite after the last step, so nothing was written; a smaller --lr may help")
     of = {"scope": exe.scope} if isinstance(exe, OneDeviceTrainer) else {"executor": exe}
     if how.lora is None or output.suffix == ".onnx":
-        save(built.plain, output, fetches=built.model.outputs, merge=how.lora is not None, **of)
+        metadata = {p.key: p.value for p in built.model.proto.metadata_props}
+        if classes is not None:
+            metadata["classes"] = json.dumps(classes)
+        save(built.plain, output, fetches=built.model.outputs, merge=how.lora is not None, metadata=metadata, **of)
     else:
         save_adapters(built.plain, output, base=path, **of)
 

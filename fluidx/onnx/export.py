@@ -39,9 +39,10 @@ def save(
     loss: Any = None,
     merge: bool = False,
     external_data: bool | str = "auto",
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write the part of a program that computes `fetches` as an ONNX model, in its inference form. A dict of fetches names the outputs of
-    the model.
+    the model; `metadata` are texts that the file has beside it.
 
     `feeds` are its inputs in order, by default all data that the fetches need. Parameters have their values in `scope` (by default the
     global one), or on the ranks of `executor`, a ParallelExecutor. Ranks that are processes of one script all call this, and rank 0 writes.
@@ -73,6 +74,8 @@ def save(
     ['matmul', 'elementwise_add', 'softmax']
     """
     model, value_of = _with_placeholders(program, feeds, fetches, executor, scope, opset, ir_version, loss, merge)
+    for key, value in (metadata or {}).items():
+        model.metadata_props.add(key=key, value=value)
     file = ModelFile(model, path, external_data)
     made_by_all(executor, "write a model", lambda: file.write(value_of, state_of(executor).script.is_first))
 

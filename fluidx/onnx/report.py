@@ -39,6 +39,7 @@ def info(path: str, whole: bool = False) -> str:
     lines = [f"{graph.name or 'a graph without a name'}: IR {model.ir_version}, opset {opsets}, written by {written}"]
     lines += [f"  input   {_value(i)}" for i in graph.input if i.name not in given]
     lines += [f"  output  {_value(o)}" for o in graph.output]
+    lines += [f"  classes {p.value}" for p in model.metadata_props if p.key == "classes"]
     elements = sum(int(np.prod(t.dims, dtype=np.int64)) for t in graph.initializer)
     lines += [f"  {len(graph.initializer)} initializers of {elements} elements, {len(graph.node)} nodes"]
     lines += [f"  {count:7d}  {op}" for op, count in sorted(Counter(p.op_type for p in graph.node).items(), key=lambda c: (-c[1], c[0]))]

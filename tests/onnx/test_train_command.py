@@ -94,7 +94,12 @@ def batches(epoch):
 
 def test_columns_of_classes_with_names_say_which_number_each_has(folder):
     table(folder / "data.csv", "a,b,kind", ["1,2,cat", "3,4,dog", "5,6,ant"])
+    model = onnx.load("net.onnx")
+    model.metadata_props.add(key="author", value="someone")
+    onnx.save(model, "net.onnx")
     assert "classes: 0 ant, 1 cat, 2 dog" in trained("--label", "kind", "--epochs", 1, data="data.csv")
+    assert {p.key: p.value for p in onnx.load("out.onnx").metadata_props} == {"author": "someone", "classes": '["ant", "cat", "dog"]'}
+    assert '  classes ["ant", "cat", "dog"]' in CliRunner().invoke(main, ["onnx", "info", "out.onnx"]).output
 
 
 def test_columns_of_several_inputs_and_pictures(folder):
