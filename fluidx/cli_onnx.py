@@ -113,7 +113,7 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples in each step, over all ranks.")
 @click.option("--steps", type=click.IntRange(1), help="Batches in an epoch, if --data is a function whose result has no len().")
 @click.option("--accumulate", type=click.IntRange(1), default=1, help="Compute each batch in so many parts and add their gradients.")
-@click.option("--precision", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", help="Of matrix products.")
+@click.option("--precision", type=click.Choice(["float32", "bfloat16", "float16"]), help="Of matrix products.  [default: the file's]")
 @click.option("--val", type=ExampleSource(), help="Examples as in --data, for validation after each epoch; not trained on.")
 @click.option("--val-split", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="The share of --data to hold back for that.")
 @click.option("--metric", type=click.Choice(_METRICS), help="What is measured on them and decides which epoch is written.  [default: loss]")

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from . import layers, mixed_precision, optimizer
+from . import layers, optimizer
 from .executor import ParallelExecutor
 from .executor.launched_alone import launched_as
 from .executor.places import cpu_places, process_places
@@ -24,6 +24,7 @@ from .onnx.adapter_files import save_adapters
 from .onnx.adapters import adapters_of
 from .onnx.errors import OnnxError
 from .onnx.export import save
+from .onnx.half_precision import in_precision
 from .onnx.lora import ALL_LINEAR, Lora, listed
 from .onnx.losses import Loss, scores_of
 from .onnx.model import OnnxModel, load
@@ -67,7 +68,7 @@ class Training:
     batch: int = 32
     steps: int | None = None  # batches in an epoch, where the data gives batches
     accumulate: int = 1
-    precision: str = "float32"
+    precision: str | None = None  # default: that of the file's weights
     metric: str | None = None
     patience: int | None = None
     checkpoints: Path | None = None
@@ -136,6 +137,7 @@ def train(path: str, data: str | Path, how: Training, output: Path, say: Callabl
     if how.class_weight == "balanced":
         built = _built(path, replace(how, class_weight=_balanced(examples, built)))
     model, scores = built.model, _scores(built, how)
+    how = replace(how, precision=how.precision or model.half or "float32")
     trained = [p for p in model.parameters if p.trainable]
     if not trained:
         many = len(model.parameters)
@@ -147,6 +149,8 @@ def train(path: str, data: str | Path, how: Training, output: Path, say: Callabl
     exe, proof, where = _executor(model, how)
     elements = sum(int(np.prod(p.shape)) for p in trained)
     say(f"{path}: {len(model.parameters)} parameters, {len(trained)} of them with {elements} elements are trained")
+    if model.precision and how.precision == model.half:
+        say(model.precision)
     if adapters := adapters_of(model.program):
         say(f"adapters of rank {how.lora} for {len(adapters)} weights: {listed([a.module for a in adapters])}")
     names = [n for n, own in model.trained_names.items() if own in {p.name for p in trained}]
@@ -296,12 +300,7 @@ def _append_training(built: Built, how: Training, steps: int) -> None:
             rate = layers.polynomial_decay(rate, total, 0.0, 1.0)
         if how.warmup:
             rate = layers.linear_lr_warmup(rate, how.warmup, how.rate / (how.warmup + 1), how.rate)
-        chosen = _optimizer(built.model, how, rate)
-        if how.precision == "bfloat16":
-            chosen = mixed_precision.decorate(chosen, dtype="bfloat16", init_loss_scaling=1.0, use_dynamic_loss_scaling=False)
-        elif how.precision != "float32":
-            chosen = mixed_precision.decorate(chosen, dtype=how.precision)
-        chosen.minimize(built.loss)
+        in_precision(_optimizer(built.model, how, rate), how.precision or "float32").minimize(built.loss)
 
 
 def _optimizer(model: OnnxModel, how: Training, rate: Any) -> Any:

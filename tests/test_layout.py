@@ -54,7 +54,9 @@ ARROWS = {
         "_collector", "_version", "config", "native", "hardware", "ir", "ops", "comm", "executor", "profiler", "rewrite", "transpiler",
         "verify", "view", "layers", "optimizer", "testing.one_operator",
     ),  # fmt: skip
-    "onnx": ("_version", "files", "backward", "native", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io"),
+    "onnx": (
+        "_version", "files", "backward", "native", "ir", "ops", "layers", "executor", "rewrite", "initializer", "io", "mixed_precision",
+    ),  # fmt: skip
 }
 # They tie the parts together, so they see everything.
 UNBOUND = {

@@ -18,7 +18,8 @@ class Var(NamedTuple):
     `attrs` holds what only some variables have: of a parameter `trainable`, `learning_rate`, `regularizer`, `need_clip`, and
     `do_model_average` where that is False; of an
     optimizer's state the parameter that it is for, `state_of`; of a variable whose gradient is clipped, `error_clip`; of a value that is
-    computed again, what it was called the first time, `copy_of`; of one whose open sizes change while a program runs, `resized`.
+    computed again, what it was called the first time, `copy_of`; of one whose open sizes change while a program runs, `resized`;
+    of a value that a model file has in another dtype, that dtype, `saved_as`.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Var(NamedTuple):
 
 # The default attributes of a parameter, which text does not show.
 PARAM_DEFAULTS: Mapping[str, Any] = {"learning_rate": 1.0, "need_clip": True, "regularizer": None, "trainable": True}
-VAR_ATTRS = (*PARAM_DEFAULTS, "do_model_average", "error_clip", "state_of", "copy_of", "resized")
+VAR_ATTRS = (*PARAM_DEFAULTS, "do_model_average", "error_clip", "state_of", "copy_of", "resized", "saved_as")
 
 
 def check_attrs(name: str, attrs: Iterable[str]) -> None:

@@ -161,7 +161,7 @@ class RemoveAdapters(Pass):
     def rewrite(self, program: Program, job: Job) -> Program:
         new = program.copy()
         block = new.global_block()
-        back = {f"{out}.base": out for out in (_adapted(op) for op in block.oplist) if out}
+        back = {f"{out}.base": out for _, _, out in _adapters(block)}
         kept = [op for op in block.oplist if op.output_arg_names[:1] not in [(out,) for out in back.values()]]
         block.oplist = [op.renamed(back, outputs=True) for op in kept]
         live = flow.live_ops(new, job.fetched(program), given=set())
@@ -171,10 +171,14 @@ class RemoveAdapters(Pass):
         return new
 
 
-def _adapted(op: Operator) -> str:
-    """The name of the product whose adapter an operator ends; "" for other operators."""
-    ends = op.type == "matmul" and op.inputs["Y"][0].endswith(B) and op.output_arg_names[0].endswith(".lora_B")
-    return op.output_arg_names[0].removesuffix(".lora_B") if ends else ""
+def _adapters(block: Block) -> Iterator[tuple[Operator, str, str]]:
+    """The last product of each adapter, the name of its B, and the name of the product that it adds to. Mixed precision casts B."""
+    makers = {n: op for op in block.oplist if op.role is Role.FORWARD for n in op.output_arg_names}
+    for op in block.oplist:
+        if op.type == "matmul" and op.output_arg_names[0].endswith(".lora_B"):
+            name = _origin(block, makers, op.inputs["Y"][0])
+            if name is not None and name.endswith(B):
+                yield op, name, op.output_arg_names[0].removesuffix(".lora_B")
 
 
 class Adapter(NamedTuple):
@@ -192,10 +196,7 @@ def adapters_of(program: Program) -> list[Adapter]:
     block, found = program.global_block(), dict[str, Adapter]()
     weights = {p.op.output_arg_names[0].removesuffix(".base"): p.weight for p in products(program)}
     rates = {op.output_arg_names[0]: op.attrs["dropout_prob"] for op in block.oplist if op.type == "dropout"}
-    for op in block.oplist:
-        if out := _adapted(op):
-            name = op.inputs["Y"][0]
-            rank = block.desc(name).type.shape[1]
-            weight, rate = weights.get(out, ""), float(rates.get(f"{out}.lora_D", 0.0))
-            found[name] = Adapter(name.removesuffix(B), weight, rank, op.attrs["alpha"], rate)
+    for op, name, out in _adapters(block):
+        rank, rate = block.desc(name).type.shape[1], float(rates.get(f"{out}.lora_D", 0.0))
+        found[name] = Adapter(name.removesuffix(B), weights.get(out, ""), rank, op.attrs["alpha"], rate)
     return list(found.values())

@@ -17,6 +17,7 @@ from .check import without_large_tensors
 from .errors import OnnxError, need_onnx
 from .export_graph import ExportGraph
 from .external_data import external_tensors
+from .half_precision import InFileDtypes
 from .merge import merged
 from .rank_models import describe, rank_model
 from .stored_values import ModelFile, ValueOf, fill
@@ -55,6 +56,8 @@ def save(
     `external_data`: True writes values of parameters to a second file beside the model, named as the model with ".data" at the end; a text
     is the name of that file; "auto" does so for models above 2 GB, which protobuf cannot write as one file. Values are written one by one.
     Both files are complete before either replaces an older one.
+
+    A program of a model in 16 bits that `set_training` prepared is written in the dtypes of its file again, but with `loss` in float32.
 
     With the `loss` that the program was minimized for, the model also has a training step, `training_info`: loss, gradients and updates as
     nodes, and the optimizer state with its values. `fx.onnx.training_step` extracts it as a model.
@@ -133,7 +136,8 @@ def _with_placeholders(
     if merge:
         whole, program = program, RemoveAdapters().run(program, Job(fetch=tuple(targets)))
     names = _needed(program, targets) if feeds is None else [_name(v) for v in feeds]
-    graph = ExportGraph(prune(program, names, targets), executor, scope, opset, infers=loss is None)
+    pruned = prune(program, names, targets)
+    graph = ExportGraph(InFileDtypes().run(pruned) if loss is None else pruned, executor, scope, opset, infers=loss is None)
     proto = graph.to_proto(names, targets)
     _rename_outputs(proto, [*named])
     step = None if loss is None else training_info(program, _name(loss), proto, lambda p: ExportGraph(p, executor, scope, opset))

@@ -13,7 +13,7 @@ from ..executor import Scope, global_scope
 from ..executor.ranks.state import StateHolder
 from ..ir import Block, NotInitializedError, Operator, Program, TensorType
 from ..ir.decomposition import decomposed, result_types
-from ..ir.dtypes import np_dtype
+from ..ir.dtypes import dtype_name, np_dtype
 from ..ir.errors import nearest
 from ..ir.opdef import opdef
 from ..ir.sizes import StandInShapes
@@ -229,9 +229,18 @@ class ExportGraph:
         return numpy_helper.from_array(np.asarray(self.value(name), order="C"), name)  # ascontiguousarray would give a scalar an axis
 
     def value(self, name: str) -> np.ndarray:
-        """The present value of a state variable, as it is stored."""
-        value = state_value(self.executor, self.scope, name)
-        return self.integers[name][1](value) if name in self.integers else value
+        """The present value of a state variable, as it is stored. Raises OnnxError if the dtype of its file has no such number."""
+        value, d = state_value(self.executor, self.scope, name), self.block.descs.get(name)
+        if name in self.integers:
+            return self.integers[name][1](value)
+        if d is None or "saved_as" not in d.attrs or dtype_name(value.dtype) == d.type.dtype:  # the training step alone has a state
+            return value
+        with np.errstate(over="ignore"):
+            made = value.astype(np_dtype(d.type.dtype))
+        if np.isfinite(value).all() and not np.isfinite(made).all():
+            most = np.abs(value).max()
+            raise OnnxError(f"cannot save {name!r} in {d.type.dtype}, the dtype of its file: it has the value {most:g}, which is too large")
+        return made
 
     def stored_as(self, name: str, reader: str, dtype: np.dtype, convert: Callable[[np.ndarray], np.ndarray]) -> str:
         """The ONNX value of a state variable that is stored converted; "" if it is none, or if others than one `reader` read it."""

@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from ..ir import ANY, Operator, Program, TensorType, Variable
+from ..ir.dtypes import HALVES
 from ..ir.errors import nearest
 from ..ir.sizes import StandInShapes
 from ..ir.unique_name import unused
@@ -123,6 +124,7 @@ class Loss:
             raise OnnxError(f"set_training: {self.name} takes an output of {need} axes or more, and {y.name!r} is {y.desc.type}")
         if head.class_axis is not None:
             return self._of_classes(program, y)
+        y = _in_float32(y)
         label = fluid_data(label_name(program), head.label_shape(y.shape), y.dtype)
         if self.name == "absolute_error":
             return layers.mean(layers.abs(layers.elementwise_sub(y, label)))
@@ -136,7 +138,7 @@ class Loss:
 
         head, axis = self.head, self.head.class_axis
         assert axis is not None
-        scores = before_softmax(program, y, axis)
+        scores = _in_float32(before_softmax(program, y, axis))
         label = fluid_data(label_name(program), head.label_shape(y.shape), "int64")
         if axis == 1:
             scores = layers.transpose(scores, [0, *range(2, y.ndim), 1])
@@ -240,3 +242,10 @@ def before_softmax(program: Program, y: Variable, axis: int = -1) -> Variable:
 
 def _maker(program: Program, v: Variable) -> Operator | None:
     return next((op for op in reversed(program.ops) if v.name in op.output_arg_names), None)
+
+
+def _in_float32(y: Variable) -> Variable:
+    """The value; in float32 if it has 16 bits, whose sums a loss would round."""
+    from .. import layers
+
+    return layers.cast(y, "float32") if y.dtype in HALVES else y

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from ..ir import Parameter, ProgramError, Variable, unique_name
+from ..ir.dtypes import HALVES
 from ..ir.errors import nearest
 from .constants import output
 from .errors import OnnxError
+from .half_precision import in_precision
 from .importer import Importer
 from .lora import weight_modules
 from .normalize import initialized
@@ -50,6 +53,26 @@ class OnnxModel:
         """Names of weights in the model -> names of the parameters of `program` that hold them. These are trained unless frozen."""
         weights = {w.name: v for w, v in self._importer._made.values() if isinstance(w, Weight)}
         return {name: v.name for name, v in weights.items() if self.program.global_block().has_var(v.name)}
+
+    @property
+    def half(self) -> str:
+        """The dtype of weights in 16 bits of the file: "float16" or "bfloat16"; "" if there are none."""
+        counts = Counter[str]()
+        for w, v in self._importer._made.values():
+            if isinstance(w, Weight) and w.array.dtype.name in HALVES and self.program.global_block().has_var(v.name):
+                counts[w.array.dtype.name] += w.array.size
+        return max(counts, key=lambda name: counts[name], default="")
+
+    def in_own_precision(self, optimizer: Any) -> Any:
+        """An optimizer that trains in the precision of the file: of a model in 16 bits, `mixed_precision.decorate` with float32 parameters,
+        and a scaled loss for float16; otherwise the optimizer itself. Call `set_training` first."""
+        return in_precision(optimizer, self.half)
+
+    @property
+    def precision(self) -> str:
+        """A sentence about how a model in 16 bits is trained; "" for other models."""
+        scaled = ", and the loss is scaled" if self.half == "float16" else ""
+        return f"weights in {self.half}: products are trained in {self.half}, parameters and loss in float32{scaled}" if self.half else ""
 
     def _output(self, info: Any) -> Variable:
         try:

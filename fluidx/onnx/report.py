@@ -52,7 +52,7 @@ def _weights(model: Any, whole: bool) -> list[str]:
         loaded = load(model)
         graph, parameters = loaded.proto.graph, set(loaded.trained_names)
         shared = sharing(graph, parameters)
-        lines = [f"  {shared}"] * bool(shared) + _modules(loaded)
+        lines = [f"  {said}" for said in (loaded.precision, shared) if said] + _modules(loaded)
     except OnnxError:
         graph, parameters = model.graph, None
         lines = ["  the model cannot be trained; fluidx onnx check gives the reason"]
@@ -128,7 +128,8 @@ def check(path: str, shapes: Mapping[str, Sequence[int]] | None = None) -> str:
     cut = next((f"; on one device, as op {op.type} {why.does}" for op, why in cutting(program)), "")
     trained = "; it can be trained" if program.all_parameters() else ""
     counts = f"{len(program.ops)} operators, {len(program.all_parameters())} parameters"
-    return f"{path}: {said}\n  as a program: {counts}{trained}{cut}" + f"\n  {shared}" * bool(shared)
+    lines = [f"{path}: {said}", f"as a program: {counts}{trained}{cut}", model.precision, shared]
+    return "\n  ".join(filter(None, lines))
 
 
 def run(path: str, inputs: Mapping[str, Path]) -> dict[str, Any]:

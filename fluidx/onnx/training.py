@@ -11,6 +11,7 @@ from typing import Any
 from ..ir import Program, ProgramPair, Role, Variable, flow, program_guard
 from .adapter_files import add_adapters
 from .errors import OnnxError
+from .half_precision import WidenHalves, has_halves
 from .lora import Lora
 from .losses import Loss, scores_of
 from .model import OnnxModel
@@ -47,6 +48,9 @@ def set_training(
     `lora`: products with weights get low-rank adapters, and only these, a new head and `Lora.also_train` are trained. A folder that
     `save_adapters` or PEFT wrote gives adapters with its values. Of a Program, `startup` is its startup program.
 
+    A model in float16 or bfloat16 becomes a program of float32, but with `lora` its frozen weights keep their dtype;
+    `model.in_own_precision(optimizer)` lets its products work in 16 bits.
+
     Warns of trained weights that several nodes read. Raises OnnxError for a pattern without a match, and for parameters whose values are
     converted to integers before the loss, so that no gradient reaches them, as in quantized models.
     """
@@ -65,6 +69,8 @@ def set_training(
     frozen = _patterns("freeze", freeze)
     if dropout is not True and not _is_rate(dropout):
         raise OnnxError(f"set_training: dropout must be True, False or a rate of at least 0 and below 1, got {dropout!r}")
+    if lora is None:
+        _widen(program, model.startup if isinstance(model, OnnxModel) else startup)
     made = ActivateBatchNorms(norms).run(program)
     if dropout is not False:
         made = ActivateDropouts(None if dropout is True else float(dropout)).run(made)
@@ -83,6 +89,14 @@ def set_training(
     result = _built_loss(model, loss, scores)
     _check_reached(program, result)
     return result
+
+
+def _widen(program: Program, startup: Program | None) -> None:
+    """Make parameters in 16 bits float32, in place."""
+    if startup is not None and has_halves(program):
+        made = WidenHalves().run(ProgramPair(program, startup))
+        program.become(made.main)
+        startup.become(made.startup)
 
 
 def _is_rate(value: Any) -> bool:

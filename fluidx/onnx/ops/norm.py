@@ -18,7 +18,13 @@ from .gradient_formulas import number
 
 
 def _softmax(made: OneToOne, n: Node) -> Any:
-    return n.by_body() if n.dtype() in HALVES else made.read(n)  # the operator's definition rounds each step to 16 bits
+    return n.by_body() if _rounds_each_step(n) else made.read(n)
+
+
+def _rounds_each_step(n: Node) -> bool:
+    """Must the result be that of the operator's definition, which rounds each step to 16 bits? A program of `load` has the operator, which
+    rounds once."""
+    return n.dtype() in HALVES and n.importer.evaluate is not None
 
 
 entry("Softmax", "softmax", read=_softmax, axis=-1)
@@ -73,7 +79,7 @@ def group_norm(n: Node) -> object:
 
 def _in_one_dtype(n: Node) -> bool:
     """Do all operands have the dtype of the computation?"""
-    work = dtype_code(np_dtype(n.dtype(0))) if n.dtype(0) not in HALVES else None
+    work = None if _rounds_each_step(n) else dtype_code(np_dtype("float32" if n.dtype(0) in HALVES else n.dtype(0)))
     return n.attr("stash_type", 1) == work and all(n.dtype(k) == n.dtype(0) for k in range(len(n.operands)) if n.has(k))
 
 
