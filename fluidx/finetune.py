@@ -195,7 +195,7 @@ def _balanced(examples: Examples, built: Built) -> list[float]:
     axis = built.kind.head.class_axis
     if not isinstance(examples, Arrays) or axis is None:
         raise OnnxError("--class-weight balanced counts the classes of arrays; give a number for each class: 1,2,5")
-    label = examples.feeds[built.label.name]
+    label = examples.feeds[built.label.name][examples.at]
     counts = np.bincount(label[label >= 0].ravel(), minlength=built.scores.shape[axis])
     return [float(counts.sum() / (np.count_nonzero(counts) * c)) if c else 1.0 for c in counts]
 

@@ -24,17 +24,18 @@ Feeds = dict[str, np.ndarray]
 
 
 class Arrays:
-    """Examples in arrays of equal lengths."""
+    """Examples in arrays of equal lengths: all rows, or those in `at`. Arrays that are mapped files are read batch by batch."""
 
-    def __init__(self, feeds: Feeds):
-        self.feeds, self.rows = feeds, rows_of(feeds)
+    def __init__(self, feeds: Feeds, at: np.ndarray | None = None):
+        self.feeds, self.at = feeds, np.arange(rows_of(feeds)) if at is None else at
+        self.rows = len(self.at)
 
     def steps(self, batch: int) -> int:
         return -(-self.rows // batch)
 
     def batches(self, batch: int, seed: int | None = None, epoch: int = 0) -> Iterator[Feeds]:
         """All examples, in an order that the seed and the epoch determine; without a seed in theirs."""
-        order = np.arange(self.rows) if seed is None else np.random.default_rng((seed, epoch)).permutation(self.rows)
+        order = self.at if seed is None else self.at[np.random.default_rng((seed, epoch)).permutation(self.rows)]
         for k in range(0, self.rows, batch):
             yield {n: np.asarray(a[order[k : k + batch]]) for n, a in self.feeds.items()}
 
@@ -46,13 +47,8 @@ class Arrays:
         held = round(self.rows * share)
         if not 0 < held < self.rows:
             raise OnnxError(f"--val-split {share:g} of {self.rows} examples leaves {self.rows - held} to train on and {held} to validate")
-        order = np.random.default_rng(seed).permutation(self.rows)
-        parts = (np.sort(order[held:]), np.sort(order[:held])) if self._mapped() else (order[held:], order[:held])
-        first, second = ({n: a[at] for n, a in self.feeds.items()} for at in parts)
-        return Arrays(first), Arrays(second)
-
-    def _mapped(self) -> bool:
-        return any(isinstance(a, np.memmap) for a in self.feeds.values())
+        order = self.at[np.random.default_rng(seed).permutation(self.rows)]
+        return Arrays(self.feeds, order[held:]), Arrays(self.feeds, order[:held])
 
     def with_nan(self) -> str:
         """An array that holds NaN, in words; "" if none does."""
