@@ -35,16 +35,16 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case("minilm_l3", {"input_ids": (9,), "attention_mask": (9,)}, "461"),
+    Case("minilm_l3", {"input_ids": (9,), "attention_mask": (9,)}, "461", 1e-2),
     Case("minilm_int8", {"input_ids": (9,), "attention_mask": (9,), "token_type_ids": (9,)}, rate=1e-6),
     Case("ppocr_det", {"x": (3, 64, 64)}, "p2o.Add.281", 1e-7),
-    Case("ppocr_rec", {"x": (3, 48, 64)}),
+    Case("ppocr_rec", {"x": (3, 48, 64)}, rate=1e-1),
     Case("ppocr_cls", {"x": (3, 48, 96)}),
-    Case("basic_pitch", {"serving_default_input_2:0": (43844, 1)}, "StatefulPartitionedCall:1",
+    Case("basic_pitch", {"serving_default_input_2:0": (43844, 1)}, "StatefulPartitionedCall:1", 1e-2,
          freeze=("const_fold_opt__655", "const_fold_opt__664", "*_734", "*cq_t2010v2*")),
     Case("magika", {"bytes": (2048,)}, "jax2tf_get_logits_/pjit_get_logits_/MagikaV2/Dense_1/AddV2:0"),
     Case("open_nsfw", {"input:0": (224, 224, 3)}),
-    Case("mtcnn_pnet", {"input_1": (40, 60, 3)}, "conv2d_4"),
+    Case("mtcnn_pnet", {"input_1": (40, 60, 3)}, "conv2d_4", 1e-2),
     Case("mtcnn_onet", {"input_3": (48, 48, 3)}, "dense_6"),
 ]  # fmt: skip
 
