@@ -106,6 +106,19 @@ def test_runs_give_the_same_bits_as_plans_of_their_own(model, sizes, follow, mon
     assert built and (built[0] is not None) == follow
 
 
+def peak():
+    """n filters' rows over an image of 230: n times (231 - n) numbers, most for 115 and 116."""
+    x, w = fx.data("x", ["n", 1, 230, 1], "float32"), fx.data("w", [1, 1, "n", 1], "float32")
+    return [L.scale(L.relu(fx.ir.Builder(fx.default_main_program().global_block()).conv2d(x, w)), scale=2.0)]
+
+
+def test_no_size_is_larger_than_the_memory_of_the_largest_plan():
+    """A value that is largest between the sizes that are planned has a plan of its own size."""
+    shapes, step = {"x": (32, 1, 230, 1), "w": (1, 1, 32, 1)}, ((1, 0, 0, 0), (0, 0, 1, 0))
+    grows = growing(*made(peak), shapes)
+    assert PatchedPlans.of(tuple(shapes.values()), step, grows.planned, grows.bound) is None
+
+
 def test_a_new_weight_is_seen():
     main, fetched, scope = made(encoder)
     exe, feed = fx.Executor(), lambda words: {"x": np.ones((2, words, 16), "float32")}

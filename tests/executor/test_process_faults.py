@@ -292,7 +292,7 @@ def test_ctrl_c_ends_all(script):
     assert interrupted(p, printed) and not gone(pids), printed
 
 
-@pytest.mark.parametrize("count", [int(n) for n in np.random.default_rng(0).integers(1, 4_000, examples(2, 100))])
+@pytest.mark.parametrize("count", [int(n) for n in np.random.default_rng(0).integers(1, 6_600, examples(2, 100))])
 def test_ctrl_c_at_any_line_ends_all(run_script, count):
     p = run_script(INTERRUPTED, count=count)
     shown, printed = p.communicate(timeout=60)  # all processes have its output, so none is left

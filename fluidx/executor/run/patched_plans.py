@@ -171,7 +171,7 @@ class PatchedPlans(NamedTuple):
         plans = [planned(sizes_at(start, step, k)) for k in at]
         largest = plans[at.index(last)]
         laid_out = [in_layout(p, largest) for p in plans]
-        if largest.arena_bytes > _MOST_BYTES or any(p is None for p in laid_out):
+        if largest.arena_bytes > _MOST_BYTES or any(p is None for p in laid_out) or not _has_room(at, plans, last):
             return None
         room = PlanMemory.of(largest)
         samples = [bound(p, room) for p in laid_out if p is not None]
@@ -255,6 +255,16 @@ def in_layout(plan: Plan, largest: Plan) -> Plan | None:
 
 def _fits(a: Any, b: Any) -> bool:
     return (a.kind, a.name, a.start, a.stop, a.on_host) == (b.kind, b.name, b.start, b.stop, b.on_host) and a.nbytes <= b.nbytes
+
+
+def _has_room(at: Sequence[int], plans: Sequence[Plan], last: int) -> bool:
+    """Are buffers and scratch at most as large as in the plan for position `last` at all positions before it, those between the plans too?
+
+    Sizes that bend upwards are largest at the ends, which `in_layout` compares; others must still grow at the last position.
+    """
+    sizes = [np.array([*(b.nbytes for b in p.buffers), *(one.type.nbytes for step in p.steps for one in step.scratch)]) for p in plans]
+    polynomials, right = Polynomials.through(at, sizes)
+    return bool(right.all() and ((polynomials.bend >= 0) | (polynomials.slope + 2 * (last - 1) * polynomials.bend >= 0)).all())
 
 
 def _all_arrays(at: Sequence[int], found: Sequence[Sequence[np.ndarray]], room: PlanMemory) -> list[_Array | np.ndarray] | None:
