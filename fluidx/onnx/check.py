@@ -96,11 +96,13 @@ def check_supported(model: Any) -> None:
     opsets = opsets_of(model)
     own = {(domain_of(f.domain), f.name) for f in model.functions}
     bodies = [g for top in (model.graph, *model.functions) for g in all_graphs(top)]
-    wrong = [_missing(p, opsets) for g in bodies for p in g.node if not _has(p, opsets, own)]
+    lacking = [p for g in bodies for p in g.node if not _has(p, opsets, own)]
+    wrong = [_missing(p) for p in lacking]
     if wrong:
         more = f"\n  and {len(wrong) - _MOST} more" if len(wrong) > _MOST else ""
         count = "one node" if len(wrong) == 1 else f"{len(wrong)} nodes"
-        raise OnnxError(f"fluidx has no operator for {count} of the model:\n  " + "\n  ".join(wrong[:_MOST]) + more)
+        other = next((p for p in lacking if domain_of(p.domain)), None)
+        raise OnnxError(f"fluidx has no operator for {count} of the model:\n  " + "\n  ".join(wrong[:_MOST]) + more + _way_out(other))
 
 
 def _has(p: Any, opsets: Mapping[str, int], own: set[tuple[str, str]]) -> bool:
@@ -119,7 +121,15 @@ def _has(p: Any, opsets: Mapping[str, int], own: set[tuple[str, str]]) -> bool:
     return schema.has_function or schema.has_context_dependent_function or (newest.deprecated and not schema.deprecated)
 
 
-def _missing(p: Any, opsets: Mapping[str, int]) -> str:
+def _way_out(p: Any) -> str:
+    """How one writes an importer for an operator of another domain than the standard's."""
+    if p is None:
+        return ""
+    example = f'@fx.onnx.face("{p.op_type}", domain="{p.domain}")\n    def imported(n):\n        return n.b.relu(n.x(0))'
+    return f"\nWrite an importer for it, which returns its outputs by operators of fluidx, before you load the model:\n    {example}"
+
+
+def _missing(p: Any) -> str:
     domain = domain_of(p.domain)
     known = sorted(op for d, op in imported() if d == domain)
     where = f" of domain {domain!r}" if domain else ""

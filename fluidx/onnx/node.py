@@ -11,7 +11,7 @@ import numpy as np
 from ..ir import Builder, TensorType, Variable
 from ..ir.dtypes import as_dtype
 from .errors import OnnxError
-from .values import array_of, in_float
+from .values import array_of, as_outputs, in_float
 
 if TYPE_CHECKING:
     from .importer import Importer
@@ -147,6 +147,28 @@ class Node:
     def by_body(self) -> Any:
         """The outputs by the function body of the schema, for an import function that covers common cases only."""
         return self.importer.by_body(self)
+
+    def apply(self, op_type: str, *operands: Any, outputs: int = 1, to: str = "", **attrs: Any) -> Any:
+        """The output of an operator of the standard for these operands, or a list of several. `to` is the name of the first."""
+        from onnx import helper
+
+        known = {id(v): name for name, v in zip(self.proto.input, self.operands)}
+        base = to or f"{self.proto.output[0]}/{op_type}"
+        reads = [known.get(id(v), f"{base}/{k}") if v is not None else "" for k, v in enumerate(operands)]
+        makes = [base, *(f"{base}/{k}" for k in range(1, outputs))]
+        proto = helper.make_node(op_type, reads, makes, self.proto.name or self.op_type, **attrs)
+        found = as_outputs(self.importer.outputs_of(Node(self.importer, proto, list(operands))))
+        return found if outputs > 1 else found[0]
+
+    def as_standard(self, *names: str) -> Any:
+        """The outputs of the operator of the standard that has the same name, with the named attributes, by default all."""
+        kept = names or self._attrs
+        proto = type(self.proto)()
+        proto.CopyFrom(self.proto)
+        proto.domain = ""
+        del proto.attribute[:]
+        proto.attribute.extend(a for a in self.proto.attribute if a.name in kept)
+        return self.importer.outputs_of(Node(self.importer, proto, self.operands))
 
     # -- graphs ------------------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from .limits import AXES
 from .values import numpy_dtype
 
 NEWEST = 28  # the opset that the import functions are written for
+MICROSOFT = "com.microsoft"  # ONNX Runtime's own domain
+_SINCE = {"LayerNormalization": 17, "SimplifiedLayerNormalization": NEWEST + 1}  # the first opset of operators that ONNX Runtime always has
 _DEPTH = 64  # of nested sub-graphs; protobuf reads less than half as many
 
 
@@ -70,6 +72,35 @@ def with_one_opset(model: Any) -> Any:
         for domain, version in opsets.items():
             owner.opset_import.add(domain=domain, version=version)
     return changed
+
+
+def with_runtime_domain(model: Any) -> Any:
+    """The model with the operators that ONNX Runtime writes in the standard's domain, but the standard lacks in this opset, moved to
+    `com.microsoft`."""
+    opset = opsets_of(model).get("", NEWEST)
+
+    def moved(m: Any) -> list[Any]:
+        nodes = (p for top in (m.graph, *m.functions) for p in _all_nodes(top))
+        return [p for p in nodes if not domain_of(p.domain) and opset < _SINCE.get(p.op_type, 0)]
+
+    if not moved(model):
+        return model
+    changed = type(model)()
+    changed.CopyFrom(model)
+    for node in moved(changed):
+        node.domain = MICROSOFT
+    for owner in (changed, *changed.functions):
+        if MICROSOFT not in opsets_of(owner):
+            owner.opset_import.add(domain=MICROSOFT, version=1)
+    return changed
+
+
+def _all_nodes(top: Any) -> Iterator[Any]:
+    """The nodes of a graph or a function, and of all sub-graphs in it."""
+    for node in top.node:
+        yield node
+        for g in graphs_of(node):
+            yield from _all_nodes(g)
 
 
 def initialized(graph: Any) -> set[str]:

@@ -15,7 +15,7 @@ from .external_data import external_tensors, load_external_tensors, map_inner_te
 from .file_kinds import looks_like
 from .file_parts import skeleton
 from .mapped_tensors import is_mapped
-from .normalize import NEWEST, check_signatures, domain_of, opsets_of, with_one_opset
+from .normalize import NEWEST, check_signatures, domain_of, opsets_of, with_one_opset, with_runtime_domain
 from .upgrade_opset import reveal, upgraded
 from .values import dense_of
 
@@ -34,7 +34,7 @@ def read(source: Any, strict: bool = False) -> Any:
     if external := [t for t in external_tensors(model) if not is_mapped(t)]:
         raise OnnxError(f"tensor {external[0].name!r} is stored in another file; load the model by its path")
     check_names(model)
-    model = with_one_opset(model)
+    model = with_runtime_domain(with_one_opset(model))
     check_supported(model)
     check_signatures(model)
     if strict:

@@ -28,7 +28,8 @@ def model(op: str, inputs: list[Any], outputs: int = 1, known: tuple[int, ...] =
     held = [numpy_helper.from_array(inputs[k], names[k]) for k in known if inputs[k] is not None]
     ends = [helper.make_empty_tensor_value_info(n) for n in results]
     graph = helper.make_graph([helper.make_node(op, names, results, **attrs)], op, infos, ends, held)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
+    opsets = [helper.make_opsetid(d, 1 if d else OPSET) for d in dict.fromkeys(("", attrs.get("domain", "")))]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
 def given(inputs: list[Any], known: tuple[int, ...] = ()) -> dict[str, np.ndarray]:
