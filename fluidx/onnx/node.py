@@ -148,12 +148,12 @@ class Node:
         """The outputs by the function body of the schema, for an import function that covers common cases only."""
         return self.importer.by_body(self)
 
-    def apply(self, op_type: str, *operands: Any, outputs: int = 1, to: str = "", **attrs: Any) -> Any:
-        """The output of an operator of the standard for these operands, or a list of several. `to` is the name of the first."""
+    def apply(self, op_type: str, *operands: Any, outputs: int = 1, named: str = "", **attrs: Any) -> Any:
+        """The output of an operator of the standard for these operands, or a list of several. `named` is the name of the first."""
         from onnx import helper
 
         known = {id(v): name for name, v in zip(self.proto.input, self.operands)}
-        base = to or f"{self.proto.output[0]}/{op_type}"
+        base = named or f"{self.proto.output[0]}/{op_type}"
         reads = [known.get(id(v), f"{base}/{k}") if v is not None else "" for k, v in enumerate(operands)]
         makes = [base, *(f"{base}/{k}" for k in range(1, outputs))]
         proto = helper.make_node(op_type, reads, makes, self.proto.name or self.op_type, **attrs)

@@ -143,3 +143,79 @@ def test_other_operators():
         assert [op.type for op in fx.onnx.load(model).program.ops] == ["relu"]
     finally:
         IMPORTERS.pop(("com.microsoft", "LongformerAttention"), None)
+
+
+# -- quantized: ONNX Runtime rounds some of these by tables or in integers, so a result may be one step off --------------------------------
+
+
+def eight(*shape, signed=False, seed=0):
+    found = np.random.default_rng([seed, *shape]).integers(0, 256, shape)
+    return (found - 128).astype("int8") if signed else found.astype("uint8")
+
+
+def f(value):
+    return np.array(value, F)
+
+
+U, S = np.array(120, "uint8"), np.array(-3, "int8")
+X, Y = [eight(2, 3, 6, 6), f(0.02), U], [f(0.03), np.array(110, "uint8")]
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attrs"),
+    [
+        ("QLinearAdd", [eight(2, 5), f(0.02), U, eight(5, seed=1), f(0.03), U, f(0.04), U], {}),
+        ("QLinearAdd", [eight(2, 5, signed=True), f(0.02), S, eight(2, 5, signed=True, seed=1), f(0.03), S, f(0.04), S], {}),
+        ("QLinearMul", [eight(2, 5), f(0.02), U, eight(2, 5, seed=1), f(0.03), U, f(0.04), U], {}),
+        ("QLinearSigmoid", [eight(2, 20), f(0.05), U, f(0.004), np.array(0, "uint8")], {}),
+        ("QLinearLeakyRelu", [*X, *Y], {"alpha": 0.3}),
+        ("QLinearSoftmax", [eight(2, 20), f(0.05), U, f(0.004), np.array(0, "uint8")], {"axis": -1, "opset": 13}),
+        ("QLinearAveragePool", [*X, *Y], {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        ("QLinearAveragePool", [*X, *Y], {"kernel_shape": [2, 2], "channels_last": 1}),
+        ("QLinearGlobalAveragePool", [*X, *Y], {}),
+        ("QLinearGlobalAveragePool", [*X, *Y], {"channels_last": 1}),
+        ("QLinearConcat", [f(0.05), U, eight(2, 5), f(0.02), U, eight(3, 5), f(0.03), np.array(4, "uint8")], {"axis": 0}),
+        ("QLinearWhere", [np.array([True, False, True]), eight(3), f(0.02), U, eight(3, seed=1), f(0.03), U, f(0.04), U], {}),
+    ],
+)  # fmt: skip
+def test_quantized(op, inputs, attrs):
+    known = tuple(k for k, v in enumerate(inputs) if v is not None and v.ndim < 2 and k and v.size < 3)
+    same(op, inputs, known=known, atol=1.0, **attrs)
+
+
+A, B = eight(3, 8), eight(8, 5, signed=True)
+COLUMN = np.arange(1, 6).astype(F) / 100
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attrs"),
+    [
+        ("QGemm", [A, f(0.02), U, B, f(0.03), S], {}),
+        ("QGemm", [A.T.copy(), f(0.02), U, B.T.copy(), COLUMN, np.full(5, S), np.arange(5, dtype="int32")], {"transA": 1, "transB": 1}),
+        ("MatMulIntegerToFloat", [A, B, f(0.02), f(0.03), U, S, normal(5)], {}),
+        ("MatMulIntegerToFloat", [A, B, f(0.02), COLUMN], {}),
+        ("DynamicQuantizeMatMul", [normal(2, 3, 8), B, f(0.03), S, normal(5)], {}),
+        ("DynamicQuantizeMatMul", [normal(3, 8), B, COLUMN], {}),
+    ],
+)  # fmt: skip
+def test_products(op, inputs, attrs):
+    same(op, inputs, known=tuple(range(1, len(inputs))), atol=1e-4, **attrs)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("zero", ["no", "packed"])
+def test_few_bits(bits, zero):
+    depth, columns, size = 40, 6, 16  # three blocks, the last half empty
+    held = [eight(columns, 3, size * bits // 8), normal(columns, 3)]
+    zeros = [eight(columns, -(-3 * bits // 8))] if zero == "packed" else []
+    attrs = {"bits": bits, "block_size": size, "K": depth, "N": columns}
+    same("MatMulNBits", [normal(2, 3, depth), *held, *zeros], known=(1, 2, 3)[: 2 + len(zeros)], atol=1e-3 * 4**bits, **attrs)
+
+
+def test_few_bits_by_hand():
+    """Byte 0x9A holds 10 and then 9, so (2, 1) after the zero point 8."""
+    held, scale = np.full((1, 1, 8), 0x9A, "uint8"), np.full((1, 1), 0.5, F)
+    x = np.arange(16, dtype=F)[None]
+    attrs = {"bits": 4, "block_size": 16, "K": 16, "N": 1, "domain": "com.microsoft"}
+    got = one_node.ran("MatMulNBits", [x, held, scale], known=(1, 2), **attrs)
+    np.testing.assert_allclose(got, [[0.5 * (2 * 56 + 64)]])
