@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from pathlib import Path
+from sys import float_info
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from .adapters import A, AddAdapters, B, adapters_of, product_modules
 from .errors import OnnxError
 from .export_graph import state_value
 from .int8_base import StoreBaseAsInt8
-from .lora import Lora
+from .lora import Lora, module_of
 from .program_writer import valid_name
 
 CONFIG, ARRAYS = "adapter_config.json", "adapter_model.safetensors"
@@ -54,24 +54,44 @@ class AdapterFile:
     others: Mapping[str, np.ndarray] = field(default_factory=dict)
     dropout: float = 0.0
 
-    def lora(self, modules: Collection[str]) -> Lora:
-        """The options with which training goes on, for a program with these modules. Raises OnnxError if adapters have several ranks or
-        scales, or if the program lacks a module."""
+    def lora(self, modules: Mapping[str, str]) -> Lora:
+        """The options with which training goes on, for a program whose weights have these modules. Raises OnnxError if adapters have
+        several ranks or scales, or if the program lacks a module."""
         kinds = {(len(w.a), w.scale) for w in self.adapters.values()}
         if len(kinds) > 1:
             raise OnnxError(f"{self.path} has adapters of several ranks or scales, which set_training cannot go on with; fx.onnx.merge can")
         ((rank, scale),) = kinds
-        targets = tuple(self.module(name, modules) for name in self.adapters)
+        targets = tuple(modules[weight] for weight in self.weights(modules).values())
         return Lora(rank, scale * rank, targets, self.dropout, tuple(map(valid_name, self.others)))
 
-    def module(self, name: str, modules: Collection[str]) -> str:
-        """The module of a model that an adapter is for: that of its name, or the only one where a prefix differs."""
-        if name in modules:
-            return name
-        like = [m for m in modules if m.endswith(f".{name}") or name.endswith(f".{m}")]
+    def weights(self, modules: Mapping[str, str]) -> dict[str, str]:
+        """Adapters -> the weights that they are for, of a model whose weights have these modules. Raises OnnxError if an adapter is for
+        none or for several, or if two are for one."""
+        found = {name: self._weight(valid_name(name), modules) for name in self.adapters}
+        taken = dict[str, str]()
+        for name, weight in found.items():
+            if (other := taken.setdefault(weight, name)) != name:
+                raise OnnxError(
+                    f"{self.path} has adapters {other!r} and {name!r}, and both are for the weight {weight!r} of the model, which has one "
+                    f"module {modules[weight]!r}; give the model that the adapters were trained with, or a folder with one of them"
+                )
+        return found
+
+    def _weight(self, name: str, modules: Mapping[str, str]) -> str:
+        """The weight whose module or own name this is, or the only one where a prefix differs."""
+        for names in (modules, {w: w for w in modules}, {w: module_of(w) for w in modules}):
+            found = [w for w, own in names.items() if valid_name(own) == name]
+            if len(found) > 1:
+                some = " and ".join(map(repr, found))
+                raise OnnxError(f"{self.path} adapts module {name!r}, which has several weights in the model: {some}; "
+                                "train the adapters again, so that each has the name of its weight, or rename a weight")  # fmt: skip
+            if found:
+                return found[0]
+        ends = {w: valid_name(m) for w, m in modules.items()}
+        like = [w for w, m in ends.items() if m.endswith(f".{name}") or name.endswith(f".{m}")]
         if len(like) == 1:
             return like[0]
-        raise OnnxError(f"{self.path} adapts module {name!r}, which the model lacks; {nearest(name, modules, 'its modules are')}")
+        raise OnnxError(f"{self.path} adapts module {name!r}, which the model lacks; {nearest(name, modules.values(), 'its modules are')}")
 
 
 def save_adapters(program: Any, path: Any, executor: Any = None, scope: Any = None, base: str | None = None) -> None:
@@ -139,13 +159,13 @@ def add_adapters(pair: ProgramPair, lora: Any, modules: Mapping[str, str], new: 
     file = None if isinstance(lora, Lora) else read_adapters(lora)
     if file is not None:
         known = product_modules(pair.main, modules, new)
-        lora = file.lora(list(known.values()))
+        lora, weights = file.lora(known), file.weights(known)
     lora = replace(lora, also_train=tuple(dict.fromkeys((*lora.also_train, *new))))
     made = AddAdapters(lora, tuple(modules.items())).run(pair)
     if lora.base == "int8":
         made = StoreBaseAsInt8().run(made)
     if file is not None:
-        names = {valid_name(file.module(m, lora.targets)): w for m, w in file.adapters.items()}
+        names = {valid_name(known[weights[m]]): w for m, w in file.adapters.items()}
         values = {n + end: a for n, w in names.items() for end, a in ((A, w.a), (B, w.b))}
         values.update(file.others)
         _fill(made.startup, values, file.path)
@@ -197,9 +217,18 @@ def _config(folder: Path) -> dict[str, Any]:
     if odd := next((what for key, what in _UNKNOWN.items() if config.get(key)), None):
         raise OnnxError(f"{folder / CONFIG} describes {odd}, which fluidx does not have; it reads plain LoRA")
     for key in ("r", "lora_alpha", "lora_dropout"):
-        if not isinstance(config.get(key, 0), Real):
-            raise OnnxError(f"{folder / CONFIG}: {key} must be a number, found {config[key]!r}")
+        if not _is_finite(config.get(key, 0)):
+            raise OnnxError(f"{folder / CONFIG}: {key} must be a finite number, found {config[key]!r}")
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise OnnxError(f"{folder / CONFIG}: alpha_pattern must be an object of names of modules and numbers, found {patterns!r}")
+    if odd := next((name for name, value in patterns.items() if not _is_finite(value)), None):
+        raise OnnxError(f"{folder / CONFIG}: alpha_pattern must have a finite number for {odd!r}, found {patterns[odd]!r}")
     return config
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= float_info.max
 
 
 def _weights(folder: Path, config: Mapping[str, Any], module: str, arrays: Mapping[str, np.ndarray]) -> Weights:
@@ -209,6 +238,8 @@ def _weights(folder: Path, config: Mapping[str, Any], module: str, arrays: Mappi
     if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or a.dtype.kind not in "fV" or b.dtype.kind not in "fV":
         found = f"{a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}"
         raise OnnxError(f"{folder / ARRAYS}: the adapter of {module!r} must be floats [rank, in] and [out, rank], found {found}")
+    if not len(a):
+        raise OnnxError(f"{folder / ARRAYS}: the adapter of {module!r} must have a rank of 1 or more, found {A[1:]} {list(a.shape)}")
     alpha, rank = _of_module(config, "alpha_pattern", module, config.get("lora_alpha", 8)), len(a)
     return Weights(a, b, alpha / (rank**0.5 if config.get("use_rslora") else rank))
 

@@ -5,7 +5,7 @@ A is a parameter `<module>.lora_A.weight` of shape [rank, in], and B is `<module
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -24,12 +24,14 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 
 
 class WeightProduct(NamedTuple):
-    """A product of a computed value and a weight of two axes: an operator, its weight, and the sizes of the axes that it sums and keeps."""
+    """A product of a computed value and a weight of two axes: an operator, its weight, the sizes of the axes that it sums and keeps, and
+    whether it multiplies by the transpose."""
 
     op: Operator
     weight: str
     rows: int
     columns: int
+    transposed: bool
 
 
 def products(program: Program) -> Iterator[WeightProduct]:
@@ -40,29 +42,38 @@ def products(program: Program) -> Iterator[WeightProduct]:
         if op.type not in ("matmul", "mul") or op.role is not Role.FORWARD:
             continue
         (x,), (y,) = op.inputs["X"], op.inputs["Y"]
-        weight = _origin(block, makers, y)
-        if weight is None or _origin(block, makers, x) is not None or block.desc(x).type.ndim < 2:
+        weight, transposed = _origin(block, makers, y)
+        if weight is None or _origin(block, makers, x)[0] is not None or block.desc(x).type.ndim < 2:
             continue
         rows, columns = block.desc(y).type.shape
         if op.type == "matmul":
-            rows, columns = (columns, rows) if op.attrs["transpose_y"] else (rows, columns)
+            turned = bool(op.attrs["transpose_y"])
+            rows, columns, transposed = (columns, rows, not transposed) if turned else (rows, columns, transposed)
         elif op.attrs["x_num_col_dims"] != block.desc(x).type.ndim - 1:
             continue
-        yield WeightProduct(op, weight, rows, columns)
+        yield WeightProduct(op, weight, rows, columns, transposed)
 
 
-def _origin(block: Block, makers: Mapping[str, Operator], name: str) -> str | None:
-    """The float parameter of two axes that a value is, or is the transpose or another precision of."""
-    while (maker := makers.get(name)) is not None and maker.type in ("transpose", "cast"):
+def _origin(block: Block, makers: Mapping[str, Operator], name: str) -> tuple[str | None, bool]:
+    """The float parameter of two axes that a value is, or is another precision or the transpose of; and is it the transpose?"""
+    transposed = False
+    while (maker := makers.get(name)) is not None and maker.type in ("transpose", "cast") and block.desc(name).type.is_float:
+        transposed ^= maker.type == "transpose" and tuple(maker.attrs["axis"]) == (1, 0)
         name = maker.inputs["X"][0]
     desc = block.desc(name)
-    return name if desc.is_parameter and desc.type.ndim == 2 and desc.type.is_float and name not in makers else None
+    known = desc.is_parameter and desc.type.ndim == 2 and desc.type.is_float and name not in makers
+    return name if known else None, transposed
 
 
 def product_modules(program: Program, known: Mapping[str, str], without: Container[str] = ()) -> dict[str, str]:
     """The weights of products that can be adapted -> their modules, which are `known` or follow from their names."""
-    weights = [p.weight for p in products(program) if p.weight not in without]
-    return unique_modules({w: known.get(w) or module_of(w) or w for w in weights})
+    found = unique_modules(_scopes(program, known))  # all of them, so that names do not depend on what is trained
+    return {w: m for w, m in found.items() if w not in without}
+
+
+def _scopes(program: Program, known: Mapping[str, str]) -> dict[str, str]:
+    """The same, where several weights may have one module."""
+    return {p.weight: known.get(p.weight) or module_of(p.weight) or p.weight for p in products(program)}
 
 
 @dataclass(frozen=True)
@@ -82,8 +93,9 @@ class AddAdapters(Pass):
         if there := next((p.weight for p in found if p.weight.endswith((A, B))), None):
             raise OnnxError(f"Lora: {pair.main.label()} has adapters already, such as {there}")
         modules = product_modules(pair.main, dict(self.modules), trained)
-        chosen = self.lora.chosen(list(modules.items()))
+        chosen = self.lora.chosen(list(modules.items()), _scopes(pair.main, dict(self.modules)))
         adapted = {id(p.op): p for p in found if p.weight in chosen}
+        _expect_one_kind(list(adapted.values()))
         main, startup = pair.main.copy(), pair.startup.copy()
         made: dict[str, tuple[Variable, Variable]] = {}
         block = main.global_block()
@@ -146,6 +158,28 @@ class AddAdapters(Pass):
         w.elementwise_add(block.var(base), up, name=out)
 
 
+def _expect_one_kind(adapted: Sequence[WeightProduct]) -> None:
+    """Raise OnnxError where no change of one weight would have the effect of its adapter, so that it could not be merged."""
+    first = dict[str, WeightProduct]()
+    for p in adapted:
+        other, factor = first.setdefault(p.weight, p), _factor(p)
+        if not factor:
+            raise OnnxError(f"Lora: the product {p.op.output_arg_names[0]!r} multiplies the weight {p.weight!r} by alpha=0, so no "
+                            "change of the weight has the effect of an adapter; give targets that leave the weight out")  # fmt: skip
+        if (p.transposed, factor) != (other.transposed, _factor(other)):
+            how = " and ".join(f"{q.op.output_arg_names[0]!r} ({_kind(q)})" for q in (other, p))
+            raise OnnxError(f"Lora: the weight {p.weight!r} is read in two ways, so no single change of it has the effect of an adapter: "
+                            f"by the products {how}; give targets without it, or load the model with untie={p.weight!r}")  # fmt: skip
+
+
+def _factor(p: WeightProduct) -> float:
+    return float(p.op.attrs.get("alpha", 1.0))
+
+
+def _kind(p: WeightProduct) -> str:
+    return ("its transpose" if p.transposed else "as it is") + f", alpha={_factor(p):g}" * (_factor(p) != 1.0)
+
+
 def _dtype(block: Block, p: WeightProduct) -> str:
     """The dtype of adapters: that of the weight, or float32 for 16-bit weights."""
     own = str(block.desc(p.weight).type.dtype)
@@ -176,7 +210,7 @@ def _adapters(block: Block) -> Iterator[tuple[Operator, str, str]]:
     makers = {n: op for op in block.oplist if op.role is Role.FORWARD for n in op.output_arg_names}
     for op in block.oplist:
         if op.type == "matmul" and op.output_arg_names[0].endswith(".lora_B"):
-            name = _origin(block, makers, op.inputs["Y"][0])
+            name, _ = _origin(block, makers, op.inputs["Y"][0])
             if name is not None and name.endswith(B):
                 yield op, name, op.output_arg_names[0].removesuffix(".lora_B")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..ir.errors import nearest
 from .errors import OnnxError
+from .program_writer import valid_name
 from .roles import Roles
 
 ALL_LINEAR = "all-linear"
@@ -67,8 +68,10 @@ class Lora:
         """The factor of the adapter's product."""
         return self.alpha / self.rank
 
-    def chosen(self, products: Sequence[tuple[str, str]]) -> set[str]:
-        """The weights to adapt, of (weight, module) pairs in execution order. Raises OnnxError for a target without a match."""
+    def chosen(self, products: Sequence[tuple[str, str]], scopes: Mapping[str, str] | None = None) -> set[str]:
+        """The weights to adapt, of (weight, module) pairs in execution order. `scopes` has the modules that several weights share, which
+        targets may name too. Raises OnnxError for a target without a match."""
+        scopes = scopes or {}
         if not products:
             raise OnnxError("Lora: the program multiplies no computed value by a float weight of two axes, so nothing can be adapted")
         found = set[str]()
@@ -76,7 +79,7 @@ class Lora:
             if target == ALL_LINEAR:
                 some = {weight for weight, _ in products[:-1] or products}
             else:
-                some = {weight for weight, module in products if _matches(target, module) or fnmatchcase(weight, target)}
+                some = {w for w, m in products if _matches(target, m) or _matches(target, scopes.get(w, m)) or fnmatchcase(w, target)}
             if not some:
                 modules = [module for _, module in products]
                 lasts = list(dict.fromkeys(m.rpartition(".")[2] for m in modules))
@@ -122,9 +125,18 @@ def weight_modules(graph: Any) -> dict[str, str]:
 
 
 def unique_modules(modules: Mapping[str, str]) -> dict[str, str]:
-    """The same with a weight's own name where a scope has several weights whose names do not say their module."""
-    times = Counter(modules.values())
-    return {w: m if times[m] == 1 or module_of(w) else w for w, m in modules.items()}
+    """The same with a weight's own name where several weights would share the name of a module, and so an adapter.
+
+    >>> unique_modules({"fc_0.w_0": "fc_0", "fc_0.w_1": "fc_0", "fc_1.w_0": "fc_1"})
+    {'fc_0.w_0': 'fc_0.w_0', 'fc_0.w_1': 'fc_0.w_1', 'fc_1.w_0': 'fc_1'}
+    """
+    found = dict(modules)
+    while True:
+        times = Counter(valid_name(m) for m in found.values())
+        shared = [w for w, m in found.items() if times[valid_name(m)] > 1 and m != w]
+        if not shared:
+            return found
+        found.update({w: w for w in shared})  # which may be the name of another module, so look again
 
 
 def _scope(node: Any) -> str:

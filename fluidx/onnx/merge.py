@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..ir.dtypes import FLOATS
 from ..ir.errors import nearest
 from ..ir.unique_name import unused
 from .adapter_files import AdapterFile, Weights, read_adapters
@@ -17,7 +18,7 @@ from .program_writer import valid_name
 from .read import parse_model
 from .roles import Read, Roles
 from .stored_values import write_model
-from .values import array_of
+from .values import array_of, numpy_dtype
 
 # operators that multiply by operand 1 -> the attribute that transposes it
 _PRODUCTS = {("", "MatMul"): "", ("", "Gemm"): "transB", ("com.microsoft", "FusedMatMul"): "transB"}
@@ -50,17 +51,22 @@ def merged(source: Any, file: AdapterFile, modules: Mapping[str, str] | None = N
     model.CopyFrom(source)
     graph, roles = model.graph, Roles(model.graph)
     uses = {weight: list(_products(roles, weight)) for weight in roles.reads}
-    own = unique_modules({w: module for w, module in weight_modules(graph).items() if uses[w]}) if modules is None else modules
-    weights = {valid_name(module): weight for weight, module in own.items()}
-    for module, adapter in file.adapters.items():
-        weight = weights[file.module(valid_name(module), weights)]
-        _add(graph, roles, weight, uses[weight], adapter)
+    if modules is None:
+        modules = unique_modules({w: m for w, m in weight_modules(graph).items() if uses[w] and _can_be_adapted(roles, w)})
+    for module, weight in file.weights(modules).items():
+        _add(graph, roles, weight, uses[weight], file.adapters[module])
     known = {valid_name(n): t for n, t in {**roles.tensors, **roles.held}.items()}
     for name, value in file.others.items():
         if name not in known:
             raise OnnxError(f"{file.path} has a value of {name!r}, which the model lacks; {nearest(name, known, 'it has')}")
         _put(known[name], value, name)
     return model
+
+
+def _can_be_adapted(roles: Roles, weight: str) -> bool:
+    """Has a weight two axes of floats, as those of products that can be adapted?"""
+    tensor = roles.tensors.get(weight) or roles.held[weight]
+    return len(tensor.dims) == 2 and numpy_dtype(tensor.data_type).name in FLOATS
 
 
 def _products(roles: Roles, weight: str) -> Iterator[_Use]:
@@ -89,6 +95,9 @@ def _add(graph: Any, roles: Roles, weight: str, uses: Sequence[_Use], adapter: W
     tensor = roles.tensors.get(weight) or roles.held[weight]
     if len({(use.transposed, use.alpha) for use in uses}) > 1:
         raise OnnxError(f"weight {weight!r} is read by products of two kinds, so no single weight has its adapter; load with untie=True")
+    if not uses[0].alpha:
+        raise OnnxError(f"weight {weight!r} is multiplied with alpha=0 (node {_label(uses[0].read.node)}), so no weight has the effect of "
+                        "its adapter; leave the module out of targets, or set alpha to 1 in the model")  # fmt: skip
     delta = adapter.delta / uses[0].alpha
     delta = delta.T if uses[0].transposed else delta
     value = array_of(tensor)
@@ -102,6 +111,10 @@ def _add(graph: Any, roles: Roles, weight: str, uses: Sequence[_Use], adapter: W
         for use in uses:
             use.read.node.input[use.read.slot] = own
     _put(tensor, value.astype(np.float64) + delta, weight)
+
+
+def _label(node: Any) -> str:
+    return node.name or f"{node.op_type} of {node.output[0]}"
 
 
 def _put(tensor: Any, value: np.ndarray, name: str) -> None:
