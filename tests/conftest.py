@@ -8,9 +8,8 @@ import pytest
 import fluidx as fx
 
 os.environ.setdefault("FLUIDX_SEED", "0")  # programs of tests that name no seed have this one
-gc.set_threshold(
-    20_000, 20, 50
-)  # what tests make is many small objects of programs, and most are in use: looking often takes a sixth of the time
+# What tests make is many small objects of programs, and most are in use: looking often takes a sixth of the time.
+gc.set_threshold(20_000, 20, 50)
 
 
 @pytest.fixture(autouse=True)

@@ -91,6 +91,31 @@ def test_a_larger_score_in_a_later_piece_and_pieces_where_a_row_looks_nowhere():
     assert (found[0][0, 0, 3] == 0).all() and found[1][0, 0, 3] == -np.inf
 
 
+def test_the_least_number_in_a_mask_is_a_score():
+    """Beside others it hides a position, and a row of nothing else is the mean of all values, as for the parts in simpler operators."""
+    q, k, v, g = operands((1, 1, 3, 300, 2, 3), batch=1)
+    mask = np.full((3, 300), np.finfo("float32").min)
+    mask[0, :7], mask[2, :-1] = 0, -np.inf
+    hidden = np.where(mask == 0, mask, -np.inf)
+    g[0, 0, 1:], hidden[2, -1] = 0, 0
+    out, lse, *made = both(q, k, v, g, mask, scale=1.0)
+    want = exact(q, k, v, g, hidden)
+    np.testing.assert_allclose(out[0, 0], [want[0][0, 0, 0], v[0, 0].mean(axis=0), v[0, 0, -1]], rtol=0, atol=1e-5)  # roundings of float32
+    assert (lse[0, 0, 1:] == np.finfo("float32").min).all()
+    for a, b in zip(made, want[2:], strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+    parts = [np.empty_like(a) for a in (out, lse)]
+    opdef(FORWARD).kernel(np, q, k, v, mask, out=parts, scale=1.0, causal=False)
+    for a, b in zip(parts, (out, lse), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-5)
+
+
+def test_an_infinite_score_gives_nan_in_its_row():
+    q, k, v, _ = operands((1, 1, 2, 3, 4, 5), batch=1)
+    out, lse = run(FORWARD, q, k, v, np.array([[0, np.inf, 0], [0, 0, 0]], "float32"), scale=1.0)
+    assert np.isnan(out[0, 0, 0]).all() and np.isnan(lse[0, 0, 0]) and np.isfinite(out[0, 0, 1]).all() and np.isfinite(lse[0, 0, 1])
+
+
 def test_operands_whose_rows_lie_apart():
     """Heads side by side in a row, as a reshape and a transpose leave them: nothing is copied, and the values are the same."""
     q, k, v, g = operands((3, 3, 37, 41, 8, 8))

@@ -68,7 +68,7 @@ def _scores(q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None
     return scores
 
 
-def _words(q: TensorType, k: TensorType, mask: TensorType | None) -> tuple[str, str, str, dict[str, int]]:
+def _axis_words(q: TensorType, k: TensorType, mask: TensorType | None) -> tuple[str, str, str, dict[str, int]]:
     """The words for the leading axes of Q and of K, the words for Mask, and sizes. A head of Q is (head of K, index in its group)."""
     lead = letters(max(q.ndim - 3, 0), "b")
     many, few = _heads(q, k)
@@ -94,7 +94,9 @@ def _flops(products: int):
 
 # -- in simpler operators -------------------------------------------------------------------------------------------------------------
 
-_LARGEST = {"float16": 65504.0, "float64": 1.7976931348623157e308}  # of other floats: about that of bfloat16, which all of them hold
+# the largest finite number of each dtype
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
+_LEAST = -_LARGEST["float32"]
 _LAST: dict[str, Any] = {"dim": (-1,), "keep_dim": True}
 
 
@@ -106,13 +108,14 @@ class _AttentionParts:
         self.many, self.few = _heads(q, k)
         self.ndim, self.dtype, self.keys = q.ndim, q.dtype, k.shape[-2]
         self.masked = bool(d["Mask"]) or d.attrs["causal"]
-        self.largest = _LARGEST.get(q.dtype, 3.3895313892515355e38)
+        self.largest = _LARGEST[q.dtype]
 
     def number(self, value: float) -> str:
         return self.d("fill_constant", shape=(1,), dtype=self.dtype, value=value)
 
     def finite(self, value: str) -> str:
-        return self.d("clip", value, min=-self.largest, max=self.largest)
+        """The least finite number for -infinity, so that -infinity minus it is not NaN."""
+        return self.d("clip", value, min=-self.largest, max=np.inf)
 
     def for_heads(self, slot: str) -> str:
         """K or V with its heads repeated to match those of Q."""
@@ -127,6 +130,8 @@ class _AttentionParts:
         out, shape = self.d.out(f"{slot}@GRAD"), self.d.type(self.d[slot]).shape
         if out and self.many == self.few:
             self.d("matmul", a, b, out=out, transpose_x=True)
+        elif out and 0 in shape[-2:]:
+            self.d("fill_any_like", self.d[slot], value=0.0, dtype=self.dtype, out=out)
         elif out:
             apart = {"shape": (*[0] * (self.ndim - 3), self.few, self.many // self.few, *shape[-2:])}
             product = self.d("matmul", a, b, transpose_x=True)
@@ -152,12 +157,17 @@ class _AttentionParts:
         cut = {"axes": line, "starts": (0,) * len(line), "ends": (1,) * len(line), "decrease_axis": lead}
         return self.d.chain(scores, ("slice", cut), ("fill_any_like", {"value": 1.0, "dtype": "int64"}), ("cumsum", {"axis": axis}))
 
-    def weights(self, scores: str) -> str:
-        """Softmax; the weights of a row that sees no position are 0."""
-        if not self.masked:
-            return self.d("softmax", scores)
-        seen = self.d.chain(scores, ("greater_than", self.number(-np.inf), {}), ("cast", {"dtype": self.dtype}))
-        return self.d("elementwise_mul", self.d("softmax", self.finite(scores)), seen)
+    def averaged(self, scores: str, values: str) -> None:
+        """Out and Lse; a row that sees no position gives zeros."""
+        d = self.d
+        shift = self.finite(d("reduce_max", scores, **_LAST))
+        e = d("exp", d("elementwise_sub", scores, shift))
+        total = d("reduce_sum", e, **_LAST)
+        one = d("clip", total, min=1.0, max=np.inf)  # the largest score adds 1, unless the row sees no position
+        d("elementwise_div", d("matmul", e, values), one, out=d.out("Out"))
+        if d.out("Lse"):
+            stats = ("cast", {"dtype": stat_dtype(d.type(d["Q"]))}) if self.dtype in HALVES else None
+            d.chain(total, ("log", {}), ("elementwise_add", shift, {}), ("squeeze", {"axes": (-1,)}), stats, out=d.out("Lse"))
 
 
 # -- native ------------------------------------------------------------------------------------------------------------------------------
@@ -195,7 +205,7 @@ def _strided(slot: str, x: Any) -> bool:
     return slot in ("Q", "K", "V", "Out", "Out@GRAD", "Q@GRAD", "K@GRAD", "V@GRAD") and _distances(x) is not None
 
 
-def _mask_words(mask: Any, scores: tuple[int, ...]) -> list[int] | None:
+def _mask_numbers(mask: Any, scores: tuple[int, ...]) -> list[int] | None:
     """(address, 0 for no mask, 1 for numbers or 2 for bool, strides of batch, heads, rows and columns)."""
     if mask is None:
         return [0] * 6
@@ -212,7 +222,7 @@ def _calls(name: str, ins: Sequence[Any], more: Sequence[Any], flat: Sequence[An
     if kind is None or not native.has_products() or any(a.dtype not in (q.dtype, bool) or not a.size for a in arrays):
         return None
     matrices = [_matrices(x) for x in (q, k, v, *more)]
-    masked = _mask_words(mask, (*q.shape[:-1], k.shape[-2]))
+    masked = _mask_numbers(mask, (*q.shape[:-1], k.shape[-2]))
     if masked is None or None in matrices or not all(a is None or a.flags.c_contiguous for a in flat):
         return None
     if dry:
@@ -253,7 +263,7 @@ class ScaledDotProductAttention(OpDef):
 
     @staticmethod
     def pattern(ins, outs, attrs):
-        q, k, mask, sizes = _words(ins[0], ins[1], ins[3])
+        q, k, mask, sizes = _axis_words(ins[0], ins[1], ins[3])
         return f"{q} s d, {k} t d, {k} t e, {mask} -> {q} s e, {q} s | d! t! e:= L(2>0) {'s@' if attrs['causal'] else ''}", sizes
 
     @staticmethod
@@ -273,18 +283,14 @@ class ScaledDotProductAttention(OpDef):
     def decompose(d):
         parts = _AttentionParts(d)
         scores, values = parts.scores(parts.for_heads("K")), parts.for_heads("V")
-        if not d.out("Lse") or not parts.keys:  # empty scores have no maximum
-            d("matmul", parts.weights(scores) if parts.keys else scores, values, out=d.out("Out"))
+        if not parts.keys:  # empty scores have no maximum
+            d("matmul", scores, values, out=d.out("Out"))
             if d.out("Lse"):
                 d.chain(scores, ("reduce_sum", {"dim": (-1,)}), ("scale", {"bias": -np.inf}), out=d.out("Lse"))
-            return
-        shift = parts.finite(d("reduce_max", scores, **_LAST))
-        e = d("exp", d("elementwise_sub", scores, shift))
-        total = d("reduce_sum", e, **_LAST)
-        one = d("clip", total, min=1.0, max=parts.largest)  # the largest score adds 1, unless the row sees no position
-        d("elementwise_div", d("matmul", e, values), one, out=d.out("Out"))
-        stats = ("cast", {"dtype": stat_dtype(d.type(d["Q"]))}) if parts.dtype in HALVES else None
-        d.chain(total, ("log", {}), ("elementwise_add", shift, {}), ("squeeze", {"axes": (-1,)}), stats, out=d.out("Lse"))
+        elif parts.masked or d.out("Lse"):
+            parts.averaged(scores, values)
+        else:
+            d("matmul", d("softmax", scores), values, out=d.out("Out"))
 
     kernel = by_parts
 
@@ -307,12 +313,16 @@ class ScaledDotProductAttention(OpDef):
         yield Sample.of(f32(2, 1, 3), f32(2, 1, 3, seed=1), f32(2, 1, 2, seed=2), None, scale=0.5)
         # the first row sees no position
         yield Sample.of(f32(3, 4), f32(5, 4, seed=1), f32(5, 2, seed=2), np.arange(15).reshape(3, 5) % 5 < [[0], [3], [4]], scale=0.5)
+        # the first row sees no position, the second one only by the least number, which hides three positions of the last one
+        mask = np.array([[-np.inf] * 5, [_LEAST, *[-np.inf] * 4], [0, _LEAST, _LEAST, 1, _LEAST]], "float32")
+        yield Sample.of(f32(3, 4), f32(5, 4, seed=1), f32(5, 2, seed=2), mask, scale=0.5, grad=("Q", "K", "V"), why="Mask is a constant")
 
 
 class ScaledDotProductAttentionGrad(OpDef):
     """Gradients of scaled_dot_product_attention with respect to Q, K, V and the masked scores; the last may be absent.
 
-    The gradient of a float Mask is that of the scores, summed to its shape.
+    The gradient of a float Mask is that of the scores, summed to its shape. Weights follow from Lse, of which scores of 1e9 and more leave
+    no room for the logarithm of how many are equal: where a mask puts such numbers on all positions of a row, each of them weighs 1.
     """
 
     name = f"{NAME}_grad"
@@ -327,7 +337,7 @@ class ScaledDotProductAttentionGrad(OpDef):
 
     @staticmethod
     def pattern(ins, outs, attrs):
-        q, k, mask, sizes = _words(ins[0], ins[1], ins[3])
+        q, k, mask, sizes = _axis_words(ins[0], ins[1], ins[3])
         values, result = f"{k} t e", f"{q} s e"
         # the weights follow from Lse, so only sums of products remain
         rest = f"d! s:+ e:+ m?:+ L(6) {'s@ t!' if attrs['causal'] else 't:+'}"

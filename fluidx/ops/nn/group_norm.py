@@ -92,8 +92,9 @@ class GroupNorm(OpDef):
     @staticmethod
     def decompose(d):
         rows = GroupParts(d, _local_groups(d.type(d["X"]), d.attrs["groups"], d.part, d.attrs["data_layout"]))
-        even, _, variance = rows.centered(("Mean", "Variance"))
-        rows.scaled(even, rows.inverse(variance))
+        if rows.possible:
+            even, _, variance = rows.centered(("Mean", "Variance"))
+            rows.scaled(even, rows.inverse(variance))
 
     kernel = by_parts
 
@@ -142,7 +143,8 @@ class GroupNormGrad(OpDef):
     @staticmethod
     def decompose(d):
         rows = GroupParts(d, _local_groups(d.type(d["X"]), d.attrs["groups"], d.part, d.attrs["data_layout"]))
-        rows.gradients(rows.inverse(d["Variance"]), d["Mean"])
+        if rows.possible:
+            rows.gradients(rows.inverse(d["Variance"]), d["Mean"])
 
     kernel = by_parts
 

@@ -104,7 +104,7 @@ class RowParts(_NormParts):
         self.axis = d.attrs["begin_norm_axis"] if axis is None else axis
         self.weighted, self.summed, self.sizes = self.axis, tuple(range(self.axis)), d.type(d["X"]).shape[self.axis :]
         self.flat = ("reshape", {"shape": (-1,)}) if len(self.sizes) > 1 else None
-        self.possible = self.sizes.count(ANY) < 2
+        self.possible = self.sizes.count(ANY) < (1 if 0 in self.sizes else 2)
 
     def rows(self, value: str) -> str:
         return value
@@ -122,7 +122,12 @@ class RowParts(_NormParts):
     def weight(self, slot: str) -> str:
         """An operand of one element for each column, in the sizes of a row."""
         w = self.wide(slot)
-        return self.d("reshape", w, shape=self.sizes) if self.flat else w
+        return self.reshaped(w, self.sizes) if self.flat else w
+
+    def reshaped(self, value: str, sizes: Sequence[int]) -> str:
+        """An empty value is made anew: in a `reshape` a size of 0 would copy that of `value`."""
+        empty = 0 in sizes
+        return self.d("fill_constant", shape=sizes, dtype=self.dtype, value=0.0) if empty else self.d("reshape", value, shape=sizes)
 
     def centered(self, slots: tuple[str, str]) -> tuple[str, str, str]:
         """The deviations of X's rows from their means, with the means and the variances, which are results in these slots."""
@@ -165,9 +170,13 @@ class GroupParts(RowParts):
         image = (x.shape[-1], *x.shape[1:-1]) if self.turned else x.shape[1:]
         self.groups, self.weighted, self.summed, self.flat = groups, 1, (0, *range(2, x.ndim)), None
         inside = (image[0] if image[0] == ANY else image[0] // max(groups, 1), *image[1:])
-        self.shape = (0, groups, *(inside if inside.count(ANY) < 2 else (ANY,))) if groups else (0, 0, *(image[1:] or (1,)))
+        self.empty = bool(groups) and 0 in inside
+        self.possible = not self.empty or ANY not in x.shape
+        first = x.shape[0] if self.empty else 0
+        self.shape = (first, groups, *(inside if inside.count(ANY) < 2 else (ANY,))) if groups else (0, 0, *(image[1:] or (1,)))
         back = 0, *image
-        self.back = (("reshape", {"shape": back}) if back.count(ANY) < 2 else ("reshape_grad", self.wide("X"), {}),)
+        plain = back.count(ANY) < 2 and not self.empty
+        self.back = (("reshape", {"shape": back}) if plain else ("reshape_grad", self.wide("X"), {}),)
         self.last = (("transpose", {"axis": (0, *range(2, x.ndim), 1)}),) if self.turned else ()
 
     def wide(self, slot: str) -> str:
@@ -176,7 +185,7 @@ class GroupParts(RowParts):
         return self.d("transpose", name, axis=(0, ndim - 1, *range(1, ndim - 1))) if self.turned and ndim > 2 else name
 
     def rows(self, value: str) -> str:
-        return self.d("reshape", value, shape=self.shape)
+        return self.reshaped(value, self.shape) if self.empty else self.d("reshape", value, shape=self.shape)
 
 
 class ChannelParts(_NormParts):

@@ -1,11 +1,12 @@
 """Attention against the formula in float64, and edge cases: rows that see no position, huge scores, empty operands."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import fluidx as fx
 from fluidx.executor.plan.cost import op_flops
-from fluidx.ir import Builder, ProgramError, TensorType
+from fluidx.ir import Builder, ProgramError, TensorType, np_dtype
 from fluidx.ops.nn.attention import ScaledDotProductAttention as Op
 from fluidx.ops.nn.attention import ScaledDotProductAttentionGrad as Grad
 from fluidx.testing.models import TestModel, train_single
@@ -99,6 +100,50 @@ def test_a_row_that_sees_no_position_gives_zeros_and_no_gradient():
         again = backward(q[others], k, v, m[others], out[others], lse[others], normal(3, 2, seed=3)[others])
         for a, b in zip((dq[others], dk, dv), again, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)  # sums over three rows, of which one is 0, and over two
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_the_least_number_of_a_dtype_in_a_mask_is_a_score(dtype, with_lse):
+    """Beside other scores it hides a position; a row of nothing else weighs all positions alike; beside -infinity it is all there is."""
+    dtype = np_dtype(dtype)
+    least = float(ml_dtypes.finfo(dtype).min)
+    q, k, v = np.zeros((4, 2), dtype), np.ones((4, 2), dtype), np.arange(8).reshape(4, 2).astype(dtype)
+    mask = np.array([[least, 0, least, 0], [least] * 4, [-np.inf, -np.inf, least, -np.inf], [-np.inf] * 4], "float64").astype(dtype)
+    out, lse = forward(q, k, v, mask) if with_lse else (np.empty_like(v), None)
+    if not with_lse:
+        Op.kernel(np, q, k, v, mask, out=(out, None), **rest({}))
+    assert (out.astype("float64") == [[4, 5], [3, 4], [4, 5], [0, 0]]).all()
+    if with_lse:
+        assert lse[1] == lse[2] == least and lse[3] == -np.inf and abs(lse[0] - np.log(2)) < 0.01  # bfloat16 has 8 bits
+
+
+@pytest.mark.parametrize("hidden", [np.finfo("float32").min, -np.inf])
+def test_positions_hidden_by_a_mask_of_numbers_have_no_gradient(hidden):
+    """Gradients are those over the positions that are seen; a row with one position has none through its scores."""
+    q, k, v, g = normal(2, 4), normal(5, 4, seed=1), normal(5, 3, seed=2), normal(2, 3, seed=3)
+    mask = np.array([[0, hidden, 0, hidden, hidden], [hidden, hidden, 0, hidden, hidden]], "float32")
+    dq, dk, dv = backward(q, k, v, mask, *forward(q, k, v, mask), g)
+    seen = [0, 2]
+    short = q[:1], k[seen], v[seen], None
+    want = backward(*short, *forward(*short), g[:1])
+    np.testing.assert_allclose(dq, [want[0][0], [0] * 4], atol=1e-6)  # roundings of float32, here and below
+    np.testing.assert_allclose(dk[seen], want[1], atol=1e-6)
+    np.testing.assert_allclose(dv[seen], want[2] + [[0] * 3, g[1]], atol=1e-6)
+    assert (dk[[1, 3, 4]] == 0).all() and (dv[[1, 3, 4]] == 0).all()
+
+
+def test_an_infinite_score_gives_nan_in_its_row():
+    q, k, v = normal(2, 4), normal(3, 4, seed=1), normal(3, 2, seed=2)
+    out, lse = forward(q, k, v, np.array([[0, np.inf, 0], [0, 0, 0]], "float32"))
+    assert np.isnan(out[0]).all() and np.isnan(lse[0]) and np.isfinite(out[1]).all() and np.isfinite(lse[1])
+
+
+def test_gradients_of_heads_that_are_shared_and_empty():
+    q, k, v, g = normal(4, 3, 0), normal(2, 5, 0), normal(2, 5, 6), np.ones((4, 3, 6), "float32")
+    dq, dk, dv = backward(q, k, v, None, *forward(q, k, v), g)
+    assert dq.shape == q.shape and dk.shape == k.shape
+    np.testing.assert_allclose(dv, np.full((2, 5, 6), 6 / 5), rtol=1e-6)  # 2 heads of 3 rows, each with weights of 1/5
 
 
 def test_huge_scores_do_not_overflow():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import fluidx as fx
 from fluidx.ir import ProgramError, TensorType
 from fluidx.ops.nn.group_norm import GroupNorm, GroupNormGrad, InstanceNorm, InstanceNormGrad
 
@@ -30,6 +31,25 @@ def test_an_empty_batch_gives_an_empty_result_and_zero_gradients(run_bound, op, 
     assert y.shape == x.shape and all(s.size == 0 for s in stats)
     dx, dscale, dbias = run_bound(grad, x, weight, weight, *stats, x, **attrs)
     assert dx.shape == x.shape and not dscale.any() and not dbias.any()
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("pixels", [(0,), (2, 0), (0, 3, 0)])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_images_without_pixels_give_an_empty_result_and_zero_gradients(run_bound, groups, pixels, layout):
+    shape, weight = (2, 4, *pixels) if layout == "NCHW" else (2, *pixels, 4), np.ones(4, "float32")
+    x, stat = np.ones(shape, "float32"), np.ones((2, groups), "float32")
+    assert run_bound(GroupNorm, x, weight, weight, groups=groups, data_layout=layout)[0].shape == shape
+    dx, *more = run_bound(GroupNormGrad, x, weight, weight, stat, stat, x, groups=groups, data_layout=layout)
+    assert dx.shape == shape and all(d.shape == (4,) and not d.any() for d in more)
+
+
+def test_an_open_size_may_be_0_when_it_is_fed():
+    y = fx.layers.group_norm(fx.data("x", [-1, 4, -1], "float32"), 2)
+    exe = fx.Executor()
+    exe.run(fx.default_startup_program())
+    for n in (3, 0, 1):
+        assert exe.run(feed={"x": np.ones((2, 4, n), "float32")}, fetch_list=[y])[0].shape == (2, 4, n)
 
 
 @pytest.mark.parametrize(

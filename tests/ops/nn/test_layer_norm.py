@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fluidx.ir import ProgramError, TensorType
 from fluidx.ops.nn.layer_norm import LayerNorm, LayerNormGrad
+from fluidx.ops.nn.rms_norm import RMSNorm, RMSNormGrad
 from fluidx.testing import numeric_grad
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # float32 against float64
@@ -49,6 +50,14 @@ def test_layer_norm_over_several_axes_is_over_their_product(run_bound):
     x = normal(np.random.default_rng(0), 2, 3, 4)
     whole = run_bound(LayerNorm, x, None, None)[0]
     assert (whole.reshape(2, 12) == run_bound(LayerNorm, x.reshape(2, 12), None, None)[0]).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 0), (2, 0, 4), (2, 3, 0, 0), (0, 3, 0)])
+def test_empty_rows_with_weights_give_an_empty_result(run_bound, shape):
+    x, none, stat = np.ones(shape, "float32"), np.ones(0, "float32"), np.ones(shape[0], "float32")
+    assert run_bound(LayerNorm, x, none, none)[0].shape == run_bound(RMSNorm, x, none)[0].shape == shape
+    assert [d.shape for d in run_bound(LayerNormGrad, x, none, none, stat, stat, x)] == [shape, (0,), (0,)]
+    assert [d.shape for d in run_bound(RMSNormGrad, x, none, stat, x)] == [shape, (0,)]
 
 
 @pytest.mark.parametrize(
