@@ -5,6 +5,7 @@ The next write to the same place removes files that a crash left behind.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -47,16 +48,37 @@ def check_path(path: Any) -> None:
 
 def write_atomically(path: str, write: Write) -> None:
     """Write a file by `write(stream)` next to `path`, then rename it to `path`: readers see the old file or the new one."""
+    write_in_order({path: write})
+
+
+def write_in_order(files: Mapping[str, Write]) -> None:
+    """Write files by path, each under a temporary name; when all are complete, rename them in this order.
+
+    If one cannot be written, all old files stay. Only after a crash between two renames is the first file new and the next one old: for
+    files that other programs read without a manifest. `write_together` has no such moment.
+    """
+    with ExitStack() as written:
+        temporaries = [(path, _complete(written, path, write)) for path, write in files.items()]
+        for path, temporary in temporaries:
+            with _told(path):
+                os.replace(temporary, path)
+        for path in files:
+            _folder_to_disk(os.path.dirname(os.path.abspath(path)))
+
+
+def _complete(held: ExitStack, path: str, write: Write) -> str:
+    """Write a temporary file for `path` and sync it to disk. Returns its path; it is removed when `held` ends unless it was renamed."""
     check_path(path)
     folder, name = os.path.split(os.path.abspath(path))
     with _told(path):
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         os.makedirs(folder, exist_ok=True)
         _sweep(folder, name)
-        with _temporary(folder, name) as stream:
-            write(stream)
-            _to_disk(stream)
-            os.replace(stream.name, path)
-        _folder_to_disk(folder)
+        stream = held.enter_context(_temporary(folder, name))
+        write(stream)
+        _to_disk(stream)
+        return stream.name
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..files.atomic import write_atomically
+from ..files.atomic import write_atomically, write_in_order
 from . import limits
 from .errors import OnnxError
 from .external_data import external_tensors
@@ -101,7 +101,7 @@ class ModelFile:
         left = (checked(t, value_of(t.name)) for t in streamed)
         try:
             if writes and self.external:
-                write_atomically(self.path, lambda stream: self._write_both(stream, left))
+                self._write_both(left)
             elif writes:
                 write_atomically(self.path, lambda stream: self._write_one(stream, left))
         finally:
@@ -111,14 +111,17 @@ class ModelFile:
     def _initializers(self) -> list[Any]:
         return list(self.model.graph.initializer)
 
-    def _write_both(self, stream: BinaryIO, values: Iterator[np.ndarray]) -> None:
+    def _write_both(self, values: Iterator[np.ndarray]) -> None:
+        """Write the values and the model; both are complete before either replaces an older file."""
+        text = self.model.SerializeToString()
+
         def write(data: BinaryIO) -> None:
             for t in self.values:
                 data.write(bytes(_aligned(data.tell(), size_of(t)) - data.tell()))
                 _write_array(data, next(values))
 
-        write_atomically(os.path.join(os.path.dirname(self.path), self.external), write)
-        stream.write(self.model.SerializeToString())
+        beside = os.path.join(os.path.dirname(self.path), self.external)
+        write_in_order({beside: write, self.path: lambda stream: stream.write(text)})
 
     def _write_one(self, stream: BinaryIO, values: Iterator[np.ndarray]) -> None:
         """Write the message field by field; protobuf would need the whole of it in memory."""

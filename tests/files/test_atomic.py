@@ -6,7 +6,7 @@ import os
 import pytest
 
 from fluidx.files import atomic
-from fluidx.files.atomic import MANIFEST, CheckpointError, Elsewhere, place_of, reading, write_atomically, write_together
+from fluidx.files.atomic import MANIFEST, CheckpointError, Elsewhere, place_of, reading, write_atomically, write_in_order, write_together
 
 CALLS = ("replace", "unlink", "fsync", "open")  # of the system, between which a process may end
 
@@ -100,6 +100,41 @@ def test_a_path_that_no_system_takes_and_one_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(CheckpointError, match=f"cannot write {tmp_path}/file/a: "):
         write_atomically(str(tmp_path / "file" / "a"), text(b""))
+
+
+# -- one after the other ----------------------------------------------------------------------------------------------------------
+
+
+def both(folder, said):
+    return {str(folder / name): text(said + name.encode()) for name in "ab"}
+
+
+def test_a_crash_between_files_in_order_leaves_the_first_new_at_most(tmp_path):
+    seen, number = set(), 0
+    while True:
+        write_in_order(both(tmp_path, b"old "))
+        assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+        died = in_a_process_that_dies(lambda: write_in_order(both(tmp_path, b"new ")), number)
+        seen.add((died, (tmp_path / "a").read_bytes(), (tmp_path / "b").read_bytes()))
+        if not died:
+            break
+        number += 1
+    crashed = {(True, b"old a", b"old b"), (True, b"new a", b"old b"), (True, b"new a", b"new b")}
+    assert seen == crashed | {(False, b"new a", b"new b")}
+
+
+def test_all_files_in_order_stay_old_if_one_fails(tmp_path):
+    def none(stream):
+        stream.write(b"ne")
+        raise KeyError("no more")
+
+    write_in_order(both(tmp_path, b"old "))
+    with pytest.raises(KeyError):
+        write_in_order({**both(tmp_path, b"new "), str(tmp_path / "b"): none})
+    (tmp_path / "c").mkdir()
+    with pytest.raises(CheckpointError, match=f"cannot write {tmp_path}/c: Is a directory"):
+        write_in_order({**both(tmp_path, b"new "), str(tmp_path / "c"): text(b"")})
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "c"] and (tmp_path / "a").read_bytes() == b"old a"
 
 
 # -- several together -----------------------------------------------------------------------------------------------------------

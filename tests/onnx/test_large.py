@@ -10,6 +10,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import fluidx as fx  # noqa: E402
+from fluidx.files import atomic  # noqa: E402
 from fluidx.onnx import export_graph, limits, stored_values  # noqa: E402
 from fluidx.onnx.file_parts import skeleton  # noqa: E402
 from fluidx.onnx.mapped_tensors import is_mapped  # noqa: E402
@@ -236,6 +237,61 @@ def test_one_value_is_in_memory_at_a_time(tmp_path, external, monkeypatch):
     monkeypatch.setattr(export_graph.ExportGraph, "value", watched)
     fx.onnx.save(main, tmp_path / "m.onnx", fetches=[y], scope=scope, external_data=external)
     assert sorted(names) == sorted(scope.local_var_names())
+
+
+def files(folder):
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+
+
+@pytest.fixture
+def saved_anew(tmp_path):
+    """A function that saves other weights over a model with a file of weights."""
+    path = tmp_path / "m.onnx"
+    onnx.save(proto(), path, save_as_external_data=True, location="m.onnx.data", size_threshold=0)
+    made = stored_values.ModelFile(onnx.load(path, load_external_data=False), path, True)
+
+    def save(model=made.model):
+        made.model = model
+        made.write(lambda name: np.full_like(weights()[name], 7), writes=True)
+
+    return save
+
+
+def test_weights_stay_old_if_the_disk_is_full_when_the_model_is_written(tmp_path, saved_anew, monkeypatch):
+    before, sync = files(tmp_path), atomic._to_disk
+
+    def full(stream):
+        if ".onnx.data." not in stream.name:
+            raise OSError(28, "No space left on device")
+        sync(stream)
+
+    with monkeypatch.context() as here, pytest.raises(ValueError, match="cannot write .*m.onnx: No space left on device"):
+        here.setattr(atomic, "_to_disk", full)
+        saved_anew()
+    assert files(tmp_path) == before
+    saved_anew()
+    assert sorted(files(tmp_path)) == sorted(before)
+    assert (numpy_helper.to_array(onnx.load(tmp_path / "m.onnx").graph.initializer[0]) == 7).all()
+
+
+def test_weights_stay_old_if_the_model_cannot_be_serialized(tmp_path, saved_anew):
+    class TooLarge:
+        def SerializeToString(self):
+            raise ValueError("the message is too large")
+
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match="the message is too large"):
+        saved_anew(TooLarge())
+    assert files(tmp_path) == before
+
+
+def test_weights_stay_old_if_the_model_cannot_get_its_name(tmp_path, saved_anew):
+    (tmp_path / "m.onnx").unlink()
+    (tmp_path / "m.onnx").mkdir()
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match="cannot write .*m.onnx: Is a directory"):
+        saved_anew()
+    assert files(tmp_path) == before
 
 
 def test_a_save_that_fails_leaves_the_older_model_and_reads_every_value(tmp_path):

@@ -70,6 +70,12 @@ def test_numbers_that_are_none_stay_so():
         ({"rho": [0.1, 0.2]}, "2 classes have 1 pairs; found 2 rho, 0 prob_a and 0 prob_b"),
         ({"kernel_type": "CUBE"}, "kernel_type must be LINEAR, POLY, RBF or SIGMOID, found 'CUBE'"),
         ({"support_vectors": [1.0] * 8}, "its support vectors have 4 features, the input has shape"),
+        ({"vectors_per_class": [3, -1]}, r"numbers of support vectors must be integers of at least 0, found \[3, -1\]"),
+        ({"classlabels_ints": [7, 8, 9]}, "vectors_per_class has 2 classes, but there are 3 labels of classes"),
+        ({"vectors_per_class": [1, 1, 0], "coefficients": [1.0] * 4}, "vectors_per_class has 3 classes, but there are 2 labels of classes"),
+        ({"vectors_per_class": [2], "classlabels_ints": [7]}, "vectors_per_class has one class; .* compares two or more"),
+        ({"vectors_per_class": [0, 0], "coefficients": [1.0] * 5}, "5 coefficients are no equal numbers of features for 2 classes"),
+        ({"vectors_per_class": [0, 0]}, "its coefficients are for 1 features, the input has shape"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(attrs, said):
@@ -82,3 +88,32 @@ def test_sizes_that_do_not_fit_are_named(attrs, said):
     }
     with pytest.raises(OnnxError, match=said):
         run("SVMClassifier", np.ones((2, 3), "float32"), outputs=2, **ML, **{**whole, **attrs})
+
+
+MOST = 2**63 - 1
+
+
+@pytest.mark.parametrize("counts", [[MOST, MOST, 5], [2**62, 2**62, 2**62, 2**62 + 3], [MOST, 4]])
+def test_numbers_of_vectors_that_have_more_than_64_bits_together_are_named(counts):
+    """In 64 bits, each sum of these would wrap to a small number, or to a negative one."""
+    sums = len(counts) - 1
+    sizes = {"support_vectors": [1.0] * 9, "coefficients": [1.0] * (3 * sums), "rho": [0.0] * (len(counts) * sums // 2)}
+    attrs = {**sizes, "vectors_per_class": counts, "classlabels_ints": list(range(len(counts))), "kernel_type": "RBF"}
+    with pytest.raises(OnnxError, match=f"it has {sum(counts)} support vectors, which 9 numbers and {3 * sums} coefficients do not fit"):
+        run("SVMClassifier", np.ones((2, 3), "float32"), outputs=2, **ML, **{**attrs, "kernel_params": [0.5, 0.0, 0.0]})
+
+
+@pytest.mark.parametrize("supports", [MOST, -1])
+def test_a_regressor_of_another_number_of_vectors_is_named(supports):
+    with pytest.raises(OnnxError, match="support vectors"):
+        held = {"support_vectors": [1.0] * 6, "coefficients": [1.0] * 2, "rho": [0.0]}
+        run("SVMRegressor", np.ones((2, 3), "float32"), **ML, n_supports=supports, **held)
+
+
+def test_a_regressor_needs_the_number_that_it_adds_and_coefficients_of_all_features():
+    x = np.array([[1.0, 2.0, 3.0]], "float32")
+    assert run("SVMRegressor", x, **ML, coefficients=[1.0, 0.0, 2.0], rho=[0.5]).tolist() == [[7.5]]
+    with pytest.raises(OnnxError, match="attribute rho is missing or empty"):
+        run("SVMRegressor", x, **ML, n_supports=1, support_vectors=[1.0] * 3, coefficients=[1.0])
+    with pytest.raises(OnnxError, match=r"its coefficients are for 2 features, the input has shape \[1, 3\]"):
+        run("SVMRegressor", x, **ML, coefficients=[1.0, 0.0], rho=[0.5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -99,16 +100,24 @@ def computed_classifier(n: Node) -> object:
 # -- support vectors --------------------------------------------------------------------------------------------------------------------
 
 
+def _doubles(n: Node, name: str) -> np.ndarray:
+    """An attribute that is a list of floats, as the C kernel reads it."""
+    return np.ascontiguousarray(floats(n, name), np.float64).reshape(-1)
+
+
 def _machine(n: Node, counts: list[int]) -> SupportVectors:
-    """The machine of a node, with so many vectors for each class. The model is not trusted: sizes that do not fit are an error."""
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    vectors, weights = floats(n, "support_vectors", np.float64), floats(n, "coefficients", np.float64)
+    """The machine of a node, with so many vectors for each class. The model is not trusted: sizes that do not fit are an error. They are
+    compared as Python integers, since sums of numbers in a file may have more than 64 bits."""
+    vectors, weights = _doubles(n, "support_vectors"), _doubles(n, "coefficients")
     kind, (gamma, bias, degree) = n.attr("kernel_type", "LINEAR"), [*n.attr("kernel_params", []), 0.0, 0.0, 0.0][:3]
     if kind not in KINDS:
         raise n.wrong(f"kernel_type must be LINEAR, POLY, RBF or SIGMOID, found {kind!r}")
-    sums, total = max(len(counts) - 1, 1), int(starts[-1])
-    if min(counts) < 0 or weights.size != sums * total or vectors.size % total:
+    if not all(isinstance(count, int) and count >= 0 for count in counts):
+        raise n.wrong(f"numbers of support vectors must be integers of at least 0, found {counts}")
+    sums, total = max(len(counts) - 1, 1), sum(counts)
+    if weights.size != sums * total or vectors.size % total:
         raise n.wrong(f"it has {total} support vectors, which {vectors.size} numbers and {weights.size} coefficients do not fit")
+    starts = np.array([0, *accumulate(counts)], np.int64)
     return SupportVectors(vectors.reshape(total, -1), weights.reshape(sums, total), starts, kind, gamma, bias, degree)
 
 
@@ -117,6 +126,19 @@ def _fitting(n: Node, x: np.ndarray, machine: SupportVectors) -> np.ndarray:
     if x.shape[1:] != machine.vectors.shape[1:]:
         raise n.wrong(f"its support vectors have {machine.vectors.shape[1]} features, the input has shape {list(x.shape)}")
     return x.astype(np.float64)
+
+
+def _sums_of_features(n: Node, x: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+    """The products of the rows and the coefficients of a machine without vectors: [features] or [features, classes]."""
+    if x.shape[1:] != coefficients.shape[:1]:
+        raise n.wrong(f"its coefficients are for {coefficients.shape[0]} features, the input has shape {list(x.shape)}")
+    return np.asarray(x.astype(np.float64) @ coefficients)
+
+
+def _first_rho(n: Node, rho: np.ndarray) -> float:
+    if not rho.size:
+        raise n.wrong("attribute rho is missing or empty; it is the number that is added to the scores")
+    return float(rho[0])
 
 
 class _Regressor(NamedTuple):
@@ -132,18 +154,29 @@ class _Regressor(NamedTuple):
     def of(cls, n: Node) -> _Regressor:
         supports, how = n.attr("n_supports", 0), n.attr("post_transform", "NONE")
         machine = _machine(n, [supports]) if supports else None
-        rho = float(floats(n, "rho", np.float64)[0])
-        return cls(machine, floats(n, "coefficients", np.float64), rho, bool(n.attr("one_class", 0)), how)
+        rho = _first_rho(n, _doubles(n, "rho"))
+        return cls(machine, _doubles(n, "coefficients"), rho, bool(n.attr("one_class", 0)), how)
 
 
 @on_numpy("SVMRegressor", domain=_ML, pure=True)
 def svm_regressor(n: Node) -> object:
     x, m = _rows(n), n.cached(lambda: _Regressor.of(n))
-    scores = x.astype(np.float64) @ m.coefficients if m.machine is None else m.machine.sums(_fitting(n, x, m.machine))[:, 0, 0]
+    scores = _sums_of_features(n, x, m.coefficients) if m.machine is None else m.machine.sums(_fitting(n, x, m.machine))[:, 0, 0]
     scores = scores + m.rho
     if m.one_class:
         scores = np.where(scores > 0, 1.0, -1.0)
     return transformed(n, scores[:, None], m.how).astype(np.float32)
+
+
+def _check_pairs(n: Node, labels: int, classes: int, found: list[int]) -> None:
+    """Raise OnnxError unless each class has a label and each pair of classes has a rho and, if there are any, a prob_a and a prob_b."""
+    if labels != classes:
+        raise n.wrong(f"vectors_per_class has {classes} classes, but there are {labels} labels of classes")
+    if classes < 2:
+        raise n.wrong("vectors_per_class has one class; an SVMClassifier with support vectors compares two or more")
+    pairs, (rho, a, b) = classes * (classes - 1) // 2, found
+    if rho != pairs or a != b or a not in (0, pairs):
+        raise n.wrong(f"{classes} classes have {pairs} pairs; found {rho} rho, {a} prob_a and {b} prob_b")
 
 
 class _Classifier(NamedTuple):
@@ -162,20 +195,21 @@ class _Classifier(NamedTuple):
     def of(cls, n: Node) -> _Classifier:
         labels, counts = labels_of(n, "classlabels_ints"), n.attr("vectors_per_class", [])
         classes = 1 if labels is None else len(labels)
-        coefficients, rho, a, b = (floats(n, name, np.float64) for name in ("coefficients", "rho", "prob_a", "prob_b"))
-        machine = _machine(n, counts) if sum(counts) else None
-        pairs = len(counts) * (len(counts) - 1) // 2
-        if machine is not None and not (len(rho) == pairs and len(a) == len(b) and len(a) in (0, pairs)):
-            raise n.wrong(f"{len(counts)} classes have {pairs} pairs; found {len(rho)} rho, {len(a)} prob_a and {len(b)} prob_b")
+        coefficients, rho, a, b = (_doubles(n, name) for name in ("coefficients", "rho", "prob_a", "prob_b"))
+        machine = _machine(n, counts) if any(counts) else None
         if machine is None:
-            coefficients = coefficients.reshape(classes, -1).T
+            if coefficients.size % classes:
+                raise n.wrong(f"{coefficients.size} coefficients are no equal numbers of features for {classes} classes")
+            coefficients, rho = coefficients.reshape(classes, -1).T, np.array([_first_rho(n, rho)])
+        else:
+            _check_pairs(n, 0 if labels is None else len(labels), len(counts), [len(v) for v in (rho, a, b)])
         how, has = n.attr("post_transform", "NONE"), bool(a.size)
         return cls(machine, coefficients, rho, a if has else None, b if has else None, labels, classes, how)
 
     def scores(self, n: Node, x: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """The scores of pairs, or those of classes if there are probabilities or no vectors; and the pairs that each class wins."""
         if self.machine is None:
-            return x.astype(np.float64) @ self.coefficients + self.rho[0], None
+            return _sums_of_features(n, x, self.coefficients) + self.rho[0], None
         scores, wins, shares = self.machine.pairs(_fitting(n, x, self.machine), self.rho, self.prob_a, self.prob_b)
         return scores if shares is None else shares, wins
 
