@@ -44,7 +44,8 @@ SCHEDULES = ("cosine", "linear", "constant")
 _PRODUCTS = ("matmul", "mul")
 _DECIDING = (
     "loss", "optimizer", "schedule", "warmup", "weight_decay", "batch", "epochs", "seed", "accumulate", "precision", "label_smoothing",
-    "val_split", "quantize",
+    "val_split", "quantize", "class_weight", "freeze", "also_train", "untie", "lora", "target", "lora_alpha", "lora_dropout", "lora_base",
+    "head", "scores", "label", "columns", "steps", "val",
 )  # fmt: skip  # options that decide the results of a training
 _OBSERVED = 10  # batches in which quantize observes ranges
 
@@ -98,8 +99,8 @@ class Training:
     def rate(self) -> float:
         return RATES[self.optimizer] if self.lr is None else self.lr
 
-    def loop(self, output: Path) -> LoopOptions:
-        deciding = {**{n: getattr(self, n) for n in _DECIDING}, "lr": self.rate}
+    def loop(self, output: Path, data: str) -> LoopOptions:
+        deciding = json.loads(json.dumps({"data": data, **{n: getattr(self, n) for n in _DECIDING}, "lr": self.rate}))  # as restored
         of_loop = {f.name: getattr(self, f.name) for f in fields(LoopOptions) if hasattr(self, f.name)}
         return LoopOptions(output=output, options=deciding, **of_loop)
 
@@ -165,7 +166,7 @@ def train(path: str, data: str | Path, how: Training, output: Path, say: Callabl
     write = partial(_write, path, exe, built, how, output, reader.classes)
     with exe, open_log(how.metrics, how.tensorboard, restart=int(how.resume), line=False) as log:
         exe.run_startup()
-        loop = TrainingLoop(exe, trainee, examples, held, scores, how.loop(output), write, say, log)
+        loop = TrainingLoop(exe, trainee, examples, held, scores, how.loop(output, str(data)), write, say, log)
         epochs = loop.run()
     if how.curve is not None:
         draw_curve(epochs, how.curve)

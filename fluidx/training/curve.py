@@ -19,12 +19,12 @@ def draw_curve(epochs: Sequence[Epoch], path: Path) -> None:
     left.plot(at, [e.loss for e in epochs], label="training loss")
     left.set(xlabel="epoch", ylabel="loss")
     left.xaxis.get_major_locator().set_params(integer=True)
-    if epochs[0].val_loss is not None:
-        left.plot(at, [e.val_loss for e in epochs], label="validation loss")
-    right = left.twinx() if epochs[0].val_scores else None
-    for name in epochs[0].val_scores:
+    if any(e.val_loss is not None for e in epochs):  # of a training that continues, the first ones may have none
+        left.plot(at, [float("nan") if e.val_loss is None else e.val_loss for e in epochs], label="validation loss")
+    right = left.twinx() if epochs[-1].val_scores else None
+    for name in epochs[-1].val_scores:
         assert right is not None
-        right.plot(at, [e.val_scores[name] for e in epochs], "--", color="gray", label=f"validation {name}")
+        right.plot(at, [e.val_scores.get(name, float("nan")) for e in epochs], "--", color="gray", label=f"validation {name}")
         right.set_ylabel(name)
     figure.legend(loc="outside upper center", ncols=3)
     figure.savefig(path)

@@ -18,6 +18,7 @@ from ..onnx.errors import OnnxError
 
 TABLES = (".csv", ".tsv", ".parquet")
 _DELIMITERS = ",;\t"
+_QUOTED = re.compile(r'"[^"]*("|$)')
 _SOME = 8  # names that a message lists
 
 
@@ -45,20 +46,21 @@ def _mapped(file: Path) -> np.ndarray:
 # -- tables -------------------------------------------------------------------------------------------------------------------
 
 
-def read_columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a table, by name: integers, floats (an empty cell is NaN), several numbers in each cell, or text."""
-    columns = _parquet_columns(path) if path.suffix.lower() == ".parquet" else _csv_columns(path)
+def read_columns(path: Path, text: str | None = None) -> dict[str, np.ndarray]:
+    """The columns of a table, by name: integers, floats (an empty cell is NaN), several numbers in each cell, or text. The cells of column
+    `text` are text, whatever they hold."""
+    columns = _parquet_columns(path) if path.suffix.lower() == ".parquet" else _csv_columns(path, text)
     if not columns or not len(next(iter(columns.values()))):
         raise OnnxError(f"{path} has no rows" if columns else f"{path} has no columns")
     return columns
 
 
-def _csv_columns(path: Path) -> dict[str, np.ndarray]:
+def _csv_columns(path: Path, text: str | None) -> dict[str, np.ndarray]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             first = stream.readline()
             stream.seek(0)
-            delimiter = max(_DELIMITERS, key=first.count)
+            delimiter = max(_DELIMITERS, key=_QUOTED.sub("", first).count)
             rows = [row for row in csv.reader(stream, delimiter=delimiter) if row]
     except UnicodeDecodeError as e:
         raise OnnxError(f"{path} is not a CSV file: byte {e.start} is not UTF-8 text") from None
@@ -76,7 +78,7 @@ def _csv_columns(path: Path) -> dict[str, np.ndarray]:
             raise OnnxError(f"row {k} of {path} has {len(row)} cells, but the first line names {len(names)} columns")
     if len(rows) == 1:
         return dict.fromkeys(names, np.empty(0))
-    return {name: _column(path, name, cells) for name, cells in zip(names, zip(*rows[1:]))}
+    return {name: _words(cells) if name == text else _column(path, name, cells) for name, cells in zip(names, zip(*rows[1:]))}
 
 
 def _is_number(text: str) -> bool:
@@ -90,7 +92,7 @@ def _is_number(text: str) -> bool:
 def _column(path: Path, name: str, cells: Sequence[str]) -> np.ndarray:
     """Cells as numbers, if all are numbers or empty; as several numbers, if all are; else as text."""
     try:
-        return np.array([int(c) for c in cells])
+        return np.array([int(c) for c in cells], "int64")
     except (ValueError, OverflowError):
         pass
     try:
@@ -100,7 +102,11 @@ def _column(path: Path, name: str, cells: Sequence[str]) -> np.ndarray:
     lists = [c.replace(",", " ").split() for c in cells]
     if all(len(words) > 1 and all(map(_is_number, words)) for words in lists):
         return _rectangle(path, name, [_column(path, name, words) for words in lists])
-    return np.array([c.strip() for c in cells])
+    return _words(cells)
+
+
+def _words(cells: Sequence[str | None]) -> np.ndarray:
+    return np.array(["" if c is None else str(c).strip() for c in cells])
 
 
 def _rectangle(path: Path, name: str, rows: Sequence[Any]) -> np.ndarray:
@@ -129,26 +135,26 @@ def _parquet_columns(path: Path) -> dict[str, np.ndarray]:
         is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)
         if is_list and any(row is None for row in array):
             raise OnnxError(f"column {name!r} of {path} has no list in example {next(k for k, row in enumerate(array, 1) if row is None)}")
-        found[name] = _rectangle(path, name, array) if is_list else array.astype(str) if array.dtype.kind == "O" else array
+        found[name] = _rectangle(path, name, array) if is_list else _words(array) if array.dtype.kind == "O" else array
     return found
 
 
 # -- arrays of columns ----------------------------------------------------------------------------------------------------------
 
 
-def arrays_of_columns(
+def claimed_columns(
     path: Path, columns: Mapping[str, np.ndarray], wanted: Mapping[str, Variable], label: str, chosen: Mapping[str, Sequence[str]]
-) -> dict[str, np.ndarray]:
-    """An array for each input, and `label`.
+) -> dict[str, list[str]]:
+    """The columns of each input, and of the labels, whose name in `wanted` is `label`.
 
-    An input `x` is the column `x`, or the columns `x.0`, `x.1`, ... (also `x_0`, `x[0]`, `x0`), or those that `chosen` names for it. The
-    one input that has no such columns is all columns that are left, in their order. `label` is the name of the column of labels.
+    An input `x` is the column `x`, or the columns `x.0`, `x.1`, ... (also `x_0`, `x[0]`, `x0`) in the order of the numbers, or those that
+    `chosen` names for it. The one input that has no such columns is all columns that are left, in their order.
     """
-    labels = _columns_of(columns, label)
+    labels = _columns_of(path, columns, label)
     others = [c for c in columns if c not in labels]
     claimed = {name: _chosen(path, others, name, patterns) for name, patterns in chosen.items()}
-    claimed["label"] = labels
-    if not claimed["label"]:
+    claimed[label] = labels
+    if not labels:
         has = [*columns][:_SOME]
         raise OnnxError(
             f"{path} has no column {label!r} with the labels; {nearest(label, columns, 'its columns are')}; --label NAME names the column"
@@ -158,7 +164,7 @@ def arrays_of_columns(
     if wrong := next((name for name in chosen if name not in wanted), None):
         raise OnnxError(f"--columns {wrong}=...: the model has no input {wrong!r}; {nearest(wrong, wanted, 'it has')}")
     for name in wanted:
-        if name not in claimed and (own := _columns_of(columns, name)):
+        if name not in claimed and (own := _columns_of(path, columns, name)):
             claimed[name] = own
     without = [name for name in wanted if name not in claimed]
     rest = [c for c in columns if not any(c in own for own in claimed.values())]
@@ -170,7 +176,53 @@ def arrays_of_columns(
             f"{path} has no columns for input {without[0]!r}, which is {shape_text(wanted[without[0]])}; name them {without[0]}.0, "
             f"{without[0]}.1, ..., or give --columns {without[0]}=COLUMN,COLUMN"
         )
-    return {name: _stacked(path, columns, name, wanted[name], claimed[name]) for name in wanted}
+    return claimed
+
+
+def columns_as_before(path: Path, claimed: Mapping[str, Sequence[str]], before: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """The columns of each input in the order that those of an earlier table have. Raises OnnxError if they are not the same ones."""
+    return {name: _in_order(path, name, own, before[name]) if name in before else own for name, own in claimed.items()}
+
+
+def _in_order(path: Path, name: str, own: Sequence[str], before: Sequence[str]) -> Sequence[str]:
+    places, expected = {_place(c, name): c for c in own}, [_place(c, name) for c in before]
+    if places.keys() == set(expected):
+        return [places[key] for key in expected]
+    if {name} in (places.keys(), {*expected}) and all(key == name or isinstance(key, int) for key in (*places, *expected)):
+        return own  # one column of several numbers, and numbered columns
+    lacks = ", ".join(repr(c) for c in before if _place(c, name) not in places)
+    more = ", ".join(repr(c) for key, c in places.items() if key not in expected)
+    found = " and ".join([f"no {lacks}"] * bool(lacks) + [f"{more} in addition"] * bool(more))
+    raise OnnxError(
+        f"{path} must have the columns of the examples to train on, which for input {name!r} are {', '.join(before[:_SOME])}"
+        f"{', ...' * (len(before) > _SOME)}; it has {found}; rename its columns, or choose with --columns {name}=COLUMN,COLUMN"
+    )
+
+
+def arrays_of_columns(
+    path: Path, columns: Mapping[str, np.ndarray], wanted: Mapping[str, Variable], label: str, claimed: Mapping[str, Sequence[str]]
+) -> dict[str, np.ndarray]:
+    """An array for each input, and one for the labels, of the columns that they claim."""
+    for c in claimed[label]:
+        _check_labels(path, c, columns[c])
+    return {
+        name: _labels(columns[own[0]], v) if name == label and len(own) == 1 else _stacked(path, columns, name, v, own, name == label)
+        for name, v, own in ((name, v, claimed[name]) for name, v in wanted.items())
+    }
+
+
+def _check_labels(path: Path, name: str, cells: np.ndarray) -> None:
+    empty = cells == "" if cells.dtype.kind == "U" else np.isnan(cells) if cells.dtype.kind == "f" else np.zeros(0)
+    if empty.any():
+        k = int(np.argwhere(empty)[0][0])
+        row = f"example {k + 1}" if path.suffix.lower() == ".parquet" else f"row {k + 2}"
+        raise OnnxError(f"{row} of {path} has no label: its cell in column {name!r} is empty; fill it in, or remove the row")
+
+
+def _labels(found: np.ndarray, v: Variable) -> np.ndarray:
+    """One column of labels; whole numbers are integers where the loss takes those."""
+    whole = found.dtype.kind == "f" and v.dtype.startswith("int") and np.isfinite(found).all() and (found == np.rint(found)).all()
+    return found.astype("int64") if whole else found
 
 
 def _chosen(path: Path, columns: Sequence[str], name: str, patterns: Sequence[str]) -> list[str]:
@@ -183,24 +235,32 @@ def _chosen(path: Path, columns: Sequence[str], name: str, patterns: Sequence[st
     return found
 
 
-def _columns_of(columns: Mapping[str, np.ndarray], name: str) -> list[str]:
+def _columns_of(path: Path, columns: Mapping[str, np.ndarray], name: str) -> list[str]:
+    """The column of that name, or the numbered ones, in the order of their numbers."""
     if name in columns:
         return [name]
-    numbered = re.compile(re.escape(name) + r"[._\[]?(\d+)\]?")
-    return [c for c in columns if numbered.fullmatch(c)]
+    numbers: dict[int, str] = {}
+    for c in columns:
+        k = _place(c, name)
+        if isinstance(k, int) and numbers.setdefault(k, c) != c:
+            raise OnnxError(f"{path} has two columns number {k} for {name!r}: {numbers[k]!r} and {c!r}; rename one of them")
+    return [numbers[k] for k in sorted(numbers)]
 
 
-def _stacked(path: Path, columns: Mapping[str, np.ndarray], name: str, v: Variable, own: Sequence[str]) -> np.ndarray:
+def _place(column: str, name: str) -> int | str:
+    """The number that a column of input `name` has; the column itself if it has none."""
+    m = re.fullmatch(re.escape(name) + r"[._\[]?(\d+)\]?", column)
+    return int(m[1]) if m else column
+
+
+def _stacked(path: Path, columns: Mapping[str, np.ndarray], name: str, v: Variable, own: Sequence[str], labels: bool) -> np.ndarray:
     """The columns side by side, in the shape of the variable."""
+    what = "the label" if labels else f"input {name!r}"
     text = [c for c in own if columns[c].dtype.kind in "UO"]
-    if name == "label" and len(own) == 1:
-        found = columns[own[0]]
-        whole = found.dtype.kind == "f" and v.dtype.startswith("int") and np.isfinite(found).all() and (found == np.rint(found)).all()
-        return found.astype("int64") if whole else found
     if text and not v.dtype.startswith("str"):
         value = columns[text[0]][0]
         raise OnnxError(
-            f"column {text[0]!r} of {path} has text, {str(value)!r} in its first row, and {what(name)} takes {v.dtype}; write it as "
+            f"column {text[0]!r} of {path} has text, {str(value)!r} in its first row, and {what} takes {v.dtype}; write it as "
             f"numbers, or choose other columns: --columns {name}=COLUMN,COLUMN"
         )
     parts = [columns[c].reshape(len(columns[c]), -1) for c in own]
@@ -209,14 +269,10 @@ def _stacked(path: Path, columns: Mapping[str, np.ndarray], name: str, v: Variab
     if ANY not in row and found.shape[1] != int(np.prod(row)):
         some = ", ".join(own[:_SOME]) + ", ..." * (len(own) > _SOME)
         raise OnnxError(
-            f"{path} has {found.shape[1]} numbers for {what(name)}, which takes {int(np.prod(row))}: {shape_text(v)}. They are {some}; "
+            f"{path} has {found.shape[1]} numbers for {what}, which takes {int(np.prod(row))}: {shape_text(v)}. They are {some}; "
             f"--columns {name}=COLUMN,COLUMN chooses others"
         )
     return found.reshape(len(found), *row) if ANY not in row else found
-
-
-def what(name: str) -> str:
-    return "the label" if name == "label" else f"input {name!r}"
 
 
 def shape_text(v: Variable) -> str:

@@ -18,7 +18,7 @@ from ..onnx.errors import OnnxError
 from ..onnx.losses import Loss
 from ..onnx.model import OnnxModel
 from ..onnx.normalize import initialized
-from .data_files import arrays_of_columns, is_table, read_columns, read_named_arrays, shape_text
+from .data_files import arrays_of_columns, claimed_columns, columns_as_before, is_table, read_columns, read_named_arrays, shape_text
 
 Feeds = dict[str, np.ndarray]
 
@@ -125,7 +125,8 @@ def rows_of(feeds: Mapping[str, np.ndarray]) -> int:
 
 
 class ExampleReader:
-    """Reads examples for a model and a loss. `classes` are the names of classes, if the first examples have labels that are text."""
+    """Reads examples for a model and a loss. `classes` are the names of classes, if the first examples have labels that are text: labels
+    that are read later are looked up by name. Later tables have the columns of the first one."""
 
     def __init__(
         self, model: OnnxModel, loss: Loss, scores: Variable, labels: Variable, label: str = "label",
@@ -134,11 +135,16 @@ class ExampleReader:
         """`scores` are what the loss takes, `labels` the variable of the labels, and `label` is their name in files."""
         self.model, self.loss, self.scores, self.labels, self.label, self.columns = model, loss, scores, labels, label, columns or {}
         self.classes: list[str] | None = None
+        self._first_labels = ""  # where labels were read first
+        self._claimed: Mapping[str, Sequence[str]] | None = None  # the columns of the first table
         held = initialized(model.proto.graph)
         self.given = [i.name for i in model.proto.graph.input if i.name not in held]
-        wanted = dict(zip(self.given, model.feeds, strict=True)) | {"label": labels}
-        self.wanted = {n: v for n, v in wanted.items() if n == "label" or any(v.name in op.input_arg_names for op in model.program.ops)}
-        _check_open({name: v for name, v in self.wanted.items() if name != "label"})
+        if label in self.given:
+            raise OnnxError(f"the model has an input {label!r}, so the labels must have another name: give it with --label NAME")
+        inputs = dict(zip(self.given, model.feeds, strict=True))
+        inputs = {n: v for n, v in inputs.items() if any(v.name in op.input_arg_names for op in model.program.ops)}
+        _check_open(inputs)
+        self.wanted = inputs | {label: labels}  # by the names that arrays have in files
 
     def read(self, source: str, steps: int | None = None) -> Examples:
         """The examples of a file, a folder or `module:function`. Raises OnnxError if they do not fit the model."""
@@ -148,12 +154,17 @@ class ExampleReader:
         if not path.exists():
             raise OnnxError(f"{source}: there is no such file or folder")
         if is_table(path):
-            arrays = arrays_of_columns(path, read_columns(path), self.wanted, self.label, self.columns)
-            return Arrays(self.feeds(arrays, source))
-        arrays = read_named_arrays(path)
-        if self.label in arrays:
-            arrays["label"] = arrays.pop(self.label)
-        return Arrays(self.feeds(arrays, source))
+            return Arrays(self.feeds(self._of_table(path), source))
+        return Arrays(self.feeds(read_named_arrays(path), source))
+
+    def _of_table(self, path: Path) -> dict[str, np.ndarray]:
+        columns = read_columns(path, text=None if self.classes is None else self.label)
+        claimed: Mapping[str, Sequence[str]] = claimed_columns(path, columns, self.wanted, self.label, self.columns)
+        if self._claimed is not None:
+            claimed = columns_as_before(path, claimed, self._claimed)
+        found = arrays_of_columns(path, columns, self.wanted, self.label, claimed)
+        self._claimed = self._claimed or claimed
+        return found
 
     def feeds(self, arrays: Mapping[str, np.ndarray], source: str) -> Feeds:
         """The arrays by names of the program. Raises OnnxError if they do not fit the model."""
@@ -165,7 +176,8 @@ class ExampleReader:
                 raise OnnxError(self._missing(name, v, arrays, source))
             rest.discard(key)
             found = arrays[key]
-            fed[v.name] = as_feed(name, self._ids(found, v, source) if name == "label" and found.dtype.kind in "UO" else found, v)
+            is_label = v is self.labels
+            fed[v.name] = as_feed(name, self._numbers(found, source) if is_label else found, v, is_label)
         if rest:
             name = min(rest)
             near = nearest(name, self.wanted, "wanted are")
@@ -186,7 +198,18 @@ class ExampleReader:
             hint = f"{close.replace('did you mean', 'is it')} then save it as {name!r}"
         return f"{source} has no array {name!r}, which is {shape_text(v)}; it has {has}; {hint}"
 
-    def _ids(self, names: np.ndarray, v: Variable, source: str) -> np.ndarray:
+    def _numbers(self, labels: np.ndarray, source: str) -> np.ndarray:
+        """Labels as numbers; if they are names of classes, the numbers of these."""
+        is_text, first = labels.dtype.kind in "UO", self._first_labels
+        self._first_labels = first or source
+        if is_text and first and self.classes is None:
+            raise OnnxError(
+                f"the labels of {source} are text, such as {str(labels.ravel()[0])!r}, and those of {first} are numbers; write both as "
+                "numbers, or both as text"
+            )
+        return self._ids(labels, source) if is_text or self.classes is not None else labels
+
+    def _ids(self, names: np.ndarray, source: str) -> np.ndarray:
         """The numbers of classes that are given by name."""
         found = sorted({str(n) for n in names.ravel()})
         if self.loss.head.class_axis is None and not (self.loss.name.startswith("sigmoid") and len(found) == 2):
@@ -232,17 +255,19 @@ def _check_open(inputs: Mapping[str, Variable]) -> None:
     raise OnnxError(f"the model fixes the batch: input {name!r} is {shape_text(v)}; --shapes {name}={opened} opens it")
 
 
-def as_feed(name: str, a: np.ndarray, v: Variable) -> np.ndarray:
+def as_feed(name: str, a: np.ndarray, v: Variable, is_label: bool) -> np.ndarray:
     """An array in the dtype of the variable that it feeds."""
-    if name == "label" and a.ndim == v.ndim - 1 and v.shape[-1] == 1:
+    if is_label and a.ndim == v.ndim - 1 and v.shape[-1] == 1:
         a = a[..., None]
     try:
         a = kept(a, np_dtype(v.dtype))
     except ValueError as e:
         found, wanted = f"{a.dtype}{list(a.shape)}", shape_text(v)
-        raise OnnxError(f"array {name!r} is {found}, and {wanted} is expected: it {e}{_hint(name, a, v)}") from None
+        raise OnnxError(f"array {name!r} is {found}, and {wanted} is expected: it {e}{_hint(name, a, v, is_label)}") from None
     if not _fits(a.shape, v):
-        raise OnnxError(f"array {name!r} has shape {list(a.shape)}, and {shape_text(v)} is expected, one row an example{_hint(name, a, v)}")
+        raise OnnxError(
+            f"array {name!r} has shape {list(a.shape)}, and {shape_text(v)} is expected, one row an example{_hint(name, a, v, is_label)}"
+        )
     return a
 
 
@@ -250,10 +275,13 @@ def _fits(shape: Sequence[int], v: Variable) -> bool:
     return len(shape) == v.ndim and all(d in (have, ANY) for d, have in zip(v.shape[1:], shape[1:], strict=True))
 
 
-def _hint(name: str, a: np.ndarray, v: Variable) -> str:
+def _hint(name: str, a: np.ndarray, v: Variable, is_label: bool) -> str:
     """A hint how to make an array fit, or "" if there is none."""
-    if name == "label" and v.shape[-1] == 1 and a.ndim == v.ndim and a.shape[-1] > 1:
-        return "; of one-hot labels save label.argmax(axis=-1)"
+    if a.dtype.kind == "f" and v.dtype.startswith("int") and not np.isfinite(a).all():
+        k = int(np.argwhere(~np.isfinite(a))[0][0])
+        return f"; example {k + 1} has {a[k].ravel()[~np.isfinite(a[k].ravel())][0]}: write an integer there, or leave the example out"
+    if is_label and v.shape[-1] == 1 and a.ndim == v.ndim and a.shape[-1] > 1:
+        return f"; of one-hot labels save {name}.argmax(axis=-1)"
     if _fits(a.shape, v):
         return f"; save {name}.astype({v.dtype!r})" if a.dtype.kind == "f" and v.dtype.startswith("int") else ""
     if a.ndim == v.ndim > 2 and _fits(np.moveaxis(a, -1, 1).shape, v):

@@ -100,6 +100,13 @@ class Epoch(NamedTuple):
         return -found if metric in LOWER_IS_BETTER else found
 
 
+def _option(value: Any) -> str:
+    """The value of an option, as in a list of options that differ."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{n}={_option(v)}" for n, v in value.items()) or "none"
+    return ("none" if value is None else str(value)) if not isinstance(value, list) else ",".join(map(str, value)) or "none"
+
+
 def _text(loss: float, scores: Mapping[str, float]) -> str:
     return ", ".join([f"loss {loss:.4g}", *(shown(n, v) for n, v in scores.items())])
 
@@ -115,6 +122,7 @@ class TrainingLoop:
         self.write, self.say, self.log = write, say, log
         self.epochs: list[Epoch] = []
         self._first = 0  # the first epoch that may be the best: those before a lost file are not
+        self._ahead = 0  # how far the numbers of checkpoints are ahead of those of epochs, in folders of older versions
         self.steps = examples.steps(how.batch)
         self._checkpoints = None if how.checkpoints is None else CheckpointManager(how.checkpoints)
         self._alone, self._scope = Executor(CPUPlace()), Scope()
@@ -177,14 +185,17 @@ class TrainingLoop:
             tell(now=f"loss {found[0]:.4g}, {rate:.0f} examples/s")
             self._record(self.trainee.program.name, epoch * self.steps + k, dict(zip(("loss", "accuracy"), found)), rate)
         means = [float(v) for v in totals / max(count, 1)]
-        if not np.isfinite(means[0]):
-            written = f"; epoch {self.best + 1} was written" if self._has_best() else ", so nothing was written"
-            hint = self.examples.with_nan() or "a smaller --lr may help"
-            raise OnnxError(f"the loss is {means[0]} in epoch {epoch + 1}{written}; {hint}")
+        self._check_finite("the loss", means[0], epoch, self.examples)
         loss, scores = self._validated()
-        if loss is not None:
+        if loss is not None and self.held is not None:
+            self._check_finite("the validation loss", loss, epoch, self.held)
             self._record("validation", (epoch + 1) * self.steps - 1, {"loss": loss, **scores})
         return Epoch(means[0], means[1] if len(means) > 1 else None, loss, scores)
+
+    def _check_finite(self, what: str, loss: float, epoch: int, examples: Examples) -> None:
+        if not np.isfinite(loss):
+            written = f"; epoch {self.best + 1} was written" if self._has_best() else ", so nothing was written"
+            raise OnnxError(f"{what} is {loss} in epoch {epoch + 1}{written}; {examples.with_nan() or 'a smaller --lr may help'}")
 
     def _weight(self, fed: Feeds) -> int:
         """How much of the mean a batch is: its labels that count, or its rows."""
@@ -224,9 +235,10 @@ class TrainingLoop:
     def _save(self) -> None:
         if self._checkpoints is None:
             return
-        extra = {"epochs": [[e.loss, e.accuracy, e.val_loss, dict(e.val_scores)] for e in self.epochs], "options": dict(self.how.options)}
+        extra: dict[str, Any] = {"epochs": [[e.loss, e.accuracy, e.val_loss, dict(e.val_scores)] for e in self.epochs]}
+        extra |= {"options": dict(self.how.options), "first": self._first, "monitored": self.monitored if self.held is not None else None}
         with self._state() as executor:
-            self._checkpoints.save(len(self.epochs) * self.steps, self.trainee.program, executor, extra)
+            self._checkpoints.save(len(self.epochs) + self._ahead, self.trainee.program, executor, extra)
 
     def _resume(self) -> None:
         assert self._checkpoints is not None
@@ -238,13 +250,40 @@ class TrainingLoop:
         self.epochs = [Epoch(*e) for e in extra.get("epochs", ())]
         with self._state() as executor:
             there = from_first(executor, "look for the model", self.how.output.exists)
-        self._first = 0 if there else len(self.epochs)
+            self._ahead = (from_first(executor, "look for checkpoints", self._checkpoints.latest) or 0) - len(self.epochs)
+        self._first, why_not = self._comparable(extra, there)
         before: Mapping[str, Any] = extra.get("options", {})
-        other = [f"--{n.replace('_', '-')} {before[n]}, now {v}" for n, v in self.how.options.items() if before.get(n, v) != v]
+        other = [
+            f"--{n.replace('_', '-')} {_option(before[n])}, now {_option(v)}" for n, v in self.how.options.items() if before.get(n, v) != v
+        ]
         if other:
             self.say(f"these options differ from those of the checkpoint, so the results will: {'; '.join(other)}")
-        lost = f"; {self.how.output} is not there, so the best epoch is chosen from the others" if self._first and self.held else ""
+        lost = f"; {why_not}, so the best epoch is chosen from the others" if why_not and self.held else ""
         self.say(f"continues after epoch {len(self.epochs)}, from {self._checkpoints.folder}{lost}")
+
+    def _comparable(self, extra: Mapping[str, Any], there: bool) -> tuple[int, str]:
+        """The first epoch that may be the best, and why none of the checkpoint's may be, or ""."""
+        if not there:
+            return len(self.epochs), f"{self.how.output} is not there"
+        first = max([extra.get("first", 0), *(k for k, e in enumerate(self.epochs, 1) if e.val_loss is None)])
+        if first == len(self.epochs):
+            return first, "its last epoch was not validated"
+        if self.held is not None:
+            self._check_metric(extra, self.epochs[first:])
+        return first, ""
+
+    def _check_metric(self, extra: Mapping[str, Any], epochs: Sequence[Epoch]) -> None:
+        """Raise OnnxError if the file has the best epoch by another metric: the next one would replace it."""
+        lacking = any(self.monitored != "loss" and self.monitored not in e.val_scores for e in epochs)
+        before = extra.get("monitored") or ("another metric" if lacking else self.monitored)
+        if before == self.monitored:
+            return
+        assert self._checkpoints is not None
+        again = "without --metric" if before == "loss" else f"with --metric {'NAME' if before == 'another metric' else before}"
+        raise OnnxError(
+            f"{self.how.output} has the best epoch by {before}, as the training in {self._checkpoints.folder} chose it, and now "
+            f"{self.monitored} is to choose; continue {again}, or give another -o FILE for the best of the epochs that come"
+        )
 
     def _state(self) -> _StateHolder:
         return _StateHolder(self.exe)

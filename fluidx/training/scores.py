@@ -42,33 +42,37 @@ class MeanOverClasses(MetricBase):
 
 
 class OfErrors(MetricBase):
-    """A function of the sums of |error|, error², label and label², and of their number."""
+    """A function of the sums of |error|, of error² and of (label - mean of labels)², and of their number."""
 
-    def __init__(self, of: Callable[[float, float, float, float, int], float], name: str):
+    def __init__(self, of: Callable[[float, float, float, int], float], name: str):
         super().__init__(name)
         self._of = of
         self.reset()
 
     def reset(self) -> None:
-        self._sums, self._count = np.zeros(4), 0
+        self._sums, self._mean, self._count = np.zeros(3), 0.0, 0
 
     def update(self, preds: Any, labels: Any) -> None:
-        y = np.float64(labels)
+        y = np.asarray(labels, "float64")
+        if not y.size:
+            return
         d = preds - y
-        self._sums += [np.abs(d).sum(), (d * d).sum(), y.sum(), (y * y).sum()]
-        self._count += y.size
+        mean = y.flat[0] + np.mean(y - y.flat[0])  # exact if all are equal
+        count, apart = self._count + y.size, mean - self._mean
+        between = apart * apart * self._count * (y.size / count)  # as Chan, Golub and LeVeque join the spreads of two samples
+        self._sums += [np.abs(d).sum(), (d * d).sum(), ((y - mean) ** 2).sum() + between]
+        self._mean, self._count = mean if not self._count else self._mean + apart * (y.size / count), count
 
     def eval(self) -> float:
-        absolute, squared, total, squares = map(float, self._sums)
-        return float(self._of(absolute, squared, total, squares, self._count))
+        absolute, squared, spread = map(float, self._sums)
+        return float(self._of(absolute, squared, spread, self._count))
 
 
 def _f1(precision: float, recall: float) -> float:
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
-def _r2(absolute: float, squared: float, total: float, squares: float, count: int) -> float:
-    spread = squares - total * total / count
+def _r2(absolute: float, squared: float, spread: float, count: int) -> float:
     return 1 - squared / spread if spread > 0 else 0.0
 
 
@@ -80,9 +84,9 @@ OF_CLASSES: dict[str, Callable[[], MetricBase]] = {
     "auc": Auc,
 }
 OF_NUMBERS: dict[str, Callable[[], MetricBase]] = {
-    "mae": lambda: OfErrors(lambda a, s, y, yy, n: a / n, "mae"),
-    "mse": lambda: OfErrors(lambda a, s, y, yy, n: s / n, "mse"),
-    "rmse": lambda: OfErrors(lambda a, s, y, yy, n: (s / n) ** 0.5, "rmse"),
+    "mae": lambda: OfErrors(lambda a, s, v, n: a / n, "mae"),
+    "mse": lambda: OfErrors(lambda a, s, v, n: s / n, "mse"),
+    "rmse": lambda: OfErrors(lambda a, s, v, n: (s / n) ** 0.5, "rmse"),
     "r2": lambda: OfErrors(_r2, "r2"),
 }
 METRICS = (*OF_CLASSES, *OF_NUMBERS)

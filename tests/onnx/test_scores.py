@@ -59,3 +59,20 @@ def test_scores_of_numbers():
     assert score("mse", loss, found, label) == pytest.approx(5 / 3)
     assert score("rmse", loss, found, label) == pytest.approx((5 / 3) ** 0.5)
     assert score("r2", loss, found, label) == pytest.approx(1 - 5 / 8)  # the labels differ from their mean 2 by -2, 0 and 2
+
+
+@pytest.mark.parametrize("parts", [1, 3, 100])
+@pytest.mark.parametrize("shift", [0, 1.7e9])
+def test_r2_of_numbers_that_are_large_beside_their_spread(parts, shift):
+    """0 to 99 differ from their mean by 100 (100² - 1) / 12 in sum of squares. Each error is 50."""
+    found, label = Score("r2", Loss("square_error_cost")), shift + np.arange(100.0)
+    for y in np.array_split(label, parts):
+        found.update(y + 50, y)
+    assert found.eval() == pytest.approx(1 - 100 * 50**2 / (100 * (100**2 - 1) / 12), rel=1e-9)
+
+
+def test_r2_of_labels_that_are_all_equal():
+    found = Score("r2", Loss("square_error_cost"))
+    for y in ([0.1, 0.1, 0.1], [], [0.1] * 7):
+        found.update(np.ones(len(y)), np.array(y))
+    assert found.eval() == 0
