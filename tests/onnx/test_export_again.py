@@ -48,7 +48,6 @@ OTHERWISE = {
     "stash": "its rows are a constant for known sizes",
     "stash_add": "an import does not know that the ids of a ScatterND are distinct",
     "stash_read": "an import does not know that the index of a row is not negative",
-    "softmax": "a softmax along another axis than fluid's is exported as basic nodes",
     "slice_like": "the bounds are constants for known sizes",
     "squared_l2_norm": "ReduceSumSquare is imported as square and reduce_sum",
     "unique": "int32 positions that no node reads are not cast again",

@@ -44,6 +44,14 @@ def test_minus_infinity_masks_a_class_and_nan_stays():
     assert y[0].tolist() == [0.5, 0, 0.5] and np.isnan(y[1]).all()
 
 
+def test_the_least_number_is_a_logit():
+    """Rows of nothing else have equal shares, and beside it -infinity has none."""
+    least = np.finfo("float32").min
+    x = np.array([[least, least], [least, -np.inf], [least, 0]], "float32")
+    assert run(Softmax, x).tolist() == [[0.5, 0.5], [1, 0], [0, 1]]
+    assert run(LogSoftmax, x)[1:].tolist() == [[0, -np.inf], [least, 0]]
+
+
 def test_results_may_overwrite_their_input():
     x = np.random.default_rng(0).standard_normal((5, 33)).astype("float32")
     for op in (Softmax, LogSoftmax):
