@@ -219,3 +219,201 @@ def test_few_bits_by_hand():
     attrs = {"bits": 4, "block_size": 16, "K": 16, "N": 1, "domain": "com.microsoft"}
     got = one_node.ran("MatMulNBits", [x, held, scale], known=(1, 2), **attrs)
     np.testing.assert_allclose(got, [[0.5 * (2 * 56 + 64)]])
+
+
+# -- attention -------------------------------------------------------------------------------------------------------------------
+
+
+def ones(rows, columns, *lengths, dtype="int32"):
+    """A mask that shows the first `lengths` columns of each row."""
+    return (np.arange(columns) < np.array(lengths)[:, None]).astype(dtype).reshape(rows, columns)
+
+
+X3, W, WB = normal(2, 3, 8), normal(8, 24), normal(24)
+PAST = normal(2, 2, 2, 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "attrs"),
+    [
+        ([X3, W, WB], 1, {}),
+        ([X3, W, WB], 1, {"unidirectional": 1, "scale": 0.3}),
+        ([X3, W, None], 1, {}),
+        ([X3, W, WB, ones(2, 3, 2, 3)], 1, {}),
+        ([X3, W, WB, ones(2, 3, 2, 3), None, normal(1, 2, 3, 3)], 1, {"mask_filter_value": -50.0}),
+        ([X3, W, WB, np.tril(np.ones((2, 3, 3), "int32"))], 1, {}),
+        ([X3, W, WB, np.array([2, 3], "int32")], 1, {}),
+        ([X3, W, WB, np.array([3, 3, 1, 0], "int32")], 1, {}),
+        ([X3, W, WB, None, PAST], 2, {}),
+        ([X3, W, WB, None, PAST], 2, {"unidirectional": 1}),
+        ([X3, W, WB, ones(2, 8, 7, 8), PAST], 2, {"unidirectional": 1}),
+        ([X3, normal(8, 20), normal(20)], 1, {"qkv_hidden_sizes": [8, 8, 4]}),
+    ],
+)  # fmt: skip
+def test_attention(inputs, outputs, attrs):
+    same("Attention", inputs, outputs, known=(1, 2), num_heads=2, atol=1e-5, **attrs)
+
+
+def test_quantized_attention():
+    x, w = eight(2, 3, 8), eight(8, 24, signed=True)
+    inputs = [x, w, WB, f(0.02), f(0.01), np.array([2, 3], "int32"), U, S]
+    same("QAttention", inputs, known=(1, 2, 3, 4, 6, 7), num_heads=2, atol=1e-4)
+
+
+Q, K, V, BIAS = normal(2, 3, 8), normal(2, 5, 8), normal(2, 5, 8, seed=1), normal(24)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "attrs"),
+    [
+        ([Q, K, V], 1, {}),
+        ([Q, K, normal(2, 5, 12)], 1, {"scale": 0.7}),
+        ([Q, K, V, BIAS], 1, {}),
+        ([Q, normal(2, 2, 5, 4), normal(2, 2, 5, 4, seed=1)], 1, {}),
+        ([Q, normal(2, 2, 5, 4), normal(2, 2, 5, 4, seed=1), BIAS], 1, {}),
+        ([Q, K, V, None, ones(2, 5, 2, 5)], 1, {}),
+        ([Q, K, V, None, np.array([2, 5], "int32")], 1, {}),
+        ([Q, K, V, None, None, normal(1, 1, 3, 5)], 1, {}),
+        ([Q, Q, V[:, :3], BIAS, ones(2, 7, 6, 7), normal(2, 2, 3, 7), *PAST[:, :, :, :4]], 3, {}),
+        ([Q, Q, V[:, :3]], 3, {"unidirectional": 1}),
+        ([Q, Q, V[:, :3], None, None, None, *PAST], 3, {"unidirectional": 1}),
+    ],
+)  # fmt: skip
+def test_multi_head_attention(inputs, outputs, attrs):
+    inputs = [v if v is None else np.ascontiguousarray(v) for v in inputs]
+    same("MultiHeadAttention", inputs, outputs, num_heads=2, atol=1e-5, **attrs)
+
+
+def test_packed_heads():
+    """[batch, rows, heads, 3, width], which CPUs of ONNX Runtime lack, is the same as three operands."""
+    q, k, v = normal(2, 3, 8), normal(2, 3, 8, seed=1), normal(2, 3, 8, seed=2)
+    apart = [x.reshape(2, 3, 2, 4) for x in (q, k, v)]
+    attrs = {"num_heads": 2, "domain": "com.microsoft"}
+    want = one_node.ran("MultiHeadAttention", [q, k, v, BIAS], **attrs)
+    for packed in ([np.stack(apart, 3), None, None], [q, np.stack(apart[1:], 3), None]):
+        np.testing.assert_allclose(one_node.ran("MultiHeadAttention", [*packed, BIAS], **attrs), want, rtol=1e-5, atol=1e-6)
+
+
+TABLES = [np.cos(normal(9, 2)), np.sin(normal(9, 2))]
+
+
+@pytest.mark.parametrize(
+    ("x", "at", "attrs"),
+    [
+        (normal(2, 3, 8), np.array([4], "int64"), {}),
+        (normal(2, 3, 8), np.array([[1, 2, 3], [0, 5, 8]], "int64"), {"interleaved": 1}),
+        (normal(2, 2, 3, 4), np.array([[1, 2, 3], [0, 5, 8]], "int64"), {}),
+        (normal(2, 3, 12), np.array([0], "int64"), {"num_heads": 2, "rotary_embedding_dim": 4}),
+    ],
+)
+def test_rotary_embedding(x, at, attrs):
+    same("RotaryEmbedding", [x, at, *TABLES], known=(2, 3), **attrs)
+
+
+def grouped(batch, rows, held, ends, total, *more, packed=False, heads=4, few=2, width=16):
+    """The operands of a GroupQueryAttention."""
+    new = [normal(batch, rows, heads * width), normal(batch, rows, few * width), normal(batch, rows, few * width, seed=1)]
+    new = [np.concatenate(new, -1), None, None] if packed else new
+    cache = [normal(batch, few, held, width, seed=k) for k in (2, 3)]
+    return [*new, *cache, np.array(ends, "int32") - 1, np.array(total, "int32"), *more]
+
+
+WIDE = [np.cos(normal(12, 8)), np.sin(normal(12, 8))]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "attrs"),
+    [
+        (grouped(1, 3, 0, [3], 3), {}),
+        (grouped(2, 3, 0, [3, 3], 3, *WIDE), {"do_rotary": 1}),
+        (grouped(1, 1, 5, [6], 6), {}),
+        (grouped(1, 1, 5, [6], 6, *WIDE, packed=True), {"do_rotary": 1, "rotary_interleaved": 1, "scale": 0.4}),
+        (grouped(1, 3, 5, [8], 8), {"local_window_size": 3}),
+        (grouped(1, 3, 5, [8], 8), {"softcap": 0.7}),
+        (grouped(2, 1, 5, [6, 6], 6), {}),
+        (grouped(2, 1, 9, [6, 4], 6, *WIDE), {"do_rotary": 1}),
+        (grouped(1, 3, 9, [3], 3), {}),
+        (grouped(1, 3, 0, [3], 3, None, None, None, normal(1, 4, 3, 3)), {}),
+    ],
+)  # fmt: skip
+def test_group_query_attention(inputs, attrs):
+    known = tuple(k for k in (5, 6, 7, 8) if k < len(inputs))
+    total = int(inputs[6])
+    attrs = {"num_heads": 4, "kv_num_heads": 2, "domain": "com.microsoft", **attrs}
+    if inputs[3].shape[2] == 0:
+        inputs[3] = inputs[4] = None
+    want = one_node.by_runtime("GroupQueryAttention", inputs, 3, known, **attrs)
+    got = one_node.ran("GroupQueryAttention", inputs, 3, known, **attrs)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-5)
+    for g, w in zip(got[1:], want[1:], strict=True):
+        assert g.shape == w.shape
+        ends = np.minimum(inputs[5] + 1, total)
+        for row, end in enumerate(ends):  # rows behind the end of a sequence are not specified
+            np.testing.assert_allclose(g[row, :, :end], w[row, :, :end], rtol=1e-5, atol=1e-5)
+
+
+# -- a model that ONNX Runtime optimized ---------------------------------------------------------------------------------------------------
+
+BLOCK = """<ir_version: 8, opset_import: ["": 13]>
+block (float[batch, rows, 8] x) => (float[batch, rows, 8] y) {
+    two = Constant <value_float = 2.0> ()
+    one = Constant <value_float = 1.0> ()
+    half = Constant <value_float = 0.5> ()
+    root = Constant <value_float = 1.4142135> ()
+    little = Constant <value_float = 1e-5> ()
+    p = MatMul (x, w1)
+    h = Add (p, b1)
+    he = Div (h, root)
+    hf = Erf (he)
+    hg = Add (hf, one)
+    hh = Mul (h, hg)
+    g = Mul (hh, half)
+    q = MatMul (g, w2)
+    qb = Add (q, b2)
+    s = Add (qb, x)
+    m = ReduceMean <axes = [-1]> (s)
+    d = Sub (s, m)
+    dd = Pow (d, two)
+    v = ReduceMean <axes = [-1]> (dd)
+    ve = Add (v, little)
+    r = Sqrt (ve)
+    z = Div (d, r)
+    zg = Mul (z, scale)
+    y = Add (zg, shift)
+}"""
+
+
+def block():
+    """A part of a transformer as an exporter of opset 13 writes it: gelu and layer normalization in simple operators."""
+    model = onnx.parser.parse_model(BLOCK)
+    held = {"w1": normal(8, 16), "b1": normal(16), "w2": normal(16, 8), "b2": normal(8)}
+    held |= {"scale": normal(8, seed=1), "shift": normal(8, seed=2)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(v, k) for k, v in held.items())
+    return model.SerializeToString()
+
+
+def losses(model, x, steps=3):
+    loaded = fx.onnx.load(model)
+    loss = fx.onnx.set_training(loaded, loss="square_error_cost")
+    with fx.program_guard(loaded.program, loaded.startup):
+        fx.optimizer.SGD(0.05).minimize(loss)
+    executor, scope = fx.Executor(), fx.Scope()
+    executor.run(loaded.startup, scope=scope)
+    feed = {"x": x, "label": np.ones_like(x)}
+    return [executor.run(loaded.program, feed=feed, fetch_list=[loss], scope=scope)[0].item() for _ in range(steps)]
+
+
+def test_optimized_model_trains(tmp_path):
+    """It has other operators, of which LayerNormalization is none of opset 13, and takes the same steps."""
+    runtime = pytest.importorskip("onnxruntime")
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "optimized.onnx"), 3
+    x = normal(2, 3, 8)
+    (want,) = runtime.InferenceSession(block(), options, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    optimized = onnx.load(tmp_path / "optimized.onnx")
+    assert {"BiasGelu", "LayerNormalization"} < {node.op_type for node in optimized.graph.node} and len(optimized.graph.node) < 10
+    np.testing.assert_allclose(fx.onnx.session(optimized).run({"x": x})[0], want, rtol=1e-5, atol=1e-5)
+    found = losses(optimized, x)
+    np.testing.assert_allclose(found, losses(block(), x), rtol=1e-5)
+    assert found[-1] < found[0]
