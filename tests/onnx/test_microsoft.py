@@ -352,6 +352,62 @@ def test_group_query_attention(inputs, attrs):
             np.testing.assert_allclose(g[row, :, :end], w[row, :, :end], rtol=1e-5, atol=1e-5)
 
 
+D = "float64"
+GROUPS = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "wrt", "attrs"),
+    [
+        ("Attention", [X3, W, WB, np.array([2, 3], "int32")], (0, 1, 2), {"num_heads": 2, "unidirectional": 1}),
+        ("MultiHeadAttention", [Q, K, V, BIAS], (0, 1, 2, 3), {"num_heads": 2}),
+        ("GroupQueryAttention", grouped(1, 2, 0, [2], 2, *WIDE), (0, 1, 2), {**GROUPS, "softcap": 0.9}),
+        ("SkipLayerNormalization", [normal(2, 3, 4), normal(2, 3, 4, seed=1), normal(4), normal(4, seed=1)], (0, 1, 2, 3), {}),
+        ("SkipSimplifiedLayerNormalization", [normal(2, 3, 4), normal(2, 3, 4, seed=1), normal(4)], (0, 1, 2), {"epsilon": 0.1}),
+        ("FusedMatMul", [normal(4, 3), normal(5, 4)], (0, 1), {"transA": 1, "transB": 1, "alpha": 0.3}),
+        ("QuickGelu", [normal(3, 4)], (0,), {}),
+        ("BiasSplitGelu", [normal(1, 3, 4), normal(4)], (0, 1), {}),
+    ],
+)
+def test_gradients(op, inputs, wrt, attrs):
+    inputs = [v.astype(D) if v.dtype == F else v for v in inputs]
+    if op == "GroupQueryAttention":
+        inputs[3] = inputs[4] = None
+    known = tuple(k for k, v in enumerate(inputs) if k not in wrt and v is not None)
+    one_node.check_gradient(op, inputs, wrt=wrt, known=known, domain="com.microsoft", **attrs)
+
+
+OPEN = {
+    "Attention": ([X3, W, WB, ones(2, 3, 2, 3)], {0: "bs", 3: "bs"}, (1, 2), {"num_heads": 2, "unidirectional": 1}),
+    "MultiHeadAttention": ([Q, K, V, BIAS, ones(2, 5, 2, 5)], {0: "bs", 1: "bk", 2: "bk", 4: "bk"}, (3,), {"num_heads": 2}),
+    "RotaryEmbedding": ([normal(2, 3, 8), np.array([4]), *TABLES], {0: "bs"}, (2, 3), {}),
+    "GroupQueryAttention": (
+        grouped(2, 1, 5, [6, 6], 6, *WIDE), {0: "bs", 1: "bs", 2: "bs", 3: "b.p", 4: "b.p", 5: "b"}, (7, 8), GROUPS,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OPEN)
+def test_open_axes(op):
+    """One program for any batch and any number of rows."""
+    inputs, axes, known, attrs = OPEN[op]
+    outputs, attrs = 3 if op == "GroupQueryAttention" else 1, {"domain": "com.microsoft", **attrs}
+    model = one_node.model(op, inputs, outputs, known, **attrs)
+    for value in model.graph.input:
+        for k, letter in enumerate(axes.get(int(value.name[1:]), "")):
+            if letter != ".":
+                value.type.tensor_type.shape.dim[k].dim_param = letter
+    for value in model.graph.output:
+        value.type.tensor_type.elem_type = 1
+    want = one_node.by_runtime(op, inputs, outputs, known, **attrs)
+    loaded, executor, scope = fx.onnx.load(model), fx.Executor(), fx.Scope()
+    executor.run(loaded.startup, scope=scope)
+    feed = {v.name: inputs[int(i.name[1:])] for i, v in zip(model.graph.input, loaded.feeds, strict=True)}
+    got = executor.run(loaded.program, feed=feed, fetch_list=list(loaded.fetches), scope=scope)
+    for g, w in zip(got, want if outputs > 1 else [want], strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5)
+
+
 # -- a model that ONNX Runtime optimized ---------------------------------------------------------------------------------------------------
 
 BLOCK = """<ir_version: 8, opset_import: ["": 13]>

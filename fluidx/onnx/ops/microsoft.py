@@ -63,14 +63,14 @@ def bias_add(n: Node) -> object:
 def simplified_layer_norm(n: Node) -> object:
     if n.wants(1):
         raise n.wrong("fluidx does not compute its output 'inv_std_var'; leave it out")
-    return n.apply("RMSNormalization", *n.operands, axis=n.attr("axis", -1), epsilon=n.attr("epsilon", 1e-5))
+    return n.apply("RMSNormalization", *n.operands, axis=n.attr("axis", -1), **_precision(n, 1e-5))
 
 
 @microsoft("SkipLayerNormalization")
 def skip_layer_norm(n: Node) -> object:
     total = _skip_sum(n, 4)
     weights = [n.operands[k] for k in (2, 3) if n.has(k)]
-    return *n.apply("LayerNormalization", total, *weights, outputs=3, axis=-1, epsilon=n.attr("epsilon", 1e-12)), total
+    return *n.apply("LayerNormalization", total, *weights, outputs=3, axis=-1, **_precision(n)), total
 
 
 @microsoft("SkipSimplifiedLayerNormalization")
@@ -78,7 +78,12 @@ def skip_simplified_layer_norm(n: Node) -> object:
     total = _skip_sum(n, 3)
     if n.wants(2):
         raise n.wrong("fluidx does not compute its output 'inv_std_var'; leave it out")
-    return n.apply("RMSNormalization", total, n.operands[2], axis=-1, epsilon=n.attr("epsilon", 1e-12)), None, None, total
+    return n.apply("RMSNormalization", total, n.operands[2], axis=-1, **_precision(n)), None, None, total
+
+
+def _precision(n: Node, epsilon: float = 1e-12) -> dict[str, Any]:
+    """The attributes of a normalization: float64 is computed in itself, all else in float32."""
+    return {"epsilon": n.attr("epsilon", epsilon), "stash_type": 11 if n.dtype(0) == "float64" else 1}
 
 
 def _skip_sum(n: Node, bias: int) -> Any:

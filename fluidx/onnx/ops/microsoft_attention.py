@@ -281,7 +281,7 @@ class _Cache(NamedTuple):
         total = None if isinstance(n.operands[6], Variable) or ANY in (held, added) else int(n.value(6).reshape(()))
         if total is None or total > held:
             columns = n.apply("Add", past, new)
-            if n.shape(0)[0] == 1:
+            if n.shape(0)[0] == 1 and total is not None:
                 return cls(n, new, columns, n.apply("Reshape", past, _ints(1, 1)), ends)
         else:
             columns = past
