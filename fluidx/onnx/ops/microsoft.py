@@ -12,6 +12,7 @@ from ...ir import Variable
 from ..node import Node
 from ..normalize import MICROSOFT
 from ..table import IMPORT, entry, imports, on_numpy
+from .microsoft_quantized import dequantized
 from .recurrent import unrolled
 
 microsoft = partial(imports, domain=MICROSOFT)
@@ -93,7 +94,20 @@ def _skip_sum(n: Node, bias: int) -> Any:
 
 @microsoft("EmbedLayerNormalization")
 def embed_layer_norm(n: Node) -> object:
-    ids, segments, words, places, kinds, scale, bias, mask, at = [*n.operands, *[None] * 9][:9]
+    ids, segments, *tables, mask, at = [*n.operands, *[None] * 9][:9]
+    return _embedded(n, ids, segments, tables, mask, at)
+
+
+@microsoft("QEmbedLayerNormalization")
+def quantized_embed_layer_norm(n: Node) -> object:
+    """The tables are operands 2 to 6, followed behind the mask by their scales and their zero points."""
+    tables = [dequantized(n, k, k + 6, k + 11) if n.has(k) else None for k in range(2, 7)]
+    return _embedded(n, n.operands[0], n.operands[1], tables, n.operands[7], None)
+
+
+def _embedded(n: Node, ids: Any, segments: Any, tables: list[Any], mask: Any, at: Any) -> object:
+    """The normalized sum of embeddings, the number of words that the mask shows, and the sum."""
+    words, places, kinds, scale, bias = tables
     if at is None:
         length = n.apply("Shape", ids, start=1, end=2)
         rows = n.apply("Slice", places, np.zeros(1, np.int64), length, np.zeros(1, np.int64))
