@@ -46,8 +46,9 @@ def quantize(
     `program` is a Program, or an OnnxModel of `fx.onnx.load`; call this before `minimize`. The program is run on `feeds`, a few batches, to
     observe the range of each input: the smallest and largest value of all batches ("min_max"), or a moving average of those of each batch
     ("moving_average"), which outliers move less. Inputs get 256 steps over that range (uint8), and weights 255 steps about 0 for each
-    output channel (int8). Weights have their values in `scope`, by default the global one, or those that `startup` gives them. Weights or
-    inputs that match one of the patterns in `skip` stay as they are.
+    output channel (int8), or for all of a product's weight of more than two axes. Weights have their values in `scope`, by default the
+    global one, or those that `startup` gives them. Weights or inputs that match one of the patterns in `skip` stay as they are; a pattern
+    without a match is an error.
 
     Training then moves weights so that the rounded network is right. `fx.onnx.save` writes QuantizeLinear and DequantizeLinear, and integer
     weights.
@@ -68,6 +69,7 @@ def quantize(
     if any(op.role in (Role.BACKWARD, Role.OPTIMIZE) for op in program.ops):
         raise ProgramError(f"quantize: {program.label()} already computes gradients; call quantize before minimize")
     patterns = (skip,) if isinstance(skip, str) else tuple(skip)
+    _expect_matches(program, patterns)
     found = _products(program, patterns)
     if not found:
         raise ProgramError(f"quantize: {program.label()} has no product or convolution with a float32 weight that is left to quantize")
@@ -98,17 +100,29 @@ def _products(program: Program, skip: Iterable[str]) -> list[Operator]:
     return found
 
 
-def _channel(op: Operator, block: Block) -> int:
-    """The axis of a weight that becomes channels of the output."""
+def _expect_matches(program: Program, skip: Iterable[str]) -> None:
+    """Raise ProgramError for a pattern that no weight or input has."""
+    names = {op.inputs[slots[op.type]][0] for op in _products(program, ()) for slots in (_WEIGHTS, _INPUTS)}
+    for pattern in skip:
+        if not any(fnmatchcase(n, pattern) for n in names):
+            near = nearest(pattern, names, "they are")
+            raise ProgramError(f"quantize: skip names {pattern!r}, which no weight or input to quantize is called; {near}")
+
+
+def _channel(op: Operator, block: Block) -> int | None:
+    """The axis of a weight that becomes channels of the output; None for a weight that gets one scale, as integer products of runtimes
+    know scales of channels for matrices alone."""
     if op.type in ("conv2d", "depthwise_conv2d"):
         return 0
-    ndim = block.desc(op.inputs["Y"][0]).type.ndim
-    return ndim - 2 if op.attrs.get("transpose_y") else ndim - 1
+    if block.desc(op.inputs["Y"][0]).type.ndim > 2:
+        return None
+    return 0 if op.attrs.get("transpose_y") else 1
 
 
-def _of_weight(w: np.ndarray, axis: int) -> Rounding:
-    largest = np.abs(w).max(axis=tuple(k for k in range(w.ndim) if k != axis), keepdims=True)
-    scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+def _of_weight(w: np.ndarray, axis: int | None) -> Rounding:
+    others = None if axis is None else tuple(k for k in range(w.ndim) if k != axis)
+    largest = np.abs(w).max(axis=others, keepdims=axis is not None)
+    scale = np.asarray(np.where(largest > 0, largest / 127, 1), np.float32)
     return Rounding(tuple(scale.ravel().tolist()), scale.shape, 0.0, -128.0, 127.0)
 
 

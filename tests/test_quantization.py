@@ -259,6 +259,24 @@ def test_a_rounded_network_is_written_with_int8_weights(tmp_path):
     np.testing.assert_allclose(on_runtime(tmp_path / "net.onnx", x), mine, rtol=1e-5, atol=1e-6)
 
 
+def test_a_weight_of_three_axes_has_one_scale_and_runs_where_products_are_of_integers(tmp_path):
+    rng = np.random.default_rng(0)
+    w, x = rng.standard_normal((4, 8, 5), "float32"), rng.standard_normal((4, 3, 8), "float32")
+    program, startup = fx.Program(), fx.Program()
+    with fx.program_guard(program, startup), fx.unique_name.guard():
+        weight = fx.layers.create_parameter([4, 8, 5], "float32", name="w", default_initializer=fx.initializer.NumpyArrayInitializer(w))
+        y = fx.layers.matmul(fx.data("x", [4, 3, 8], "float32"), weight)
+    scope, exe = fx.Scope(), fx.Executor(fx.CPUPlace())
+    exe.run(startup, scope=scope)
+    fx.quantize(program, [{"x": x}], scope=scope)
+    assert ranges(program)["w"] == (np.abs(w).max() / np.float32(127), 0.0)
+    (mine,) = exe.run(program, feed={"x": x}, fetch_list=[y], scope=scope)
+    fx.onnx.save(program, tmp_path / "net.onnx", fetches=[y], scope=scope)
+    fused = ort.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])  # its default joins it to MatMulInteger
+    np.testing.assert_allclose(fused.run(None, {"x": x})[0], mine, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(on_runtime(tmp_path / "net.onnx", x), mine, rtol=1e-5, atol=1e-5)
+
+
 def test_the_command_trains_for_integers(tmp_path):
     program, startup, y = float_net(np.eye(2))
     scope = fx.Scope()
@@ -281,6 +299,7 @@ def test_the_command_trains_for_integers(tmp_path):
         ({"observer": "minmax"}, "there is no observer 'minmax'; did you mean 'min_max'?"),
         ({"feeds": []}, "feeds has no batch, so nothing was observed"),
         ({"feeds": [{"x": np.float32([[np.nan, 1]])}]}, "%x is not finite in a batch of feeds"),
+        ({"skip": ["w", "no*"]}, "skip names 'no*', which no weight or input to quantize is called; they are: w, x"),
         ({"skip": "*"}, "program net has no product or convolution with a float32 weight that is left to quantize"),
         ({"program": 3}, "expected a Program or an OnnxModel, got int"),
     ],

@@ -25,13 +25,16 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 
 class WeightProduct(NamedTuple):
     """A product of a computed value and a weight of two axes: an operator, its weight, the sizes of the axes that it sums and keeps, and
-    whether it multiplies by the transpose."""
+    whether it multiplies by the transpose. Its factor is that of the product alone, or, if `outer`, that of its sum with an adapter: ONNX
+    has a product with a factor, Gemm, for two axes, and multiplies others afterwards."""
 
     op: Operator
     weight: str
     rows: int
     columns: int
     transposed: bool
+    factor: float
+    outer: bool
 
 
 def products(program: Program) -> Iterator[WeightProduct]:
@@ -51,7 +54,7 @@ def products(program: Program) -> Iterator[WeightProduct]:
             rows, columns, transposed = (columns, rows, not transposed) if turned else (rows, columns, transposed)
         elif op.attrs["x_num_col_dims"] != block.desc(x).type.ndim - 1:
             continue
-        yield WeightProduct(op, weight, rows, columns, transposed)
+        yield WeightProduct(op, weight, rows, columns, transposed, float(op.attrs.get("alpha", 1.0)), block.desc(x).type.ndim > 2)
 
 
 def _origin(block: Block, makers: Mapping[str, Operator], name: str) -> tuple[str | None, bool]:
@@ -152,7 +155,7 @@ class AddAdapters(Pass):
             x, _ = w.dropout(x, dropout_prob=float(self.lora.dropout), seed=seed, dropout_implementation=how, name=f"{out}.lora_D")
         flipped = p.op.attrs.get("transpose_x", False)
         low = w.matmul(x, a, transpose_x=flipped, transpose_y=True, name=f"{out}.lora_A")
-        up = w.matmul(low, b, transpose_y=True, alpha=self.lora.scale, name=f"{out}.lora_B")
+        up = w.matmul(low, b, transpose_y=True, alpha=self.lora.scale * p.factor / _inner(p), name=f"{out}.lora_B")
         if y.type.dtype != dtype:
             up = w.cast(up, dtype=y.type.dtype, name=f"{out}.lora_Y")
         w.elementwise_add(block.var(base), up, name=out)
@@ -162,22 +165,23 @@ def _expect_one_kind(adapted: Sequence[WeightProduct]) -> None:
     """Raise OnnxError where no change of one weight would have the effect of its adapter, so that it could not be merged."""
     first = dict[str, WeightProduct]()
     for p in adapted:
-        other, factor = first.setdefault(p.weight, p), _factor(p)
-        if not factor:
+        other = first.setdefault(p.weight, p)
+        if not p.factor:
             raise OnnxError(f"Lora: the product {p.op.output_arg_names[0]!r} multiplies the weight {p.weight!r} by alpha=0, so no "
                             "change of the weight has the effect of an adapter; give targets that leave the weight out")  # fmt: skip
-        if (p.transposed, factor) != (other.transposed, _factor(other)):
+        if (p.transposed, _inner(p)) != (other.transposed, _inner(other)):
             how = " and ".join(f"{q.op.output_arg_names[0]!r} ({_kind(q)})" for q in (other, p))
             raise OnnxError(f"Lora: the weight {p.weight!r} is read in two ways, so no single change of it has the effect of an adapter: "
                             f"by the products {how}; give targets without it, or load the model with untie={p.weight!r}")  # fmt: skip
 
 
-def _factor(p: WeightProduct) -> float:
-    return float(p.op.attrs.get("alpha", 1.0))
+def _inner(p: WeightProduct) -> float:
+    """The factor of the product without that of its adapter."""
+    return 1.0 if p.outer else p.factor
 
 
 def _kind(p: WeightProduct) -> str:
-    return ("its transpose" if p.transposed else "as it is") + f", alpha={_factor(p):g}" * (_factor(p) != 1.0)
+    return ("its transpose" if p.transposed else "as it is") + f", alpha={_inner(p):g}" * (_inner(p) != 1.0)
 
 
 def _dtype(block: Block, p: WeightProduct) -> str:
@@ -228,9 +232,11 @@ class Adapter(NamedTuple):
 def adapters_of(program: Program) -> list[Adapter]:
     """The adapters of a program, in execution order."""
     block, found = program.global_block(), dict[str, Adapter]()
-    weights = {p.op.output_arg_names[0].removesuffix(".base"): p.weight for p in products(program)}
+    known = {p.op.output_arg_names[0].removesuffix(".base"): p for p in products(program)}
     rates = {op.output_arg_names[0]: op.attrs["dropout_prob"] for op in block.oplist if op.type == "dropout"}
     for op, name, out in _adapters(block):
         rank, rate = block.desc(name).type.shape[1], float(rates.get(f"{out}.lora_D", 0.0))
-        found[name] = Adapter(name.removesuffix(B), weights.get(out, ""), rank, op.attrs["alpha"], rate)
+        p = known.get(out)
+        scale = op.attrs["alpha"] if p is None else op.attrs["alpha"] * _inner(p) / p.factor
+        found[name] = Adapter(name.removesuffix(B), "" if p is None else p.weight, rank, scale, rate)
     return list(found.values())

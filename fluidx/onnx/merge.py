@@ -21,13 +21,16 @@ from .stored_values import write_model
 from .values import array_of, numpy_dtype
 
 # operators that multiply by operand 1 -> the attribute that transposes it
-_PRODUCTS = {("", "MatMul"): "", ("", "Gemm"): "transB", ("com.microsoft", "FusedMatMul"): "transB"}
+_PRODUCTS = {
+    ("", "MatMul"): "", ("", "Gemm"): "transB", ("com.microsoft", "FusedMatMul"): "transB", ("com.microsoft", "TransposeMatMul"): "transB",
+}  # fmt: skip
 
 
 class _Use(NamedTuple):
-    """A node that multiplies by a weight: how it reads it, whether it multiplies by the transpose, and its own factor."""
+    """A node that multiplies by a weight: the reads from the weight to it, through nodes that transpose or convert it, whether it
+    multiplies by the transpose, and the factor of the product without that of an adapter."""
 
-    read: Read
+    chain: tuple[Read, ...]
     transposed: bool
     alpha: float
 
@@ -70,24 +73,38 @@ def _can_be_adapted(roles: Roles, weight: str) -> bool:
 
 
 def _products(roles: Roles, weight: str) -> Iterator[_Use]:
-    """The products with a weight, also those of its transpose."""
-    for read in roles.reads[weight]:
-        key, node = (domain_of(read.node.domain), read.node.op_type), read.node
-        attrs = {a.name: a for a in node.attribute}
-        if key == ("", "Transpose") and list(attrs["perm"].ints if "perm" in attrs else (1, 0)) == [1, 0]:
-            for other in roles.readers(node.output[0]):
-                if (use := _product(other)) is not None:
-                    yield use._replace(read=read, transposed=not use.transposed)
-        elif (use := _product(read)) is not None:
-            yield use
+    """The products with a weight, also those of its transpose and of its value in another precision."""
+    for chain, transposed in _chains(roles, weight):
+        node = chain[-1].node
+        key, attrs = (domain_of(node.domain), node.op_type), {a.name: a for a in node.attribute}
+        if key in _PRODUCTS and chain[-1].slot == 1:
+            turned = _PRODUCTS[key] in attrs and bool(attrs[_PRODUCTS[key]].i)
+            # FusedMatMul applies its alpha to the sum of the product and the adapter
+            yield _Use(chain, transposed != turned, attrs["alpha"].f if node.op_type == "Gemm" and "alpha" in attrs else 1.0)
 
 
-def _product(read: Read) -> _Use | None:
-    key = domain_of(read.node.domain), read.node.op_type
-    if key not in _PRODUCTS or read.slot != 1:
+def _chains(roles: Roles, weight: str) -> Iterator[tuple[tuple[Read, ...], bool]]:
+    """The reads from a weight to each node that computes with it, and whether this node reads the transpose."""
+    todo: list[tuple[tuple[Read, ...], bool]] = [((read,), False) for read in reversed(roles.reads[weight])]
+    while todo:
+        chain, transposed = todo.pop()
+        node = chain[-1].node
+        flips = _flips(chain[-1])
+        if flips is None:
+            yield chain, transposed
+            continue
+        todo += [((*chain, read), transposed != flips) for read in reversed(roles.readers(node.output[0]))]
+
+
+def _flips(read: Read) -> bool | None:
+    """Does a node only transpose a weight of two axes (True), or only convert or pass it on (False)? None for others."""
+    node, attrs = read.node, {a.name: a for a in read.node.attribute}
+    if domain_of(node.domain) or read.slot:
         return None
-    attrs = {a.name: a for a in read.node.attribute}
-    return _Use(read, bool(attrs[_PRODUCTS[key]].i) if _PRODUCTS[key] in attrs else False, attrs["alpha"].f if "alpha" in attrs else 1.0)
+    if node.op_type == "Transpose":
+        return list(attrs["perm"].ints if "perm" in attrs else (1, 0)) == [1, 0]
+    passes = node.op_type in ("Identity", "CastLike") or node.op_type == "Cast" and numpy_dtype(attrs["to"].i).name in FLOATS
+    return False if passes else None
 
 
 def _add(graph: Any, roles: Roles, weight: str, uses: Sequence[_Use], adapter: Weights) -> None:
@@ -96,21 +113,47 @@ def _add(graph: Any, roles: Roles, weight: str, uses: Sequence[_Use], adapter: W
     if len({(use.transposed, use.alpha) for use in uses}) > 1:
         raise OnnxError(f"weight {weight!r} is read by products of two kinds, so no single weight has its adapter; load with untie=True")
     if not uses[0].alpha:
-        raise OnnxError(f"weight {weight!r} is multiplied with alpha=0 (node {_label(uses[0].read.node)}), so no weight has the effect of "
-                        "its adapter; leave the module out of targets, or set alpha to 1 in the model")  # fmt: skip
+        raise OnnxError(f"weight {weight!r} is multiplied with alpha=0 (node {_label(uses[0].chain[-1].node)}), so no weight has the "
+                        "effect of its adapter; leave the module out of targets, or set alpha to 1 in the model")  # fmt: skip
     delta = adapter.delta / uses[0].alpha
     delta = delta.T if uses[0].transposed else delta
     value = array_of(tensor)
     if value.shape != delta.shape or value.dtype.kind not in "fV":
         raise OnnxError(f"an adapter is for a weight of {list(delta.shape)}, but {weight!r} is {value.dtype}{list(value.shape)}")
-    if len({(id(use.read.node), use.read.slot) for use in uses}) < len(roles.reads[weight]):
+    if len(uses) < len(list(_chains(roles, weight))):
         taken = set(roles.reads) | {name for node in graph.node for name in (*node.input, *node.output)}
         own, copy = unused(f"{weight}.merged", taken, "_{}".format), graph.initializer.add()
         copy.CopyFrom(tensor)
         copy.name, tensor = own, copy
-        for use in uses:
-            use.read.node.input[use.read.slot] = own
+        _read_instead(roles, weight, uses, own, taken | {own})
     _put(tensor, value.astype(np.float64) + delta, weight)
+
+
+def _read_instead(roles: Roles, weight: str, uses: Sequence[_Use], own: str, taken: set[str]) -> None:
+    """Let products read another weight. Nodes that transpose or convert it for others too are written again."""
+    others = {id(r.node) for chain, _ in _chains(roles, weight) if chain not in [u.chain for u in uses] for r in chain}
+    values = dict[int, str]()  # nodes that are written again -> what they give
+    for use in uses:
+        value, before = own, use.chain[-1]
+        for read in use.chain:
+            if id(read.node) not in others or read is before:
+                read.node.input[read.slot] = value
+                break
+            if id(read.node) not in values:
+                values[id(read.node)] = _again(roles, read, value, taken)
+            value = values[id(read.node)]
+
+
+def _again(roles: Roles, read: Read, value: str, taken: set[str]) -> str:
+    """A copy of a node behind it, which reads another value. Returns the name of its output."""
+    nodes = next(g.node for g in roles.graphs if any(n is read.node for n in g.node))
+    new = type(read.node)()
+    new.CopyFrom(read.node)
+    new.input[read.slot], new.output[0] = value, unused(f"{new.output[0]}.merged", taken, "_{}".format)
+    new.name = new.name and f"{new.name}.merged"
+    taken.add(new.output[0])
+    nodes.insert(next(k for k, n in enumerate(nodes) if n is read.node) + 1, new)
+    return str(new.output[0])
 
 
 def _label(node: Any) -> str:

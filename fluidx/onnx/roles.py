@@ -36,7 +36,7 @@ class Roles:
         self._makers = {name: p for g in graphs for p in g.node for name in p.output if name}
         self.held = {p.output[0]: a.t for g in graphs for p in g.node for a in p.attribute if p.op_type == "Constant" and a.HasField("t")}
         self.reads: dict[str, list[Read]] = {name: [] for name in (*self.tensors, *self.held)}
-        self._graphs = graphs
+        self.graphs = graphs
         for node in (p for g in graphs for p in g.node if not _is_identity(p)):
             for slot, name in enumerate(node.input):
                 self.reads.get(self.origin(name), []).append(Read(node, slot))
@@ -44,7 +44,7 @@ class Roles:
 
     def readers(self, value: str) -> list[Read]:
         """The reads of a value that a node computes."""
-        return [Read(p, slot) for g in self._graphs for p in g.node for slot, name in enumerate(p.input) if name == value]
+        return [Read(p, slot) for g in self.graphs for p in g.node for slot, name in enumerate(p.input) if name == value]
 
     def origin(self, name: str) -> str:
         """The first name of a chain of Identity nodes."""

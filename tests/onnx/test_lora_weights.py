@@ -43,6 +43,7 @@ def on_runtime(path, x):
 
 
 X = np.float32(np.random.default_rng(2).integers(-2, 3, (3, 4)))
+X4 = np.float32(np.random.default_rng(3).integers(-2, 3, (4, 4)))
 
 
 def written(folder, adapters, **config):
@@ -186,3 +187,69 @@ def test_an_adapter_of_rank_0_is_named(tmp_path):
     folder = written(tmp_path / "adapters", {"fc": (A[:0], B[:, :0])})
     with pytest.raises(fx.onnx.OnnxError, match=r"adapter of 'fc' must have a rank of 1 or more, found lora_A.weight \[0, 4\]"):
         fx.onnx.merge(source, folder, tmp_path / "out.onnx")
+
+
+# -- weights behind other nodes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "dtype", "expected"),
+    [
+        ('w = Cast <to = 1> ("fc.weight") y = MatMul (x, w)', "float16", lambda w, d: X4 @ (w + d)),
+        ('t = Transpose ("fc.weight") w = Transpose <perm = [1, 0]> (t) y = MatMul (x, w)', "float32", lambda w, d: X4 @ (w + d)),
+        ('t = Transpose ("fc.weight") w = Cast <to = 1> (t) y = Gemm <transB = 1> (x, w)', "float16", lambda w, d: X4 @ (w + d)),
+        ('t = Identity ("fc.weight") i = Transpose <perm = [0, 1]> (t) w = Identity (i) y = MatMul (x, w)', "float32",
+         lambda w, d: X4 @ (w + d)),
+        ('y = com.microsoft.FusedMatMul <alpha = 0.5, transB = 1> (x, "fc.weight")', "float32", lambda w, d: X4 @ (w.T + d) / 2),
+        ('y = Gemm <alpha = 0.5> (x, "fc.weight")', "float32", lambda w, d: X4 @ (w / 2 + d)),
+        # others read the weight, or what is converted or transposed, and keep what they had
+        ('w = Cast <to = 1> ("fc.weight") m = MatMul (x, w) y = Add (m, w)', "float16", lambda w, d: X4 @ (w + d) + w),
+        ('w = Cast <to = 1> ("fc.weight") t = Transpose (w) m = MatMul (x, t) y = Add (m, w)', "float16", lambda w, d: X4 @ (w.T + d) + w),
+        ('t = Transpose ("fc.weight") m = MatMul (x, t) n = MatMul (m, t) y = Add (n, t)', "float32",
+         lambda w, d: X4 @ (w.T + d) @ (w.T + d) + w.T),
+    ],
+)  # fmt: skip
+def test_what_is_trained_behind_other_nodes_is_merged(nodes, dtype, expected, tmp_path):
+    source, weights = model_of(nodes, {"fc.weight": (4, 4)}, inputs="float[4, 4] x", dtype=dtype)
+    source.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    x, w = X4, weights["fc.weight"].astype("float32")
+    model, scope = adapted(source, fx.onnx.Lora(rank=2, alpha=2, targets="fc"))
+    d = scope.get("fc.lora_A.weight").T @ scope.get("fc.lora_B.weight").T
+    wanted = expected(w, d)
+    assert d.any() and (outputs(model, scope, x) == wanted).all()
+    fx.onnx.save_adapters(model.program, tmp_path / "adapters", scope=scope)
+    assert fx.onnx.merge(source, tmp_path / "adapters", tmp_path / "merged.onnx") == 1
+    assert (on_runtime(tmp_path / "merged.onnx", x) == wanted).all()
+    onnx.checker.check_model(onnx.load(tmp_path / "merged.onnx"))
+    fx.onnx.save(model.program, tmp_path / "saved.onnx", fetches=model.fetches, scope=scope, merge=True)
+    assert (on_runtime(tmp_path / "saved.onnx", x) == wanted).all()
+
+
+def test_a_weight_through_integers_is_no_weight_of_its_product():
+    source, _ = model_of('i = Cast <to = 6> ("fc.weight") w = Cast <to = 1> (i) y = MatMul (x, w)', {"fc.weight": (4, 4)})
+    with pytest.raises(fx.onnx.OnnxError, match="multiplies no computed value by a float weight of two axes"):
+        adapted(source, fx.onnx.Lora(rank=1, targets="fc"))
+
+
+@pytest.mark.parametrize(("shape", "expected"), [([3, 4], lambda w, d: w / 2 + d), ([2, 3, 4], lambda w, d: (w + d) / 2)])
+def test_a_product_with_a_factor_is_merged_as_it_was_trained(shape, expected, tmp_path):
+    rng, main, startup = np.random.default_rng(0), fx.Program("net"), fx.Program()
+    w, x = (np.float32(rng.integers(-2, 3, s)) for s in ((4, 4), shape))
+    with fx.program_guard(main, startup), fx.unique_name.guard():
+        weight = fx.layers.create_parameter([4, 4], "float32", "p.weight", default_initializer=fx.initializer.NumpyArrayInitializer(w))
+        y = fx.layers.matmul(fx.data("x", shape, "float32"), weight, alpha=0.5)
+    scope, exe = fx.Scope(), fx.Executor(fx.CPUPlace())
+    exe.run(startup, scope=scope)
+    fx.onnx.save(main, tmp_path / "base.onnx", fetches=[y], scope=scope)
+    fx.onnx.set_training(main, startup=startup, lora=fx.onnx.Lora(rank=2, alpha=6, targets="p"))
+    exe.run(startup, scope=scope)
+    a, b = (np.float32(rng.integers(-2, 3, s)) for s in ((2, 4), (4, 2)))
+    scope.set("p.lora_A.weight", a)
+    scope.set("p.lora_B.weight", b)
+    wanted = x @ expected(w, 3 * a.T @ b.T)  # alpha / rank is 3
+    assert (exe.run(main, feed={"x": x}, fetch_list=[y], scope=scope)[0] == wanted).all()
+    fx.onnx.save_adapters(main, tmp_path / "adapters", scope=scope)
+    fx.onnx.merge(tmp_path / "base.onnx", tmp_path / "adapters", tmp_path / "file.onnx")
+    fx.onnx.save(main, tmp_path / "program.onnx", fetches=[y], scope=scope, merge=True)
+    for name in ("file", "program"):
+        assert (on_runtime(tmp_path / f"{name}.onnx", x) == wanted).all()
