@@ -474,7 +474,7 @@ def losses(model, x, steps=3):
         fx.optimizer.SGD(0.05).minimize(loss)
     executor, scope = fx.Executor(), fx.Scope()
     executor.run(loaded.startup, scope=scope)
-    feed = {"x": x, "label": np.ones_like(x)}
+    feed = {loaded.feeds[0].name: x, "label": np.ones_like(x)}
     return [executor.run(loaded.program, feed=feed, fetch_list=[loss], scope=scope)[0].item() for _ in range(steps)]
 
 
@@ -492,3 +492,15 @@ def test_optimized_model_trains(tmp_path):
     found = losses(optimized, x)
     np.testing.assert_allclose(found, losses(block(), x), rtol=1e-5)
     assert found[-1] < found[0]
+
+
+def test_rounded_product_trains():
+    """The first loss is that of the product which ONNX Runtime computes, and gradients pass the rounding."""
+    x, b = normal(3, 8), eight(8, 8, signed=True)
+    inputs, known = [x, b, f(0.03), S], (1, 2, 3)
+    want = one_node.by_runtime("DynamicQuantizeMatMul", inputs, known=known, domain="com.microsoft")
+    model = one_node.model("DynamicQuantizeMatMul", inputs, known=known, domain="com.microsoft")
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y0", 1, [3, 8]))
+    found = losses(model, x)
+    np.testing.assert_allclose(found[0], np.square(want - 1).mean(), rtol=1e-5)
+    assert found[-1] < 0.9 * found[0]

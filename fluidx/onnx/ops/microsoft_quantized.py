@@ -106,12 +106,15 @@ def matmul_integer_to_float(n: Node) -> object:
 
 @microsoft("DynamicQuantizeMatMul")
 def dynamic_quantize_matmul(n: Node) -> object:
-    """A is quantized to 8 bits over its range; not where the weights are trained, because the gradient of rounding is 0."""
-    weight = [n.operands[k] if n.has(k) else None for k in (1, 2, 3)]
-    if n.importer.rounding is not None:
-        y = n.apply("MatMul", n.operands[0], _weight(n, *weight))
-        return n.apply("Add", y, n.operands[4]) if n.has(4) else y
-    return _product(n, *n.apply("DynamicQuantizeLinear", n.operands[0], outputs=3), *weight, n.operands[4] if n.has(4) else None)
+    """A is quantized to 8 bits over its range. Where the weights are trained, both are floats that are rounded, which gradients pass."""
+    weight, bias = [n.operands[k] if n.has(k) else None for k in (1, 2, 3)], n.operands[4] if n.has(4) else None
+    whole, scale, zero = n.apply("DynamicQuantizeLinear", n.operands[0], outputs=3)
+    if n.importer.rounding is None:
+        return _product(n, whole, scale, zero, *weight, bias)
+    step, point = n.importer.variable(scale), n.cast(n.importer.variable(zero), "float32")
+    rounded = n.b.fake_quantize(n.x(0), step, point, lowest=0.0, highest=255.0)
+    y = n.apply("MatMul", rounded, _weight(n, *weight))
+    return y if bias is None else n.apply("Add", y, bias)
 
 
 def _weight(n: Node, b: Any, scale: Any, zero: Any) -> Any:
