@@ -307,6 +307,8 @@ def run_once(importer: Importer) -> Evaluate:
 
 def _describe(value: Any) -> str:
     """An operand as an error message shows it."""
+    if isinstance(value, OpenSizes):
+        return f"open sizes {value.dtype}{list(value.array.shape)}"
     if isinstance(value, Variable) and not isinstance(value.desc.type, TensorType):
         return str(value.desc.type)
     t = value.desc.type if isinstance(value, Variable) else value.array if isinstance(value, Weight) else value

@@ -80,9 +80,11 @@ class Loss:
     | `sigmoid_cross_entropy_with_logits` | any shape | floats between 0 and 1, of that shape |
     | `square_error_cost`, `absolute_error`, `huber_loss` | any shape | floats of that shape |
 
-    A label of `ignore_index` has no loss. The first loss is a mean over all labels, the next three over those that are not ignored.
-    `class_weight`, a number for each class, makes it a weighted mean. `label_smoothing` is the share of each label that is spread over all
-    classes. `delta` is the error from which huber_loss is linear. If the model ends in a softmax, the loss takes its input.
+    A label of `ignore_index` has no loss. The first loss, without the next two options, is a mean over all labels, in which ignored ones
+    count as 0. Otherwise ignored labels do not count: the next three losses, and the first with `class_weight` or
+    `label_smoothing`, are means over those that are not ignored. `class_weight`, a number for each class, makes it a weighted mean.
+    `label_smoothing` is the share of each label that is spread over all classes. `delta` is the error from which huber_loss is linear. If
+    the model ends in a softmax, the loss takes its input.
 
     >>> import fluidx as fx
     >>> fx.onnx.Loss("segmentation", class_weight=(1, 4), ignore_index=255)

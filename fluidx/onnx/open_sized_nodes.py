@@ -257,8 +257,10 @@ def _sliced_to_size(n: Node, x: Variable, axis: int, c: _Bounds, k: int) -> Vari
     if is_open(size) and not inside:
         raise refusal(n, "it cuts an axis at an open size, which may be beyond its end")
     last = forms_of(np.array(size)).item() if to_end else end.form
-    exact = start.exact and end.exact
-    v, source = axis_of(n, last - start.form, (size if to_end else end.number) - start.number if exact else None)
+    exact, count = start.exact and end.exact, last - start.form
+    if not count.terms and count.number <= 0:
+        return n.b.slice(x, axes=(axis,), starts=(0,), ends=(0,))
+    v, source = axis_of(n, count, (size if to_end else end.number) - start.number if exact else None)
     begin = None
     if start.is_open:
         begin = n.b.slice(n.x(1), axes=(0,), starts=(k,), ends=(k + 1,)) if n.shape(1)[0] > 1 else n.x(1)

@@ -302,6 +302,8 @@ def axis_of(n: Node, form: SizeForm, number: int | None = None) -> tuple[Variabl
 def _vector(n: Node, form: SizeForm) -> Variable:
     """A vector of the length of a sum; a sum below 0 counts as 0."""
     b, parts = n.b, []
+    if not form.terms:
+        return b.fill_constant(shape=(max(form.number, 0),), dtype="bool", value=1.0)
     for term, times in form.terms:
         if times < 0:
             raise refusal(n, "it takes a difference of open sizes")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,11 @@ class Forest:
     weight: np.ndarray
     _packed: dict[np.dtype, _Packed | None] = field(default_factory=dict, init=False)  # by dtype of the rows
 
+    @cached_property
+    def features(self) -> int:
+        """The number of columns that the nodes read."""
+        return int(self.feature[self.mode >= 0].max(initial=-1)) + 1
+
     def leaves(self, x: np.ndarray) -> np.ndarray:
         """[rows * trees]: the leaf of each row in each tree."""
         at = np.tile(self.roots, len(x))
@@ -83,6 +89,8 @@ class Forest:
 
     def combined(self, x: np.ndarray, targets: int, how: str) -> np.ndarray:
         """[rows, targets]: for each row the sum, the minimum or the maximum of the weights of its leaves, or 0 if there are none."""
+        if x.shape[1] < self.features:
+            raise OnnxError(f"attribute nodes_featureids names feature {self.features - 1}, but the input has {x.shape[1]} columns")
         found = self._by_c_kernel(x, targets, how) if native.enabled() else None
         if found is None:
             step = max(_AT_ONCE // max(len(self.roots), 1), 1)
@@ -136,10 +144,21 @@ class Forest:
         named = np.concatenate([self.roots, self.yes[inner], self.no[inner]])
         if len(named) and not 0 <= named.min() <= named.max() < count or (self.feature[inner] < 0).any() or (self.target < 0).any():
             return False
-        level = np.unique(self.roots)
-        for _ in range(count):
-            level = level[inner[level]]
-            if not len(level):
-                return True
-            level = np.unique(np.concatenate([self.yes[level], self.no[level]]))
-        return not inner[level].any()
+        return not len(without_end(inner, self.yes, self.no))
+
+
+def without_end(inner: np.ndarray, yes: np.ndarray, no: np.ndarray) -> np.ndarray:
+    """The nodes in cycles, or below one, by the children of each node that is `inner`.
+
+    >>> leaf = [0, 0]  # nodes 3 and 4; 0 has the children 1 and 3, 1 has 2 and 3, 2 has 1 and 4
+    >>> without_end(np.arange(5) < 3, np.array([1, 2, 1, *leaf]), np.array([3, 3, 4, *leaf])).tolist()
+    [1, 2, 3, 4]
+    """
+    parents = np.bincount(np.concatenate([yes[inner], no[inner]]), minlength=len(inner))
+    level = np.flatnonzero(parents == 0)
+    while len(level):
+        level = level[inner[level]]
+        below, times = np.unique(np.concatenate([yes[level], no[level]]), return_counts=True)
+        parents[below] -= times
+        level = below[parents[below] == 0]
+    return np.flatnonzero(parents)

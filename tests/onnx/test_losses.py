@@ -106,6 +106,14 @@ def test_weights_and_smoothing_are_those_of_pytorch(options, expected):
     np.testing.assert_allclose(computed(["n", 3], loss, x, label)[0], expected, rtol=1e-6)  # float32
 
 
+@pytest.mark.parametrize("options, share", [({}, 2 / 3), ({"label_smoothing": 0.2}, 1), ({"class_weight": (3, 3)}, 1)])
+def test_labels_that_are_ignored_count_in_the_mean_of_the_plain_loss_alone(options, share):
+    """Scores that are equal: each label that is not ignored has the loss log 2, however it is spread."""
+    loss = fx.onnx.Loss("softmax_with_cross_entropy", **options)
+    found = computed(["n", 2], loss, np.zeros((3, 2), np.float32), np.array([[0], [1], [-100]]))[0]
+    np.testing.assert_allclose(found, share * np.log(2), rtol=1e-6)
+
+
 def several(text):
     return fx.onnx.load(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "ai.onnx.ml": 3]> {text}'))
 

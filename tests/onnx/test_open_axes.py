@@ -10,6 +10,10 @@ from fluidx.ir.data_dependent_ops import cutting
 from fluidx.testing.models import TestModel, train_ranks, train_single
 
 onnx = pytest.importorskip("onnx")
+
+from fluidx.onnx.importer import _describe  # noqa: E402
+from fluidx.onnx.symbolic_sizes import OpenSizes  # noqa: E402
+
 DATA = Path(__file__).parent / "data"
 
 
@@ -66,6 +70,21 @@ def test_a_table_is_cut_to_the_length_of_a_sequence():
     assert run(model, x=X) == [[[0, 1, 2], [10, 11, 12]]]
     with pytest.raises(fx.ProgramError, match="op slice_like: axis 1 of X i64.2,4. has 4 elements, and axis 1 of Like f32.2,5. asks for 5"):
         run(model, x=np.zeros((2, 5), np.float32))
+
+
+def test_a_slice_from_beyond_the_end_is_empty():
+    """The number of its elements is a number, -1, and no size."""
+    model = loaded("""(float[b, s] x) => (float[b, m] y) {
+      n = Shape<start=1, end=2>(x)
+      one = Constant<value_ints=[1]>()  most = Constant<value_ints=[9223372036854775807]>()
+      more = Add(n, one)  y = Slice(x, more, most, one)
+    }""")
+    assert run(model, x=X) == [[[], []]] and run(model, x=X[:, :0]) == [[[], []]]
+
+
+def test_the_message_of_a_broken_node_shows_open_sizes():
+    sizes = OpenSizes(np.array([1 << 40, 3]), np.array([None, None]), lambda: None, True, np.array([0, 3]), "int32")
+    assert _describe(sizes) == "open sizes int32[2]"
 
 
 def test_the_rows_of_a_mask_after_a_past():
