@@ -15,7 +15,6 @@ def quantized_lstm(rng, directions, zero_point, length, inputs=6, hidden=5):
     """A model of one DynamicQuantizeLSTM, and what to feed it."""
     from onnx import helper, numpy_helper
 
-
     def eight(*shape):
         # 7 bits: on processors without VNNI, ONNX Runtime adds pairs of products of 8 bits in 16 bits, which saturate
         return rng.integers(-64, 64, shape).astype("int8")
@@ -130,8 +129,8 @@ def test_layer_norm_of_old_opset():
     model = one_node.model("LayerNormalization", list(inputs), known=(1, 2), epsilon=0.1)
     model.opset_import[0].version = 13
     (want,) = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x0": x})
-    deviation = np.sqrt(x.var(-1, keepdims=True) + 0.1)
-    np.testing.assert_allclose(want, (x - x.mean(-1, keepdims=True)) / deviation * scale + bias, rtol=1e-4, atol=1e-5)
+    rows = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.1)
+    np.testing.assert_allclose(want, rows * scale + bias, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(fx.onnx.session(model).run({"x0": x})[0], want, rtol=1e-5, atol=1e-6)
 
 
@@ -357,7 +356,6 @@ WIDE = [np.cos(normal(12, 8)), np.sin(normal(12, 8))]
 )  # fmt: skip
 def test_group_query_attention(inputs, attrs):
     known = tuple(k for k in (5, 6, 7, 8) if k < len(inputs))
-    total = int(inputs[6])
     attrs = {"num_heads": 4, "kv_num_heads": 2, "domain": "com.microsoft", **attrs}
     if inputs[3].shape[2] == 0:
         inputs[3] = inputs[4] = None
@@ -366,12 +364,11 @@ def test_group_query_attention(inputs, attrs):
     np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-5)
     for g, w in zip(got[1:], want[1:], strict=True):
         assert g.shape == w.shape
-        ends = np.minimum(inputs[5] + 1, total)
+        ends = np.minimum(inputs[5] + 1, inputs[6])
         for row, end in enumerate(ends):  # rows behind the end of a sequence are not specified
             np.testing.assert_allclose(g[row, :, :end], w[row, :, :end], rtol=1e-5, atol=1e-5)
 
 
-D = "float64"
 GROUPS = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}
 
 
@@ -389,7 +386,7 @@ GROUPS = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}
     ],
 )
 def test_gradients(op, inputs, wrt, attrs):
-    inputs = [v.astype(D) if v.dtype == F else v for v in inputs]
+    inputs = [v.astype("float64") if v.dtype == F else v for v in inputs]
     if op == "GroupQueryAttention":
         inputs[3] = inputs[4] = None
     known = tuple(k for k, v in enumerate(inputs) if k not in wrt and v is not None)
@@ -460,9 +457,8 @@ block (float[batch, rows, 8] x) => (float[batch, rows, 8] y) {
 
 def block():
     """A part of a transformer as an exporter of opset 13 writes it: gelu and layer normalization in simple operators."""
-    model = onnx.parser.parse_model(BLOCK)
-    held = {"w1": normal(8, 16), "b1": normal(16), "w2": normal(16, 8), "b2": normal(8)}
-    held |= {"scale": normal(8, seed=1), "shift": normal(8, seed=2)}
+    model, shapes = onnx.parser.parse_model(BLOCK), {"w1": (8, 16), "b1": (16,), "w2": (16, 8), "b2": (8,), "scale": (8,), "shift": (8,)}
+    held = {name: normal(*shape, seed=k) for k, (name, shape) in enumerate(shapes.items())}
     model.graph.initializer.extend(onnx.numpy_helper.from_array(v, k) for k, v in held.items())
     return model.SerializeToString()
 
@@ -496,8 +492,7 @@ def test_optimized_model_trains(tmp_path):
 
 def test_rounded_product_trains():
     """The first loss is that of the product which ONNX Runtime computes, and gradients pass the rounding."""
-    x, b = normal(3, 8), eight(8, 8, signed=True)
-    inputs, known = [x, b, f(0.03), S], (1, 2, 3)
+    inputs, known = [x := normal(3, 8), eight(8, 8, signed=True), f(0.03), S], (1, 2, 3)
     want = one_node.by_runtime("DynamicQuantizeMatMul", inputs, known=known, domain="com.microsoft")
     model = one_node.model("DynamicQuantizeMatMul", inputs, known=known, domain="com.microsoft")
     model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y0", 1, [3, 8]))
