@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .make_op import make_op
 from .opdef import opdef
 from .operator import Operator
 from .parts import Part
-from .types import ANY
 
 
 class Decomposition:
@@ -48,16 +46,6 @@ class Decomposition:
         for k, (op_type, *others, attrs) in enumerate(present):
             x = self(op_type, x, *others, out=out if k == len(present) - 1 else "", **attrs)
         return x
-
-    def shared(self, total: str, x: str, axes: Sequence[int], out: str = "") -> str:
-        """`total` divided by the number of elements of `x` along `axes`: of the whole value, of which `x` may be a part."""
-        t = self.type(x)
-        sizes = [t.shape[k] for k in axes]
-        if self.part is not None or ANY not in sizes:
-            return self("scale", total, out=out, scale=1 / max(1, prod(sizes) if self.part is None else self.part.count))
-        others = prod(d for k, d in enumerate(t.shape) if k not in axes)
-        steps = ("shape", {"dtype": "int64"}), ("reduce_prod", {"keep_dim": True}), ("cast", {"dtype": self.type(total).dtype})
-        return self("elementwise_div", total, self.chain(x, *steps, ("scale", {"scale": 1 / others})), out=out)
 
     def append(self, op_type: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any], **attrs: Any) -> None:
         """Append an operator with these names by slot."""

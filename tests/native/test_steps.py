@@ -110,7 +110,8 @@ def test_a_kernel_between_copies_is_its_own_operators():
         raise error
 
     bound = BoundPlan(None, RunContext(), np)
-    bound.compute.steps = [(first, between_copies), (second, NativeStep([native.gemm(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 2)))]))]
+    bound.compute.add(first, between_copies, 0)
+    bound.compute.add(second, NativeStep([native.gemm(np.ones((2, 2)), np.ones((2, 2)), np.ones((2, 2)))]), 1)
     bound.compute.join()
     with pytest.raises(ExecutionError) as caught:
         bound.run({})

@@ -23,12 +23,20 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
     "conv2d_grad": (BOTH, {"partial(sum), partial(sum), whole -> partial(sum), partial(sum)"}),
     "conv2d_transpose_grad": (BOTH, {"partial(sum), partial(sum), whole -> partial(sum), partial(sum)"}),
     "decayed_adagrad": (RATE, {"partial(sum), whole, whole, partial(sum) -> partial(sum), whole"}),
+    "fake_quantize_grad": (
+        f"{LUCK}: nothing is out of range, whatever the zero point is",
+        {
+            "whole, whole, partial(sum), whole -> whole", "whole, whole, partial(sum), partial(sum) -> partial(sum)",
+            *(f"shard({k}), whole, partial(sum), shard({k}) -> shard({k})" for k in range(3)),
+        },
+    ),
     "hard_sigmoid_grad": (
         f"{LUCK}: nothing is saturated, and one row is repeated for all",
         {"shard(0), whole -> whole", "shard(0), partial(sum) -> partial(sum)"},
     ),
     "isinf": ("not where a sum overflows", {"partial(sum) -> partial(max)"}),
     "isnan": ("not where infinities cancel", {"partial(sum) -> partial(max)"}),
+    "matmul_int8": ("nobody holds a quantized weight in terms", {"whole, partial(sum) -> partial(sum)"}),
     "matmul_vector_grad": (BOTH, {"partial(sum), partial(sum), whole -> partial(sum), partial(sum)"}),
     "momentum": (RATE, {"partial(sum), whole, whole, partial(sum) -> partial(sum), whole"}),
     "pool2d_grad": (

@@ -13,6 +13,7 @@ import numpy as np
 from ...ir import ANY, Native, OpDef, ProgramError, Sample
 from ...ir.decomposition import Decomposition
 from ..parts_kernel import by_parts
+from ..shared.mean_parts import per_element
 from ..shared.native import row_calls
 from ..shared.samples import f32, ints, probabilities
 from ..shared.types import meet, need_float, norm_axis
@@ -134,7 +135,7 @@ class CrossEntropyGrad(OpDef):
 def _averaged(d: Decomposition, total: str, out: str = "") -> str:
     """A sum over X divided by the divisor of the reduction."""
     axes = {"mean": range(d.type(d["X"]).ndim), "batchmean": [0]}.get(d.attrs["reduction"])
-    return d("assign", total, out=out) if axes is None else d.shared(total, d["X"], axes, out)
+    return d("assign", total, out=out) if axes is None else per_element(d, total, d["X"], axes, out)
 
 
 def _positive(d: Decomposition, value: str, otherwise: float = 0.0, out: str = "") -> str:
@@ -256,7 +257,7 @@ class LabelSmooth(OpDef):
         if d["PriorDist"]:
             prior = d.chain(d["PriorDist"], ("reshape", {"shape": (-1,)}), ("scale", {"scale": epsilon}))
         else:
-            prior = d.shared(d("fill_constant", shape=(1,), dtype=x.dtype, value=epsilon), d["X"], [x.ndim - 1])
+            prior = per_element(d, d("fill_constant", shape=(1,), dtype=x.dtype, value=epsilon), d["X"], [x.ndim - 1])
         d("elementwise_add", d("scale", d["X"], scale=1 - epsilon), prior, out=d.out("Out"))
 
     kernel = by_parts

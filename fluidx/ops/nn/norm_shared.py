@@ -9,6 +9,7 @@ from typing import Any
 from ...ir import ANY, OPS, ProgramError, TensorType
 from ...ir.decomposition import Decomposition
 from ...ir.dtypes import HALVES
+from ..shared.mean_parts import per_element
 from ..shared.types import meet, mul_sizes, need_float
 
 
@@ -223,7 +224,7 @@ class ChannelParts(_NormParts):
 
     def share(self, value: str) -> str:
         """A sum over a channel divided by the number of its elements."""
-        return self.d.shared(value, self.d["X"], self.rest)
+        return per_element(self.d, value, self.d["X"], self.rest)
 
     def inverse(self, spread: str, slot: str) -> str:
         return self.d("rsqrt", self.d("scale", self.wide(spread), bias=self.d.attrs["epsilon"]), out=self.d.out(slot))
