@@ -59,13 +59,14 @@ INLINE void whole_power(double *x, int64_t degree) {
 #define ADD_PRODUCT(sum, a, b) ((sum) + (a) * (b))
 #endif
 
-/* The kernels of `rows` rows, known when it is compiled, with one panel of vectors */
-INLINE void kernel_panel(const Vectors *p, const double *x, const double *panel, int rows, double *out, int64_t apart) {
+/* The kernels of `rows` rows with one panel of vectors, of distances (RBF) or of products. Rows and which of both are known when it is
+ * compiled: a test in the inner loop would keep the sums out of the registers. */
+INLINE void kernel_panel(const Vectors *p, const double *x, const double *panel, int rows, int distances, double *out, int64_t apart) {
     double acc[VECTOR_ROWS][VECTOR_LANES] = {{0}};
     for (int64_t f = 0; f < p->features; f++, panel += VECTOR_LANES)
         UNROLL for (int r = 0; r < rows; r++) {
             double v = x[r * p->features + f];
-            if (p->kind == 1)
+            if (distances)
                 IVDEP for (int j = 0; j < VECTOR_LANES; j++) acc[r][j] = ADD_PRODUCT(acc[r][j], v - panel[j], v - panel[j]);
             else
                 IVDEP for (int j = 0; j < VECTOR_LANES; j++) acc[r][j] = ADD_PRODUCT(acc[r][j], v, panel[j]);
@@ -88,13 +89,21 @@ INLINE void kernel_panel(const Vectors *p, const double *x, const double *panel,
     }
 }
 
+INLINE void kernels_of_panel(const Vectors *p, const double *x, const double *panel, int64_t rows, int distances, double *out,
+                             int64_t apart) {
+    if (rows == VECTOR_ROWS)
+        kernel_panel(p, x, panel, VECTOR_ROWS, distances, out, apart);
+    else
+        for (int64_t r = 0; r < rows; r++) kernel_panel(p, x + r * p->features, panel, 1, distances, out + r * apart, apart);
+}
+
 static void kernels_of_rows(const Vectors *p, const double *x, int64_t rows, double *out, int64_t apart) {
     const double *panel = PTR(const double, p->panels);
     for (int64_t first = 0; first < apart; first += VECTOR_LANES, panel += VECTOR_LANES * p->features)
-        if (rows == VECTOR_ROWS)
-            kernel_panel(p, x, panel, VECTOR_ROWS, out + first, apart);
+        if (p->kind == 1)
+            kernels_of_panel(p, x, panel, rows, 1, out + first, apart);
         else
-            for (int64_t r = 0; r < rows; r++) kernel_panel(p, x + r * p->features, panel, 1, out + r * apart + first, apart);
+            kernels_of_panel(p, x, panel, rows, 0, out + first, apart);
 }
 
 static double weighted_sum(const double *x, const double *w, int64_t n) {
