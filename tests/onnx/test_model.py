@@ -276,7 +276,11 @@ def test_all_nodes_that_are_unknown_are_listed_before_anything_is_built():
     assert str(e.value) == (
         "fluidx has no operator for 2 nodes of the model:\n"
         "  first (Relux): did you mean 'Relu'?\n"
-        "  y (FusedThing of domain 'com.unheard'): fluidx has no operator of that domain"
+        "  y (FusedThing of domain 'com.unheard'): fluidx has no operator of that domain\n"
+        "Write an importer for it, which returns its outputs by operators of fluidx, before you load the model:\n"
+        '    @fx.onnx.face("FusedThing", domain="com.unheard")\n'
+        "    def imported(n):\n"
+        "        return n.b.relu(n.x(0))"
     )
 
 
