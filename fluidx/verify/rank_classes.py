@@ -7,7 +7,7 @@ from itertools import chain, compress, count
 from typing import Any
 
 from ..ir.change_stamps import Twins, Variables, regrouped
-from ..ir.longest_rising import longest_rising
+from ..ir.longest_increasing import longest_increasing
 from ..ir.message_batches import spans
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import BlockRef, Operator
@@ -168,7 +168,7 @@ class RankClasses:
             chosen = [x for x, k in places[0].items() if not message[first[k]]]
             for at in places[1:]:
                 chosen = [x for x in chosen if x in at]
-                chosen = [chosen[k] for k in longest_rising([at[x] for x in chosen])]
+                chosen = [chosen[k] for k in longest_increasing([at[x] for x in chosen])]
             for c, at in zip(self.classes, places, strict=True):
                 c.common = [at[x] for x in chosen]
         self.length = len(self.classes[0].common)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..ir.errors import ProgramError
-from ..ir.longest_rising import longest_rising
+from ..ir.longest_increasing import longest_increasing
 from ..ir.opdef import OPS, Effect
 from ..ir.operator import Operator
 from ..ir.program import Block, Program, ProgramPair
@@ -278,7 +278,7 @@ def _anchors(x: list[int], y: list[int], i0: int, i1: int, j0: int, j1: int) -> 
         for k in range(start, stop):
             where[values[k]] = -1 if values[k] in where else k
     pairs = [(i, where_y[v]) for v, i in where_x.items() if i >= 0 and where_y.get(v, -1) >= 0]
-    return [pairs[k] for k in longest_rising([j for _, j in pairs])]
+    return [pairs[k] for k in longest_increasing([j for _, j in pairs])]
 
 
 # -- census -------------------------------------------------------------------------------------------------------------------------

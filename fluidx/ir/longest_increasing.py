@@ -1,4 +1,4 @@
-"""`longest_rising`: which numbers of a sequence to keep so that they rise, and as many as possible."""
+"""`longest_increasing`: the longest increasing subsequence, which numbers to keep so that they increase, and as many as possible."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from operator import lt
 
 
-def longest_rising(numbers: Sequence[int]) -> list[int]:
-    """The indices of a longest rising subsequence. Source: Fredman, "On computing the length of longest increasing subsequences" (1975).
+def longest_increasing(numbers: Sequence[int]) -> list[int]:
+    """The indices of a longest increasing subsequence.
 
-    >>> longest_rising([3, 1, 2, 9, 4])
+    Source: Fredman, "On computing the length of longest increasing subsequences" (1975).
+
+    >>> longest_increasing([3, 1, 2, 9, 4])
     [1, 2, 4]
     """
     if all(map(lt, numbers, numbers[1:])):
