@@ -153,9 +153,12 @@ class Chooser:
         if here is not None and (here.skip or here.fills):
             return "nothing" if here.skip else "fill"
         copied = bool(node.scratch)  # copies that do not follow from the types alone, unlike those of `widen`
-        if self.storage.halves:
-            self.storage.widen(node, self.device)
-        asks = copied or node.here is not None and (node.here.part is not None or node.here is not here)
+        asks = copied or here is not None and here.part is not None
+        if self.storage.halves and self.storage.has_halves(node):
+            taken = self._body(node) if asks else self._known_body(node)[0]
+            if taken.name != "native":  # there is no C kernel for the 16-bit operands themselves
+                self.storage.widen(node, self.device)
+        asks = asks or node.here is not here
         body, scratch = self._choose(node) if asks else self._known(node)
         for t in scratch:
             self.storage.add_scratch(node, t)
@@ -171,20 +174,26 @@ class Chooser:
             for n in dict.fromkeys(lying):
                 storage.add_scratch(node, storage.types[n], n, reads=True)
 
-    def _known(self, node: PlanNode) -> tuple[KernelBody, Sequence[TensorType]]:
-        """The cached choice for operands of these layouts, and the body's scratch for these sizes."""
+    def _known_body(self, node: PlanNode) -> tuple[KernelBody, _Kept, Any]:
+        """The cached choice for operands of these layouts, the cache that has it, and the key of the operator there."""
         op, definition = node.op, node.definition
         of_rank = definition.native_takes_ctx or definition.storage.view_ctx is not None or node.here is not None
         known = self._of_context if of_rank else self._answers.kept
         names, (number, any_size) = op.input_arg_names + op.output_arg_names, self._answers.head(op, definition)
-        head = number if node.here is None else (number, id(node.here))  # the plan keeps `here` alive
+        # with scratch, operands are widened; the plan keeps `here` alive
+        head = (number, bool(node.scratch)) if node.here is None else (number, bool(node.scratch), id(node.here))
         key = (head, *map((self._rough if any_size and node.here is None else self._exact).__getitem__, names))
         body = known.bodies.get(key)
         if body is None:
             body = known.bodies[key] = self._body(node)
+        return body, known, head
+
+    def _known(self, node: PlanNode) -> tuple[KernelBody, Sequence[TensorType]]:
+        """The cached choice for operands of these layouts, and the body's scratch for these sizes."""
+        body, known, head = self._known_body(node)
         if body.scratch is None:
             return body, ()
-        sized = (head, body.name, *map(self._exact.__getitem__, names))
+        sized = (head, body.name, *map(self._exact.__getitem__, node.op.input_arg_names + node.op.output_arg_names))
         scratch = known.scratch.get(sized)
         if scratch is None:
             scratch = known.scratch[sized] = self.storage.asked(node, body)

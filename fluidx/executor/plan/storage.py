@@ -274,6 +274,10 @@ class StorageAssignment:
         node.scratch.append(UnplacedScratch(t, Root(t.nbytes, start, stop, "arena", on_host=node.on_host), of, reads))
         self.all_scratch.append(node.scratch[-1])
 
+    def has_halves(self, node: PlanNode) -> bool:
+        """Does the operator of a step read or write 16-bit floats?"""
+        return any(self.types[n].dtype in HALVES for n in node.op.input_arg_names + node.op.output_arg_names)
+
     def widen(self, node: PlanNode, device: str) -> None:
         """Add float32 scratch for each 16-bit operand and result, if the kernel bodies of the op do not take 16-bit floats."""
         op, definition, types = node.op, node.definition, self.types
