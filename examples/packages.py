@@ -22,8 +22,9 @@ def file_of(package: str, version: str, file: str, folder: Path) -> bytes:
 
 
 def _archive(package: str, version: str, folder: Path) -> Path | None:
-    name = package.replace("-", "[-_]")
-    return next(iter(sorted(folder.glob(f"{name}-{version}[-.]*"))), None)
+    """The file of a package in the folder: names differ in case and in - and _."""
+    start = f"{package}-{version}".lower().replace("_", "-")
+    return next((p for p in sorted(folder.glob("*")) if p.name.lower().replace("_", "-").startswith((f"{start}-", f"{start}."))), None)
 
 
 def _fetched(package: str, version: str, folder: Path) -> Path:

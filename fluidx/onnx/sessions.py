@@ -22,6 +22,7 @@ from ..ir.types import WORD
 from ..rewrite import JoinAttention, JoinLayerNorm, rewritten
 from ..rewrite.batch_norm import fold_batch_norms, what_trains
 from ..rewrite.scales import fold_scales
+from ..rewrite.weights import fold_weights
 from .errors import OnnxError
 from .importer import Importer, run_once
 from .mapped_tensors import is_mapped
@@ -227,14 +228,18 @@ class Session:
 
 
 def _for_inference(main: Program, scope: Scope, wanted: set[str]) -> Program:
-    """The program with batch normalizations and scales folded into the filters in the scope, and with chains of operators joined."""
+    """The program with what follows from weights computed in the scope, with batch normalizations and scales folded into the filters there,
+    and with chains of operators joined."""
     if what_trains(main) is not None:
         return main
-    for fold in (fold_batch_norms, fold_scales):
-        folded = fold(main, scope.get, wanted)
+    for fold in (fold_weights, fold_batch_norms, fold_scales):
+        folded = fold(main, scope.arrays.__getitem__, wanted)
         for name, array in folded.values.items():
+            scope.arrays.pop(name, None)  # its memory stays as it is: other plans may have it
             scope.set(name, array)
         main = folded.program
+    for name in [n for n in scope.arrays if n not in main.global_block().descs]:
+        del scope.arrays[name]
     return rewritten(main, (JoinLayerNorm(), JoinAttention()), fetch=wanted)
 
 

@@ -17,7 +17,7 @@ from .join import Joiner
 from .region import Region, Use
 from .values import Chain, ChainValues
 
-_PRODUCT, _SOFTMAX, _TURN = "matmul", "softmax", "transpose"
+_PRODUCT, _SOFTMAX, _TURN, _SHAPE = "matmul", "softmax", "transpose", "reshape"
 _SCORES = Form(lambda scores, mask, *, factor: factor * scores + mask, given=("scores",), neutral={"mask": 0.0})
 _SCALED = Form(lambda x, *, factor: factor * x, given=("x",))
 _NEVER = -1e9  # added to the scores of hidden positions: its exp is 0 beside any score that is not that large
@@ -30,7 +30,8 @@ class JoinAttention(Pass):
 
     Numbers that multiply queries, keys or scores become its scale; a value that is added to the scores becomes its mask. A mask that is a
     known constant, 0 up to the diagonal and -1e9 or less above it, becomes `causal`. The chain's gradient operators become the new
-    operator's gradient. Results differ by rounding; a row whose mask is all -infinity gives zeros where softmax gives NaN.
+    operator's gradient. Results differ by rounding; a row whose mask is all -infinity gives zeros where softmax gives NaN. Weights that are
+    set to 0 where they are NaN, as exporters write it for such rows, are joined too; then NaN in queries or keys stays NaN.
 
     The pass leaves a chain as it is if another operator, a fetch or a feed uses a value inside it, if ranks hold parts of its values, if
     the softmax is along another axis, if dropout is applied to the weights, if operands broadcast other than by heads, or if a value inside
@@ -60,6 +61,7 @@ class _Operand:
 def _joined(joiner: Joiner, k: int, softmax: Operator) -> str:
     """Join the products around one softmax; returns the reason if it cannot. The reason is empty if no product reads the softmax."""
     (x,), (w,), values = softmax.inputs["X"], softmax.outputs["Out"], joiner.values
+    w, without_nan = _without_nan(values, w)
     after = [j for j in values.uses.get(w, ()) if values.ops[j].type == _PRODUCT and values.ops[j].inputs["X"] == (w,)]
     after = [j for j in after if values.ops[j].role is softmax.role and not values.ops[j].attrs["transpose_x"]]
     if not after:
@@ -77,9 +79,22 @@ def _joined(joiner: Joiner, k: int, softmax: Operator) -> str:
         chain = Chain(values, s, {s: values.shape(s)})
         found = _SCORES.match(chain.known[x].formula, {"scores": s}) if x in chain.known else None
         if found is not None and chain.known[x].shape == chain.like:
-            ops = {*chain.operators(x), k, after[0]}
+            ops = {*chain.operators(x), k, *without_nan, after[0]}
             return _join(joiner, chain, s, j, weighted, ops, found["factor"], found.get("mask"))  # type: ignore[arg-type]
     return reason
+
+
+def _without_nan(values: ChainValues, w: str) -> tuple[str, tuple[int, ...]]:
+    """The value that is 0 where the weights are NaN and else the weights, and the operators that make it; if there is none, the weights."""
+    for j in values.uses.get(w, ()):
+        op = values.ops[j]
+        if op.type != "where" or op.inputs["Y"] != (w,) or values.number(op.inputs["X"][0]) != 0:
+            continue
+        at, (out,) = values.maker(op.inputs["Condition"][0]), op.output_arg_names
+        test = None if at is None else values.ops[at]
+        if test is not None and test.type == "isnan" and test.input_arg_names == (w,) and values.shape(out) == values.shape(w):
+            return out, (at, j)  # type: ignore[return-value]
+    return w, ()
 
 
 def _products_behind(values: ChainValues, x: str) -> Iterator[int]:
@@ -144,18 +159,41 @@ def _multiplied(values: ChainValues, op: Operator) -> tuple[str, float] | None:
 
 def _keys(values: ChainValues, product: Operator, j: int) -> _Operand | None:
     """The keys with rows before columns; None if the program has no such value."""
-    (y,) = product.inputs["Y"]
+    found = _unscaled(values, product.inputs["Y"][0], j)
     if product.attrs["transpose_y"]:
-        return _unscaled(values, y, j)
-    at = _own_maker(values, y, j)
-    if at is None or values.ops[at].type != _TURN:
+        return found
+    reader = found.ops[0] if found.ops else j
+    at = _own_maker(values, found.name, reader)
+    if at is None:
         return None
-    (x,), order = values.ops[at].inputs["X"], [a % len(values.shape(y)) for a in values.ops[at].attrs["axis"]]
-    axis = (*order[:-2], order[-1], order[-2])
+    if values.ops[at].type == _SHAPE:
+        turned = _turned_in_other_axes(values, at)
+        axis: tuple[int, ...] = tuple(range(len(values.shape(found.name))))
+    else:
+        turned = (values.ops[at].inputs["X"][0], (at,)) if values.ops[at].type == _TURN else None
+        order = [a % len(values.shape(found.name)) for a in values.ops[at].attrs["axis"]] if turned else []
+        axis = (*order[:-2], *reversed(order[-2:]))
+    if turned is None:
+        return None
+    name, ops = turned
+    ops = (*ops, *found.ops)
     if axis != tuple(range(len(axis))):
-        return _Operand(x, 1.0, (at,), axis)
-    found = _unscaled(values, x, at)
-    return _Operand(found.name, found.factor, (*found.ops, at))
+        return _Operand(name, found.factor, ops, axis)
+    before = _unscaled(values, name, ops[0])
+    return _Operand(before.name, before.factor * found.factor, (*before.ops, *ops))
+
+
+def _turned_in_other_axes(values: ChainValues, last: int) -> tuple[str, tuple[int, ...]] | None:
+    """The value whose last two axes are exchanged while its other axes are one axis, with the three operators; None if it is not so."""
+    middle = _own_maker(values, values.ops[last].inputs["X"][0], last)
+    first = None if middle is None else _own_maker(values, values.ops[middle].inputs["X"][0], middle)
+    if middle is None or first is None or values.ops[middle].type != _TURN or values.ops[first].type != _SHAPE:
+        return None
+    shape = values.sizes.shape
+    (x,), (flat,), (y,) = values.ops[first].inputs["X"], values.ops[first].output_arg_names, values.ops[last].output_arg_names
+    ends = shape(x)[-2:] == shape(flat)[-2:] and shape(y)[-2:] == shape(flat)[:-3:-1]
+    swaps = [a % len(shape(flat)) for a in values.ops[middle].attrs["axis"]] == [0, 2, 1]
+    return (x, (first, middle, last)) if ends and swaps and shape(x)[:-2] == shape(y)[:-2] else None
 
 
 def _own_maker(values: ChainValues, x: str, reader: int) -> int | None:

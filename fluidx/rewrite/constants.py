@@ -33,25 +33,25 @@ class Constants:
         reads = op.input_arg_names
         if reads and reads[0] not in self.known and not definition.rewrite.constant:
             return None
-        if not self._follows(op, definition):
+        if not self.follows(op, definition):
             return None
         if not reads or definition.storage.view is not None:  # a view is free, and a kernel may add up strided values in another order
-            self._know(op, op)
+            self.know(op, op)
             return None
         values = self._computed(op, definition)
         if values is None or not all(_has_bits(v) for v in values):
             return None
         for n, v in zip(op.output_arg_names, values, strict=True):
-            self._know(op, v, n)
+            self.know(op, v, n)
         return tuple([_filling(op, n, self.walk.type_of(n), v) for n, v in zip(op.output_arg_names, values, strict=True)])
 
     def note(self, op: Operator, definition: type[OpDef]) -> Answer:
         """Fold nothing, but remember values that follow from attributes alone."""
-        if not op.input_arg_names and self._follows(op, definition):
-            self._know(op, op)
+        if not op.input_arg_names and self.follows(op, definition):
+            self.know(op, op)
         return None
 
-    def _follows(self, op: Operator, definition: type[OpDef]) -> bool:
+    def follows(self, op: Operator, definition: type[OpDef]) -> bool:
         """Are all values that the operator's results depend on known and small?"""
         if definition.effect is not Effect.PURE or definition.takes_ctx or definition.storage.view_ctx or definition.native_takes_ctx:
             return False
@@ -59,7 +59,8 @@ class Constants:
             return False
         return (definition.rewrite.constant or all(n in self.known for n in op.input_arg_names)) and self._is_small(op)
 
-    def _know(self, op: Operator, value: Any, name: str = "") -> None:
+    def know(self, op: Operator, value: Any, name: str = "") -> None:
+        """Remember the value of the operator's results, or of one of them: an array, or the operator that makes it."""
         for n in (name,) if name else op.output_arg_names:
             if n not in self.walk.changing:
                 self.known[n] = value

@@ -116,7 +116,8 @@ class Joiner:
             for n in set(op.output_arg_names) - {region.out}:
                 if "error_clip" in self.descs[n].attrs:
                     return f"the gradient of %{n} is clipped"
-                if self.descs[n].stop_gradient and not all(self.descs[i].stop_gradient for i in op.input_arg_names):
+                stops = self.descs[n].stop_gradient and self.descs[n].type.is_float
+                if stops and not all(self.descs[i].stop_gradient for i in op.input_arg_names):
                     return f"%{n} stops gradients"
         if not values.walk.whole(n for op in ops for n in (*op.input_arg_names, *op.output_arg_names)):
             return "ranks hold parts of the values"

@@ -247,3 +247,59 @@ def test_a_row_that_may_look_nowhere_gives_zeros():
     joined = rewritten(main, [JoinAttention()], fetch=[out])
     before, after = (fx.Executor().run(p, feed=feed, fetch_list=[out.name], scope=scope)[0] for p in (main, joined))
     assert np.isnan(before[1]).all() and after.tolist() == [[1, 1, 1, 1], [0, 0, 0, 0]]
+
+
+NAN = """
+  %s: f32[-1,2,5,6] = matmul(%q, %k) {alpha=0.5, transpose_y=true}
+  %n: f32[-1,2,5,6] = elementwise_add(%s, %mask)
+  %w: f32[-1,2,5,6] = softmax(%n)
+  %zero: f32[] = fill_constant() {shape=[], value=0.0}
+  %is: bool[-1,2,5,6] = isnan(%w)
+  %shown: f32[-1,2,5,6] = where(%is, %zero, %w)
+  %out: f32[-1,2,5,3] = matmul(%shown, %v)
+"""
+
+
+def test_weights_of_hidden_rows_that_are_set_to_zero():
+    assert check_rewrite(JoinAttention(), given=GIVEN, before=NAN, after=JOINED, fetch=["out"]) == []
+    main = fx.Program.parse_from_string(f"program p {{ {GIVEN} {NAN} }}")
+    rng, mask = np.random.default_rng(0), np.zeros((5, 6), "float32")
+    mask[1], mask[2, :4] = -np.inf, -np.inf
+    feed = {n: rng.standard_normal((3, 2, *s), dtype="float32") for n, s in (("q", (5, 4)), ("k", (6, 4)), ("v", (6, 3)))}
+    programs = main, rewritten(main, [JoinAttention()], fetch=["out"])
+    (want,), (got,) = (fx.Executor().run(p, {**feed, "mask": mask}, ["out"], scope=Scope()) for p in programs)
+    assert not want[:, :, 1].any() and want[:, :, 2].all()
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "old, new", [("value=0.0", "value=1.0"), ("%zero, %w)", "%w, %zero)"), ("isnan(%w)", "isnan(%n)")], ids=["1", "turned", "of another"]
+)
+def test_other_choices_between_weights_are_kept(old, new):
+    changed = NAN.replace(old, new)
+    assert check_rewrite(JoinAttention(), given=GIVEN, before=changed, after=changed, fetch=["out"]) == []
+
+
+def test_a_fetched_test_for_nan_keeps_the_chain():
+    found = check_rewrite(JoinAttention(), given=GIVEN, before=NAN, after=NAN, fetch=["out", "is"])
+    assert [line.partition(": ")[2] for line in found] == ["%is is fetched"]
+
+
+KEYS = """
+  %flat: f32[6,7,4] = reshape(%k) {shape=[6, 7, 4]}
+  %turned: f32[6,4,7] = transpose(%flat) {axis=[0, 2, 1]}
+  %t: f32[3,2,4,7] = reshape(%turned) {shape=[3, 2, 4, 7]}
+  %half: f32[3,2,4,7] = scale(%t) {scale=0.5}
+  %s: f32[3,2,5,7] = matmul(%q, %half)
+  %w: f32[3,2,5,7] = softmax(%s)
+  %out: f32[3,2,5,3] = matmul(%w, %v)
+"""
+
+
+def test_keys_that_are_transposed_while_batch_and_heads_are_one_axis():
+    """As exporters write it; scaled after it. Where the last axes are not the same before and after, nothing is joined."""
+    head = "data %q: f32[3,2,5,4]; data %k: f32[3,2,7,4]; data %v: f32[3,2,7,3]"
+    after = "%out: f32[3,2,5,3], %out.lse: f32[3,2,5] = scaled_dot_product_attention(%q, %k, %v) {scale=0.5}"
+    assert check_rewrite(JoinAttention(), given=head, before=KEYS, after=after, fetch=["out"]) == []
+    mixed = head.replace("%k: f32[3,2,7,4]", "%k: f32[3,2,4,7]")
+    assert len(check_rewrite(JoinAttention(), given=mixed, before=KEYS, after=KEYS, fetch=["out"])) == 1
