@@ -4,8 +4,8 @@ A `NativeCall` is one kernel with its arguments, 64-bit words: addresses, sizes,
 order, into one block, and returns a function without arguments that executes all of them in one call into C, which costs about 100 ns.
 
 The extension is loaded when it is first needed. `enabled()`: are native kernels used? `why_not()`: the reason if they are not. If the
-processor has fused multiply-add (levels v3 and v4), matrix products are the extension's own. At level base they are those of NumPy's BLAS,
-with one thread, in pieces that are split over the thread pool.
+processor has fused multiply-add (all levels above base), matrix products are the extension's own. At level base they are those of NumPy's
+BLAS, with one thread, in pieces that are split over the thread pool.
 """
 
 from __future__ import annotations
@@ -343,7 +343,8 @@ def share_cores(ranks: int) -> None:
 
 
 def levels() -> list[str]:
-    """The levels of instructions of this processor, lowest first: base, v3 (AVX2), v4 (AVX-512)."""
+    """The levels of instructions of this processor, lowest first: base, v3 (AVX2), v4 (AVX-512), and those with 16-bit products of their
+    own, v4_bf16 (AVX512_BF16) and amx (AMX_BF16)."""
     return _module().levels()
 
 

@@ -147,5 +147,17 @@ def test_environment_variables_choose():
     assert "NativeError: FLUIDX_KERNELS=native, but the extension is not built" in python(without, FLUIDX_KERNELS="native")
 
 
+def test_each_level_can_be_forced():
+    known = ["base", "v3", "v4", "v4_bf16", "amx"]
+    found = native.levels()
+    assert found == known[: len(found)]
+    for name in found:
+        said = python("from fluidx import native; print(native.describe())", FLUIDX_NATIVE_LEVEL=name)
+        assert said.startswith(f"native kernels on: level {name}, ")
+    for name in known[len(found) :]:
+        said = python("from fluidx import native; print(native.describe())", FLUIDX_NATIVE_LEVEL=name)
+        assert f"and this processor has {', '.join(found)}" in said
+
+
 def test_importing_fluidx_does_not_load_the_extension():
     assert python("import sys, fluidx; print('fluidx._native' in sys.modules)") == "False"

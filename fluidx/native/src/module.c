@@ -12,35 +12,9 @@ int blas_even;
 GemmF32 blas_f32;
 GemmF64 blas_f64;
 
-extern const Kernel kernels_base[];
 extern const char *const vm_names_base[];
-#if LEVELS_X86
-extern const Kernel kernels_v3[], kernels_v4[];
-#endif
 
-static const struct Level {
-    const char *name;
-    const Kernel *kernels;
-} LEVELS[] = {
-    {"base", kernels_base},
-#if LEVELS_X86
-    {"v3", kernels_v3},
-    {"v4", kernels_v4},
-#endif
-};
 static int best, chosen; /* numbers in LEVELS; only Python code that holds no run changes them */
-
-static int best_level(void) {
-#if LEVELS_X86
-    __builtin_cpu_init();
-    int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-    int v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
-    return v4 ? 2 : v3 ? 1 : 0;
-#else
-    return 0;
-#endif
-}
 
 /* -- blocks ------------------------------------------------------------------------------------------------------------------ */
 
@@ -261,9 +235,9 @@ static int exec(PyObject *module) {
     static int done; /* another interpreter of the process keeps what was chosen */
     if (PyModule_AddFunctions(module, world_methods)) return -1;
     if (done) return 0;
-    best = chosen = best_level();
-    if (pool_init()) {
-        PyErr_SetString(PyExc_ImportError, "the thread pool cannot be set up");
+    chosen = levels_init(&best);
+    if (chosen < 0 || pool_init()) {
+        PyErr_SetString(PyExc_ImportError, chosen < 0 ? "the kernels of the levels do not fit" : "the thread pool cannot be set up");
         return -1;
     }
     done = 1;
