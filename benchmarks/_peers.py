@@ -215,11 +215,11 @@ def _timed(step: Callable[[], Any], steps: int) -> list[float]:
 
 
 def _values(result: Any) -> list[float]:
-    """A loss, or 16 of the results."""
+    """A loss, or 16 of the results and the largest magnitude of all, which says what a difference is compared with."""
     if isinstance(result, float):
         return [result]
     flat = result.ravel()
-    return [float(v) for v in flat[:: max(1, len(flat) // 16)][:16]]
+    return [*(float(v) for v in flat[:: max(1, len(flat) // 16)][:16]), max(float(flat.max()), -float(flat.min()))]
 
 
 def main(make: Make = _make) -> None:

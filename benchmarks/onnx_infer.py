@@ -32,7 +32,7 @@ from tests.onnx.wheels import ATOL, MODELS, runtime
 
 THREADS = 2
 FEEDS = 7  # more than the plans that a session keeps for one kind of feeds
-TOLERANCE = 1e-3  # of the largest of 16 outputs: float32 through a hundred layers, in another order
+TOLERANCE = 1e-3  # of the largest output: float32 through a hundred layers, in another order
 REAL = {m.name: m for m in MODELS}
 REFERENCE = ("light_squeezenet", "light_resnet50", "light_shufflenet")
 TINY = 300  # nodes of a chain
