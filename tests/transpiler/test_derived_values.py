@@ -76,7 +76,9 @@ def test_parameters_are_gathered_as_often_as_in_float32_and_in_half_the_bytes(na
     assert set(sent(wide, "all_gather")) == {"float32"} and set(sent(half, "all_gather")) == {"bfloat16"}
     assert 2 * sent(half, "all_gather")["bfloat16"] == sent(wide, "all_gather")["float32"]
     count = [Counter(op.type for op in t.main.ops)["all_gather"] for t in (wide, half)]
-    assert count[0] == count[1] >= 8 if "keeps" not in name and "parameter" not in name else count[0] == count[1]
+    assert count[0] == count[1]
+    if name == "fsdp":
+        assert count[0] == 4 + 2  # the weight of block 3 stays, and that of block 0 has no reader in backward
 
 
 def test_the_cast_is_made_on_the_shard_before_each_gather_and_freed_with_it():
@@ -127,17 +129,15 @@ def test_a_table_that_is_read_whole_in_float32_too_is_gathered_once_in_forward()
 def test_a_value_of_equal_bytes_is_computed_in_each_section_from_the_gathered_parameter():
     def transposed():
         h, w = fx.data("x", [-1, 8], "float32"), L.create_parameter([6, 8], "float32", name="w")
-        h = L.matmul(h, L.transpose(w, [1, 0]))
+        h = L.matmul(L.fc(h, 8, param_attr=fx.ParamAttr(name="u"), bias_attr=False), L.transpose(w, [1, 0]))
         return L.mean(L.square(L.fc(L.tanh(h), 6, param_attr=fx.ParamAttr(name="v"), bias_attr=False)))
 
-    def wanted():
-        x = fx.data("x", [-1, 8], "float32")
-        x.stop_gradient = False
-        return transposed()
-
-    t = ranks_of(model(fx.optimizer.SGD(0.1), transposed), fx.strategies.fsdp(units="parameter"), 2)
-    assert Counter(op.input_arg_names[0] for op in t.main.ops if op.type == "all_gather") == {"w": 1, "v": 1}
-    assert sum(op.type == "transpose" and op.input_arg_names[0].startswith("w") for op in t.main.ops) == 1
+    found = model(fx.optimizer.SGD(0.1), transposed)
+    t = ranks_of(found, fx.strategies.fsdp(units="parameter"), 2)
+    assert Counter(op.input_arg_names[0] for op in t.main.ops if op.type == "all_gather") == {"u": 1, "w": 2, "v": 1}
+    of = [op for op in t.main.ops if op.type == "transpose" and op.input_arg_names[0].startswith("w.")]
+    assert [op.role for op in of] == [Role.FORWARD, Role.BACKWARD]
+    same_losses(found, fx.strategies.fsdp(units="parameter"), 2, 1e-5)
 
 
 def test_a_rounded_weight_is_rounded_again_in_backward_and_not_kept():
@@ -253,7 +253,8 @@ def test_parameters_that_tp_cuts_stay_cut_in_16_bits():
 
 @pytest.mark.parametrize("strategy", ["fsdp{units=0.0625}", "zero3"])
 def test_a_rank_needs_no_more_memory_than_in_float32(strategy):
-    """12 layers of 128 x 128 on 8 ranks. Beside a gradient in float32 stands the one in 16 bits that it is made of."""
+    """12 layers of 128 x 128 on 8 ranks. Values of a step, without what kernels that widen their operands need beside them: a gradient in
+    float32 stands beside the one in 16 bits that it is made of."""
     peaks = {}
     for name, optimizer in {
         "float32": fx.optimizer.Adam(0.01),
@@ -263,5 +264,7 @@ def test_a_rank_needs_no_more_memory_than_in_float32(strategy):
     }.items():
         t = ranks_of(model(optimizer, lambda: layers(12, 128, bias=False), 128), fx.strategies.get(strategy), 8)
         plan = dry_plan(t.get_trainer_program(0), batch=8, fetch=[])
-        peaks[name] = plan.peak_bytes
-    assert all(peaks[name] <= 1.15 * peaks["float32"] for name in peaks), peaks
+        live = [sum(b.nbytes for b in plan.buffers if b.start <= k <= b.stop) for k in range(len(plan.steps))]
+        peaks[name] = max(live)
+    assert all(peaks[name] <= 1.1 * peaks["float32"] for name in peaks), peaks
+    assert peaks["reduced"] < peaks["float32"] and peaks["float16"] < peaks["float32"]
