@@ -85,7 +85,8 @@ def test_the_cast_is_made_on_the_shard_before_each_gather_and_freed_with_it():
     t = ranks_of(model(bfloat16(fx.optimizer.SGD(0.1)), lambda: layers(3, bias=False)), fx.strategies.zero3())
     descs, ops = t.main.global_block().descs, t.main.ops
     casts = [op for op in ops if op.type == "cast" and op.input_arg_names[0].startswith("w") and "GRAD" not in op.input_arg_names[0]]
-    assert [op.input_arg_names[0] for op in casts] == ["w0", "w1", "w2", "w1"]  # w2 stays; the gradient of x is not wanted, so w0 is not read
+    # w2 stays; the gradient of x is not wanted, so backward does not read w0
+    assert [op.input_arg_names[0] for op in casts] == ["w0", "w1", "w2", "w1"]
     for op in casts:
         (out,) = op.output_arg_names
         assert op.role is Role.DIST and descs[out].placement == descs[op.input_arg_names[0]].placement != ()

@@ -28,11 +28,11 @@ class Derived(NamedTuple):
 
 
 class DerivedValues(dict[str, Derived]):
-    """The derived values of block 0, in order. `kept` are the other operators of the block. A value that the program computes a second time,
-    as recompute does, is one value with two names: `spare` has the second ones, for the value that a later section computes again.
+    """The derived values of block 0, in order. `kept` are the other operators of the block. A value that the program computes a second
+    time, as recompute does, is one value with two names: `spare` has the second ones, for the value that a later section computes again.
 
-    An operator makes a derived value if it is a function of one parameter, constants and values that no section writes, reduces nothing, and
-    takes the parameter as it is gathered. Its result must be written once and read, and only by operators of forward and backward.
+    An operator makes a derived value if it is a function of one parameter, constants and values that no section writes, reduces nothing,
+    and takes the parameter as it is gathered. Its result must be written once, and read by operators of forward and backward alone.
     """
 
     def __init__(self, walk: Propagation, places: Mapping[str, Placement]):
@@ -127,7 +127,7 @@ class DerivedValues(dict[str, Derived]):
         return op.type, attrs_key(op.attrs), op.device, *op.input_arg_names
 
     def _recorded(self, op: Operator, definition: type[OpDef], source: str, out: str) -> bool:
-        ins, outs = (definition.flat_slots(slots, of) for slots, of in ((op.inputs, definition.in_slots), (op.outputs, definition.out_slots)))
+        ins, outs = definition.flat_slots(op.inputs, definition.in_slots), definition.flat_slots(op.outputs, definition.out_slots)
         pattern = self.walk._kind(op, definition, ins, outs).pattern
         if pattern.reduced or pattern.keyed or all(k in pattern.shape_only for k, n in enumerate(ins) if n == source):
             return False

@@ -140,7 +140,7 @@ class GatherForUse(Propagation):
         if before is not None:
             out = self.derived.spare[name].pop() if self.derived.spare.get(name) else self._copy_of(name)
         role = op.role if SECTIONS[op.role] is role else role
-        self._operators([op.replace(outputs={s: (out,) for s in op.outputs}, role=role)])
+        self._operators([op.replace(outputs=dict.fromkeys(op.outputs, (out,)), role=role)])
         if before is not None:
             self.hold(name, self.at[out], out)
         self.making = False
@@ -148,7 +148,7 @@ class GatherForUse(Propagation):
     def _make_at_all(self, names: Iterable[str | None], op: Operator) -> None:
         """Make the derived values among these that the program has not made so far."""
         for n in names:
-            if n in self.derived and n not in self.made:
+            if n is not None and n in self.derived and n not in self.made:
                 if self.derived[n].rests:
                     self._make(n, Role.DIST)
                 else:
@@ -209,7 +209,7 @@ class GatherForUse(Propagation):
     def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Results, attrs: Any = None) -> None:
         super()._write(op, inputs, outs, results, attrs)
         for name in outs:
-            if name in self.watched:
+            if name is not None and name in self.watched:
                 self.gathered.pop(name, None)
                 self.changed.add(name)
 
