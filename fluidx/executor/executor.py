@@ -124,6 +124,10 @@ class Executor:
         found = self._ready.find(key, scope)
         if found is not None:
             return found
+        of_all = (*key[:4], *arrays)
+        growing = self._growing.find(of_all, scope) if fuse and not watched else None
+        if growing is not None and (known := growing.known(tuple([getattr(a, "shape", ()) for a in arrays.values()]))) is not None:
+            return known
         launched_alone.warn_if_alone(program)
         check_fetch(program, names)
         check_sizes(program.global_block().descs, arrays)
@@ -136,15 +140,16 @@ class Executor:
 
             ctx.comm = ThreadWorld(1).communicator(0)
         builder = RunBuilder(scope, ctx, self._xp, fuse, self._segments)
-        ready = self._patched(builder, outline, types, key) if fuse and not watched else None
-        return self._ready.keep(key, ready or builder.ready(outline, types), scope, program)
+        if fuse and not watched and (patched := self._patched(builder, outline, types, of_all, growing)) is not None:
+            return patched
+        return self._ready.keep(key, builder.ready(outline, types), scope, program)
 
-    def _patched(self, builder: RunBuilder, outline: Outline, types: Mapping[str, Any], key: tuple) -> BoundPlan | None:
+    def _patched(
+        self, builder: RunBuilder, outline: Outline, types: Mapping[str, Any], of_all: tuple, growing: GrowingSizes | None
+    ) -> BoundPlan | None:
         """A plan by patching, if the sizes of the feeds grow from run to run."""
         if self._xp is not np or any(type(t) is not TensorType for t in types.values()) or outline.fact(segments):
             return None
-        of_all = (*key[:4], *types)
-        growing = self._growing.find(of_all, builder.scope)
         if growing is None:
             growing = self._growing.keep(of_all, builder.growing(outline, types), builder.scope, outline)
         return growing.ready(tuple([t.shape for t in types.values()]))

@@ -10,7 +10,10 @@ from fluidx import native
 from fluidx.executor.context import RunContext
 from fluidx.executor.dynamic.segment_cache import RunBuilder, ScopedCache
 from fluidx.executor.plan.selection import Outline
-from fluidx.executor.run.patched_plans import PatchedPlans, Polynomials, in_layout, positions, sizes_at, step_between
+from fluidx.executor.run import patched_plans
+from fluidx.executor.run.patched_calls import Polynomials, array_at
+from fluidx.executor.run.patched_plans import PatchedPlans, in_layout, positions, sizes_at, step_between
+from fluidx.executor.run.plan_memory import with_fetches_apart
 from fluidx.ir import TensorType
 
 pytestmark = pytest.mark.skipif(bool(native.why_not()), reason="the extension is not built")
@@ -67,16 +70,15 @@ def test_the_numbers_are_those_of_a_plan_for_the_sizes(model, sizes):
     grows, start = growing(*made(model), shapes), tuple(shapes.values())
     found = PatchedPlans.of(start, step, grows.planned, lambda plan, room: rooms.append(room) or grows.bound(plan, room))
     assert found is not None and found.last > 40
-    largest = grows.planned(sizes_at(start, step, found.last))
+    largest, still = with_fetches_apart(grows.planned(sizes_at(start, step, found.last))), np.zeros(len(found.memories), np.int64)
     for k in range(found.last + 1):
         bound = grows.bound(in_layout(grows.planned(sizes_at(start, step, k)), largest), rooms[0])
         own = [call for group in bound.compute.groups() for _, step_, _ in group for call in step_.calls]
         (words,) = found.calls
-        assert told(*words.at(k)) == told(native.packed(own), tuple([call.keeps for call in own])), k
-        patched = found.ready(sizes_at(start, step, k))
-        for (_, a), (_, b) in zip(patched.feeds, bound.feeds, strict=True):
-            assert place(a) == place(b)
-        assert [place(a) for a in patched.fetches] == [place(a) for a in bound.fetches]
+        assert told(*words.at(k, still)) == told(native.packed(own), tuple([call.keeps for call in own])), k
+        for (_, a), (_, b) in zip(found.feeds, bound.feeds, strict=True):
+            assert place(array_at(a, k, found.memories)) == place(b)
+        assert [place(array_at(a, k, found.memories)) for a in found.fetches] == [place(a) for a in bound.fetches]
 
 
 def place(a):
@@ -143,3 +145,115 @@ def test_numbers_follow_in_polynomials_only():
     found, right = Polynomials.through(at, [np.array([r(k) for r in rules]) for k in at])
     assert right.tolist() == [True, True, True, False, False, False]
     assert found.at(13)[:3].tolist() == [5, 39, 156]
+
+
+# -- feeds in place, and arrays that are handed out -------------------------------------------------------------------------------------
+
+
+def cached():
+    """One row that asks; rows are added to keys and values. Old values, the keys in another order, and a mean are fetched too."""
+    q, k, v = (fx.data(n, [1, 2, 1, 8], "float32") for n in ("q", "k", "v"))
+    old_keys, old_values = (fx.data(n, [1, 2, "past", 8], "float32") for n in ("keys", "values"))
+    mask = fx.data("mask", [1, 1, 1, "all"], "float32")
+    keys, values = L.concat([old_keys, k], axis=2), L.concat([old_values, v], axis=2)
+    weights = L.softmax(L.elementwise_add(L.matmul(q, keys, transpose_y=True), mask))
+    return [L.matmul(weights, values), keys, values, L.transpose(keys, [0, 1, 3, 2]), L.reduce_mean(values, dim=2), old_values, keys]
+
+
+def computed(feed):
+    """The same by NumPy."""
+    keys, values = (np.concatenate([feed[old], feed[new]], 2) for old, new in (("keys", "k"), ("values", "v")))
+    scores = np.exp(feed["q"] @ keys.swapaxes(2, 3) + feed["mask"])
+    y = scores / scores.sum(-1, keepdims=True) @ values
+    return [y, keys, values, keys.swapaxes(2, 3), values.mean(2), feed["values"], keys]
+
+
+def step_of(rng, length, keys=None, values=None):
+    new = {n: rng.standard_normal((1, 2, 1, 8), dtype="float32") for n in ("q", "k", "v")}
+    old = {n: rng.standard_normal((1, 2, length, 8), dtype="float32") if a is None else a for n, a in (("keys", keys), ("values", values))}
+    return {**new, **old, "mask": rng.standard_normal((1, 1, 1, length + 1), dtype="float32")}
+
+
+@pytest.fixture(params=[0, 4096])
+def moved(request, monkeypatch):
+    """Small values are moved, or copied."""
+    monkeypatch.setattr(patched_plans, "_LEAST_MOVED", request.param)
+
+
+@pytest.mark.parametrize("lengths", [[40], [7, 40, 3, 300, 127], [126]])
+def test_caches_grow_as_one_computation_has_them(moved, lengths):
+    """Each result is right, and stays: neither fed arrays nor fetched ones change in later runs, and writing into them changes nothing."""
+    (main, fetched, scope), rng, exe, kept = made(cached), np.random.default_rng(0), fx.Executor(), []
+    for length in lengths:
+        keys = values = None
+        for grown in range(6):
+            feed = step_of(rng, length + grown, keys, values)
+            before, want = {n: a.copy() for n, a in feed.items()}, computed(feed)
+            found = exe.run(main, feed, fetched, scope=scope)
+            for a, b in zip(found, want, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+            assert all(np.array_equal(feed[n], a) for n, a in before.items())
+            kept += [(a, a.copy()) for a in (*found, *feed.values())]
+            keys, values = found[1], found[2]
+    assert all(np.array_equal(a, b) for a, b in kept)
+
+
+def test_what_a_user_writes_later_changes_no_result(moved):
+    (main, fetched, scope), rng, exe = made(cached), np.random.default_rng(0), fx.Executor()
+    feed, found = step_of(rng, 50), None
+    for _ in range(4):
+        found = exe.run(main, feed, fetched, scope=scope)
+        copies = [a.copy() for a in found]
+        for a in feed.values():
+            a[...] = np.nan
+        for a, b in zip(found, copies, strict=True):
+            assert np.array_equal(a, b)
+        for k, a in enumerate(found):  # each is an array of its own
+            a[...] = k
+        assert [float(a.ravel()[0]) for a in found] == [*range(len(found))]
+        feed = step_of(rng, feed["keys"].shape[2] + 1)
+        for a, b in zip(exe.run(main, feed, fetched, scope=scope), computed(feed), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_feeds_may_lie_anywhere(moved):
+    """Reversed, in strides, read-only, off the bounds of their numbers, and one array for two inputs."""
+    (main, fetched, scope), rng, exe = made(cached), np.random.default_rng(0), fx.Executor()
+    raw = np.zeros(1 << 16, np.uint8)
+    for length in range(40, 52):
+        feed = step_of(rng, length)
+        keys = feed["keys"]
+        crooked = np.frombuffer(raw, np.float32, keys.size, 1 + 4 * (length % 3)).reshape(keys.shape)
+        crooked[...] = keys
+        feed["keys"] = [keys[:, :, ::-1], keys.transpose(0, 1, 3, 2).copy().transpose(0, 1, 3, 2), crooked, feed["values"]][length % 4]
+        feed["values"].flags.writeable = length % 2 == 0
+        for a, b in zip(exe.run(main, feed, fetched, scope=scope), computed(feed), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_cache_is_planned_for_from_its_first_run(monkeypatch):
+    """Three plans in one memory serve all lengths from 32 to 126."""
+    (main, fetched, scope), rng, exe = made(cached), np.random.default_rng(0), fx.Executor()
+    planned = []
+    of = patched_plans.GrowingSizes.__init__
+
+    def counting(self, plan, *rest):
+        of(self, lambda sizes: planned.append(sizes) or plan(sizes), *rest)
+
+    monkeypatch.setattr(patched_plans.GrowingSizes, "__init__", counting)
+    for length in (40, 41, 100, 32, 126):
+        exe.run(main, step_of(rng, length), fetched, scope=scope)
+    assert [sizes[3][2] for sizes in planned] == [32, 33, 126]
+
+
+def test_sizes_that_do_not_follow_are_tried_twice(monkeypatch):
+    (main, fetched, scope), exe, planned = made(pixels), fx.Executor(), []
+    of = patched_plans.GrowingSizes.__init__
+
+    def counting(self, plan, *rest):
+        of(self, lambda sizes: planned.append(sizes) or plan(sizes), *rest)
+
+    monkeypatch.setattr(patched_plans.GrowingSizes, "__init__", counting)
+    for rows in range(40, 60):
+        exe.run(main, {"x": np.ones((1, 3, rows, 12), "float32")}, fetched, scope=scope)
+    assert 0 < len(planned) <= 6

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from ...ir.types import TensorType
 from ..context import RunContext
+from ..feeds import check_sizes
 from ..plan.planner import plan
 from ..plan.records import Plan
 from ..plan.segments import segments
@@ -15,6 +16,7 @@ from ..plan.selection import Outline
 from ..plan.sizes import SizesChange
 from ..run.bind import bind, prepare
 from ..run.bound_plan import BoundPlan
+from ..run.cache_growth import growth_of_caches
 from ..run.patched_plans import GrowingSizes, Sizes
 from ..scope import Scope
 from .segmented_run import SegmentedRun
@@ -66,9 +68,10 @@ class RunBuilder:
 
         def planned(sizes: Sizes) -> Plan:
             fed = {n: TensorType(t.dtype, shape) for (n, t), shape in zip(types.items(), sizes, strict=True)}
+            check_sizes(program.global_block().descs, fed)
             return plan(program, fed, fetch, self.scope.arrays, self.ctx, fuse=self.fuse, outline=outline)
 
-        return GrowingSizes(planned, lambda made, room: bind(made, self.scope, self.ctx, room=room))
+        return GrowingSizes(planned, lambda made, room: bind(made, self.scope, self.ctx, room=room), outline.fact(growth_of_caches))
 
     def part(self, outline: Outline, types: Mapping[str, Any]) -> BoundPlan | SegmentedRun:
         """The same for a part of a program, cached."""

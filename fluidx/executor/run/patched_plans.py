@@ -2,35 +2,40 @@
 
 A bound plan that calls C kernels is numbers: addresses, sizes, strides and products of them. Plans for some sizes on a line are made in one
 memory, which has room for the largest. If each number is a polynomial of degree 2 of the position on the line, through all of these plans,
-the numbers of the other positions follow without planning. The smallest and the largest sizes are among the plans, and others in between: a
-choice of a kernel by a threshold or a remainder shows as a number that does not follow, and then each size has a plan of its own.
+the numbers of the other positions follow without planning. Three plans are made, two more if a number is not linear. The smallest and the
+largest sizes are among them: a choice of a kernel by a threshold or a remainder shows as a number that does not follow, and then each size
+has a plan of its own.
+
+Feeds are read where they are, and fetched values are written into new arrays that the user gets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from math import gcd
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import gcd, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ... import native
 from ...ir.errors import FluidxError
-from ...ir.opdef import opdef
-from ...ops import kernels
-from ..context import RunContext
-from ..plan.records import Plan, Step
+from ..plan.allocation import ALIGN, put
+from ..plan.records import Plan
+from . import observers
 from .bound_plan import BoundPlan
-from .plan_memory import PlanMemory
+from .patched_calls import PatchedArray, PatchedWords, Polynomials, ReboundStep, Samples, all_arrays, all_calls, array_at
+from .plan_memory import PlanMemory, fetched_buffers, with_fetches_apart
 
 Sizes = tuple[tuple[int, ...], ...]  # the shapes of the feeds, in their order
 Planned = Callable[[Sizes], Plan]
 Bound = Callable[[Plan, PlanMemory], BoundPlan]
+Expected = Callable[[Sizes], Sizes | None]  # the step by which sizes will grow
 
 _ENDS = (32, 128, 256)  # sizes from which on kernels process rows in another way; beyond them, powers of 4
 _FEWEST = 6  # positions for which it is worth while to make the plans that all others follow from
 _MOST_BYTES = 1 << 30  # of an arena: it has room for the largest sizes, though memory is taken where it is used
-_MOST_LINES, _MOST_TRIES = 4, 3
+_MOST_LINES, _MOST_TRIES = 6, 2
+_LEAST_MOVED = 4096  # bytes of a value; smaller ones are copied
 
 
 def step_between(before: Sizes, now: Sizes) -> Sizes | None:
@@ -66,155 +71,195 @@ def _end(size: int) -> int:
     return next((end for end in _ENDS if size < end), 1 << (size.bit_length() + 1) // 2 * 2)
 
 
+def _begin(size: int) -> int:
+    """The smallest size that has the same end."""
+    return max([2, *[end for end in _ENDS if end <= size]]) if size < _ENDS[-1] else 1 << (size.bit_length() - 1) // 2 * 2
+
+
 def sizes_at(start: Sizes, step: Sizes, k: int) -> Sizes:
     """`start` + k * `step`."""
     return tuple([tuple([s + k * d for s, d in zip(*shapes, strict=True)]) for shapes in zip(start, step, strict=True)])
 
 
-class Polynomials(NamedTuple):
-    """Whole numbers as polynomials of degree 2 of a position: `first` + k * `slope` + k * (k - 1) * `bend`."""
-
-    first: np.ndarray
-    slope: np.ndarray
-    bend: np.ndarray
-
-    @classmethod
-    def through(cls, at: Sequence[int], values: Sequence[np.ndarray]) -> tuple[Polynomials, np.ndarray]:
-        """The polynomials through the values at positions 0, 1 and at[2], and where they pass through all other values too.
-
-        >>> found, right = Polynomials.through([0, 1, 3, 5], [np.array([2, 7]), np.array([5, 8]), np.array([17, 8]), np.array([37, 9])])
-        >>> right.tolist(), found.at(2)[:1].tolist()
-        ([True, False], [10])
-        """
-        first, slope, far = values[0], values[1] - values[0], at[2]
-        rest = values[2] - first - far * slope
-        found = cls(first, slope, rest // (far * (far - 1)))
-        return found, np.logical_and.reduce([found.at(k) == v for k, v in zip(at, values, strict=True)])
-
-    def at(self, k: int) -> np.ndarray:
-        return self.first + k * self.slope + k * (k - 1) * self.bend
+def _growing(start: Sizes, step: Sizes) -> list[tuple[int, int]]:
+    """The sizes that grow, with their steps."""
+    return [(s, d) for shapes in zip(start, step, strict=True) for s, d in zip(*shapes, strict=True) if d]
 
 
-class _Words(NamedTuple):
-    """Calls of C kernels at any position. `keeps` are arrays that they read. `nested`: the number of a word that is the address of an array
-    of words, or of sizes -> these; `floats`: numbers of words that are whole numbers in floating point."""
+def last_position(start: Sizes, step: Sizes) -> int:
+    """The last position before a size from which on other kernels may be better; 0 if there are too few for a line.
 
-    words: Polynomials
-    nested: Mapping[int, Polynomials]
-    floats: np.ndarray
-    keeps: tuple[Any, ...]
-
-    def at(self, k: int) -> tuple[bytes, tuple[Any, ...]]:
-        """The words, and what they refer to."""
-        made, keeps = self.words.at(k), [*self.keeps]
-        if self.floats.size:
-            made[self.floats] = made[self.floats].astype(np.float64).view(np.int64)
-        for number, polynomials in self.nested.items():
-            keeps.append(np.array(polynomials.at(k)))
-            made[number] = native.address(keeps[-1])
-        return made.tobytes(), tuple(keeps)
+    >>> last_position(((1, 40),), ((0, 1),)), last_position(((1, 30),), ((0, 1),))
+    (87, 0)
+    """
+    growing = _growing(start, step)
+    if min(growing)[0] < 2:
+        return 0  # a size of 1 may be an axis along which values repeat
+    last = min((_end(s) - 1 - s) // d for s, d in growing)
+    return last if last + 1 >= _FEWEST else 0
 
 
-class _Array(NamedTuple):
-    """An array at any position: its distance from the start of `memory`, its shape and its strides, each as first, slope and bend."""
+def first_sizes(sizes: Sizes, step: Sizes) -> Sizes:
+    """The first sizes of the line through `sizes` on which kernels are the same.
 
-    memory: np.ndarray
-    dtype: np.dtype
-    numbers: Sequence[tuple[int, int, int]]
-
-    def at(self, k: int) -> np.ndarray:
-        offset, *rest = [first + k * slope + k * (k - 1) * bend for first, slope, bend in self.numbers]
-        axes = len(rest) // 2
-        return np.ndarray(rest[:axes], self.dtype, self.memory, offset, rest[axes:])
-
-
-class _Rebound(NamedTuple):
-    """A step that NumPy computes, at any position: it is bound again, to the arrays of the position."""
-
-    step: Step
-    ctx: RunContext
-    arrays: Mapping[str, _Array | np.ndarray]
-    scratch: Sequence[_Array | np.ndarray]
-
-    def at(self, k: int) -> Callable[[], Any]:
-        op, definition = self.step.op, opdef(self.step.op.type)
-        arrays = {n: _at(a, k) for n, a in self.arrays.items()}
-        ins, outs = definition.operands(op, arrays.__getitem__, arrays.__getitem__)
-        return kernels.bind(definition, np, ins, outs, op.attrs, self.ctx, None, self.step.kernel, [_at(a, k) for a in self.scratch])
-
-
-def _at(a: _Array | np.ndarray, k: int) -> np.ndarray:
-    return a.at(k) if isinstance(a, _Array) else a
+    >>> first_sizes(((1, 40), (1, 41)), ((0, 1), (0, 1)))
+    ((1, 32), (1, 33))
+    """
+    return sizes_at(sizes, step, -min((s - _begin(s)) // d for s, d in _growing(sizes, step)))
 
 
 class PatchedPlans(NamedTuple):
-    """The plans for the shapes `start` + k * `step`, for k from 0 to `last`."""
+    """The plans for the shapes `start` + k * `step`, for k from 0 to `last`. `moves` are the numbers of the memories that a run has
+    elsewhere: of feeds, and of the values that it hands out. NumPy accesses those that are `viewed`."""
 
     start: Sizes
     step: Sizes
     last: int
     sample: BoundPlan
+    memories: Sequence[np.ndarray]
+    moves: frozenset[int]
+    viewed: frozenset[int]
     calls: Sequence[Any]
-    feeds: Sequence[tuple[str, _Array]]
-    fetches: Sequence[_Array | np.ndarray]
+    feeds: Sequence[tuple[str, PatchedArray | np.ndarray]]
+    fetches: Sequence[PatchedArray | np.ndarray]
 
     @classmethod
     def of(cls, start: Sizes, step: Sizes, planned: Planned, bound: Bound) -> PatchedPlans | None:
         """Plans from `start` on, up to a size from which on other kernels may be better; None if there is no rule for their numbers."""
-        growing = [(s, d) for shapes in zip(start, step, strict=True) for s, d in zip(*shapes, strict=True) if d]
-        if min(growing)[0] < 2:
-            return None  # a size of 1 may be an axis along which values repeat
-        last = min((_end(s) - 1 - s) // d for s, d in growing)
-        if last + 1 < _FEWEST:
+        if not (last := last_position(start, step)):
             return None
-        at = (0, 1, last, last // 2, last // 3 + 1)
+        at = [0, 1, last]
         plans = [planned(sizes_at(start, step, k)) for k in at]
-        largest = plans[at.index(last)]
-        laid_out = [in_layout(p, largest) for p in plans]
-        if largest.arena_bytes > _MOST_BYTES or any(p is None for p in laid_out) or not _has_room(at, plans, last):
+        largest = plans[-1]
+        if largest.arena_bytes > _MOST_BYTES:
             return None
-        room = PlanMemory.of(largest)
-        samples = [bound(p, room) for p in laid_out if p is not None]
-        calls = _all_calls(at, samples, room)
-        feeds = _all_arrays(at, [[a for _, a in s.feeds] for s in samples], room)
-        fetches = _all_arrays(at, [s.fetches for s in samples], room)
-        if calls is None or feeds is None or fetches is None or any(s.overlapped for s in samples):
-            return None
-        named: Any = zip([n for n, _ in samples[0].feeds], feeds, strict=True)
-        return cls(start, step, last, samples[0], calls, tuple(named), fetches)
+        wide = with_fetches_apart(largest)
+        room = PlanMemory.of(wide, largest.arena_bytes)
+        bounds: list[BoundPlan] = []
+        for more in ((), (last // 2, last // 3 + 1)):
+            at += more
+            plans += [planned(sizes_at(start, step, k)) for k in more]
+            laid_out = [in_layout(p, wide) for p in plans[len(bounds) :]]
+            if any(p is None for p in laid_out) or not _has_room(at, plans, last):
+                return None
+            bounds += [bound(p, room) for p in laid_out if p is not None]
+            samples = Samples(at, bounds, room)
+            found = cls._through(samples, start, step, last)
+            if found is None or not samples.bent:
+                return found
+        return found
 
-    def ready(self, sizes: Sizes) -> BoundPlan | None:
+    @classmethod
+    def _through(cls, samples: Samples, start: Sizes, step: Sizes, last: int) -> PatchedPlans | None:
+        """The plans whose numbers follow from those of the samples."""
+        plans = samples.plans
+        found = all_calls(samples)
+        feeds = all_arrays(samples, [[a for _, a in s.feeds] for s in plans])
+        fetches = all_arrays(samples, [s.fetches for s in plans])
+        if found is None or feeds is None or fetches is None or any(s.overlapped for s in plans):
+            return None
+        named: Any = [*zip([n for n, _ in plans[0].feeds], feeds, strict=True)]
+        numpys = {a.memory for c in found.calls if isinstance(c, ReboundStep) for a in c.arrays.values() if isinstance(a, PatchedArray)}
+        moves = frozenset(range(1, len(samples.memories))) - found.pinned - _stay(samples, fetches)
+        return cls(start, step, last, plans[0], samples.memories, moves, frozenset(numpys), found.calls, named, fetches)
+
+    def ready(self, sizes: Sizes) -> PatchedPlan | None:
         """The plan for these shapes; None if they are not on the line."""
         k = positions(self.start, self.step, sizes)
-        if k is None or not 0 <= k <= self.last:
-            return None
-        found = BoundPlan(self.sample.plan, self.sample.ctx, np)
-        calls = [native.block(*c.at(k)) if isinstance(c, _Words) else c.at(k) if isinstance(c, _Rebound) else c for c in self.calls]
-        found.compute = self.sample.compute.with_calls(calls)
-        found.feeds = [(name, _at(a, k)) for name, a in self.feeds]
-        found.fetches = [_at(a, k) for a in self.fetches]
-        return found
+        return PatchedPlan(self, k) if k is not None and 0 <= k <= self.last else None
+
+
+class PatchedPlan(BoundPlan):
+    """The plan at position `k` of a line."""
+
+    def __init__(self, line: PatchedPlans, k: int):
+        super().__init__(line.sample.plan, line.sample.ctx, np)
+        self.line, self.k = line, k
+
+    def run(self, feed: Mapping[str, Any], after: observers.After | None = None) -> list[Any]:
+        """Read the feeds where they are, make every call, hand out the arrays of fetched values. What cannot be moved is copied."""
+        line, k = self.line, self.k
+        memories = [*line.memories]
+        by = [0] * len(memories)
+        for name, a in line.feeds:
+            value = feed[name]
+            if isinstance(a, PatchedArray) and a.memory in line.moves and value.flags.c_contiguous and value.flags.aligned:
+                by[a.memory] = native.address(value) - native.address(memories[a.memory])
+                if a.memory in line.viewed:
+                    memories[a.memory] = value.reshape(-1).view(np.uint8)
+            else:
+                put(array_at(a, k, memories), value)
+        found = [self._new(f, memories, by) if isinstance(f, PatchedArray) and f.memory in line.moves else f for f in line.fetches]
+        moved = np.array(by, np.int64)
+        self.compute = line.sample.compute.with_calls([*self._calls(memories, moved)])
+        self.walk(after)
+        return [f if isinstance(f, np.ndarray) and f is not g else array_at(g, k, memories).copy() for f, g in zip(found, line.fetches)]
+
+    def _calls(self, memories: Sequence[np.ndarray], by: np.ndarray) -> Iterator[Any]:
+        for call in self.line.calls:
+            if isinstance(call, PatchedWords):
+                yield native.block(*call.at(self.k, by))
+            else:
+                yield call.at(self.k, memories) if isinstance(call, ReboundStep) else call
+
+    def _new(self, a: PatchedArray, memories: list[np.ndarray], by: list[int]) -> PatchedArray | np.ndarray:
+        """A new array for a fetched value, in the place of its memory; the value itself if an array was handed out for the memory."""
+        if by[a.memory]:
+            return a
+        shape = a.shape(self.k)
+        nbytes = prod(shape) * a.dtype.itemsize
+        raw = np.empty(nbytes + ALIGN, np.uint8)
+        begin = -native.address(raw) % ALIGN
+        by[a.memory] = native.address(raw) + begin - native.address(memories[a.memory])
+        memories[a.memory] = raw[begin : begin + nbytes]
+        return np.ndarray(shape, a.dtype, raw, begin)
+
+
+def _stay(samples: Samples, fetches: Sequence[PatchedArray | np.ndarray]) -> set[int]:
+    """The numbers of memories that a run cannot have elsewhere: small ones, feeds that are written or fetched, and fetched values that are
+    not all of their memory in each sample."""
+    first, whole = samples.plans[0], [fetched_buffers(s.plan).keys() for s in samples.plans]
+    numbered = [*enumerate(samples.memories)]
+    apart = [*samples.room.fetched]
+    found = {m for m, memory in numbered if memory.nbytes < _LEAST_MOVED}
+    found |= {1 + k for k, n in enumerate(apart) if any(n not in names for names in whole)}
+    written = {n for step in first.plan.steps if step.kernel not in ("view", "joined") for n in step.writes}
+    feeds = {1 + len(apart) + k for k in range(len(samples.room.feeds))}
+    reached = {samples.memory(first.arrays[n]) for n in written if n in first.arrays}
+    reached |= {f.memory for f in fetches if isinstance(f, PatchedArray)}
+    return found | reached & feeds
 
 
 class GrowingSizes:
-    """The plans by patching of one program, feeds and fetches. They are made when sizes grow by one step, or by equal steps."""
+    """The plans by patching of one program, feeds and fetches. They are made when sizes grow by one step, or by equal steps, or are
+    expected to."""
 
-    def __init__(self, planned: Planned, bound: Bound):
-        self.planned, self.bound = planned, bound
+    def __init__(self, planned: Planned, bound: Bound, expected: Expected = lambda sizes: None):
+        self.planned, self.bound, self.expected = planned, bound, expected
         self._lines: list[PatchedPlans] = []
         self._before: list[Sizes] = []
         self._tries = _MOST_TRIES
 
-    def ready(self, sizes: Sizes) -> BoundPlan | None:
-        """The plan for feeds of these shapes; None if they need a plan of their own."""
+    def known(self, sizes: Sizes) -> PatchedPlan | None:
+        """The plan for feeds of these shapes, if plans for such shapes were made."""
         for line in self._lines:
             if (found := line.ready(sizes)) is not None:
+                self._before = [sizes]
                 return found
-        step = self._step(sizes)
+        return None
+
+    def ready(self, sizes: Sizes) -> PatchedPlan | None:
+        """The plan for feeds of these shapes; None if they need a plan of their own."""
+        if (found := self.known(sizes)) is not None:
+            return found
+        step = self._step(sizes) or self.expected(sizes)
         self._before = [*self._before[-1:], sizes]
         if step is None or not self._tries:
             return None
-        made = self._made(sizes, step)
+        start = first_sizes(sizes, step) if self._tries == _MOST_TRIES else sizes
+        if not last_position(start, step):
+            return None
+        made = self._made(start, step)
         if made is None:
             self._tries -= 1
             return None
@@ -265,134 +310,3 @@ def _has_room(at: Sequence[int], plans: Sequence[Plan], last: int) -> bool:
     sizes = [np.array([*(b.nbytes for b in p.buffers), *(one.type.nbytes for step in p.steps for one in step.scratch)]) for p in plans]
     polynomials, right = Polynomials.through(at, sizes)
     return bool(right.all() and ((polynomials.bend >= 0) | (polynomials.slope + 2 * (last - 1) * polynomials.bend >= 0)).all())
-
-
-def _all_arrays(at: Sequence[int], found: Sequence[Sequence[np.ndarray]], room: PlanMemory) -> list[_Array | np.ndarray] | None:
-    """The arrays of all positions; one outside of the room must be the same in all samples."""
-    made: list[_Array | np.ndarray] = []
-    for some in zip(*found, strict=True):
-        first = some[0]
-        memory = next((m for m in (room.arena, *room.feeds.values()) if _inside(native.address(first), m)), None)
-        if memory is None:
-            if any(native.address(a) != native.address(first) or a.shape != first.shape for a in some):
-                return None
-            made.append(first)
-            continue
-        numbers = [np.array([native.address(a) - native.address(memory), *a.shape, *a.strides]) for a in some]
-        polynomials, right = Polynomials.through(at, numbers)
-        if not right.all():
-            return None
-        made.append(_Array(memory, first.dtype, [*zip(*[v.tolist() for v in polynomials], strict=True)]))
-    return made
-
-
-def _inside(address: int, memory: np.ndarray) -> bool:
-    return 0 <= address - native.address(memory) < max(memory.nbytes, 1)
-
-
-# -- calls ------------------------------------------------------------------------------------------------------------------------------
-
-
-def _all_calls(at: Sequence[int], samples: Sequence[BoundPlan], room: PlanMemory) -> list[Any] | None:
-    """The calls at all positions, in the order in which a run makes them; None if a number does not follow."""
-    groups = [s.compute.groups() for s in samples]
-    if len({*map(len, groups)}) > 1:
-        return None
-    made: list[Any] = []
-    for some in zip(*groups, strict=True):
-        kinds = {isinstance(step, kernels.NativeStep) for group in some for _, step, _ in group}
-        if len(kinds) > 1:
-            return None
-        if kinds == {True}:
-            found = _all_words(at, [[call for _, step, _ in group for call in step.calls] for group in some])
-            if found is None:
-                return None
-            made.append(found)
-        else:
-            for same in zip(*some, strict=True):
-                numbers = [number for _, _, number in same]
-                call = same[0][1] if _never_changes(samples, numbers) else _rebound(at, samples, numbers, room)
-                if call is None:
-                    return None
-                made.append(call)
-    return made
-
-
-def _rebound(at: Sequence[int], samples: Sequence[BoundPlan], numbers: Sequence[int], room: PlanMemory) -> _Rebound | None:
-    """A step that NumPy computes on arrays of other sizes in each sample; None if a number of its arrays does not follow."""
-    steps = [s.plan.steps[number] for s, number in zip(samples, numbers, strict=True) if number >= 0]
-    first = steps[0] if len(steps) == len(samples) else None
-    if first is None or first.kernel not in ("numpy", "any") or any(s.here is not None or s.ops != first.ops for s in steps):
-        return None
-    names = [*dict.fromkeys((*first.reads, *first.writes))]
-    if any(one.of for step in steps for one in step.scratch) or any(n not in s.arrays for s in samples for n in names):
-        return None
-    arrays = _all_arrays(at, [[s.arrays[n] for n in names] for s in samples], room)
-    scratch = _all_arrays(at, [[room.scratch(one) for one in step.scratch] for step in steps], room)
-    if arrays is None or scratch is None:
-        return None
-    return _Rebound(first, samples[0].ctx, dict(zip(names, arrays, strict=True)), scratch)
-
-
-def _never_changes(samples: Sequence[BoundPlan], numbers: Sequence[int]) -> bool:
-    """Is a step that NumPy computes the same in all samples: does it access the same memory?"""
-    steps = [s.plan.steps[number] for s, number in zip(samples, numbers, strict=True) if number >= 0]
-    if len(steps) < len(samples) or any(step.here is not None or step.ops != steps[0].ops for step in steps):
-        return False
-    places = [[_place(s.arrays.get(n)) for n in (*step.reads, *step.writes)] for s, step in zip(samples, steps, strict=True)]
-    return all(p == places[0] for p in places) and all(step.scratch == steps[0].scratch for step in steps)
-
-
-def _place(a: np.ndarray | None) -> tuple[Any, ...]:
-    return () if a is None else (native.address(a), a.dtype, a.shape, a.strides)
-
-
-def _all_words(at: Sequence[int], samples: Sequence[Sequence[native.NativeCall]]) -> _Words | None:
-    """The words of calls at all positions; None if a word does not follow."""
-    first = samples[0]
-    if any([(c.fn, len(c.args)) for c in calls] != [(c.fn, len(c.args)) for c in first] for calls in samples):
-        return None
-    values = [np.frombuffer(native.packed(calls), np.int64) for calls in samples]
-    floats = _whole_floats(samples)
-    for v in values:
-        v[floats] = v[floats].view(np.float64).astype(np.int64)
-    words, right = Polynomials.through(at, values)
-    nested: dict[int, Polynomials] = {}
-    for number in np.flatnonzero(~right).tolist():
-        arrays = [_array_at(calls, int(v[number])) for calls, v in zip(samples, values, strict=True)]
-        if not (found := _nested(at, arrays)):
-            return None
-        words.slope[number] = words.bend[number] = 0
-        if isinstance(found, Polynomials):
-            nested[number] = found
-    return _Words(words, nested, floats, tuple([call.keeps for call in first]))
-
-
-def _whole_floats(samples: Sequence[Sequence[native.NativeCall]]) -> np.ndarray:
-    """The numbers of the words that are floating-point numbers which differ between samples, but are whole: the divisors of means."""
-    found, at = [], 0
-    for some in zip(*samples, strict=True):
-        for k, values in enumerate(zip(*[call.args for call in some], strict=True)):
-            if isinstance(values[0], float) and len({*values}) > 1 and all(v.is_integer() and abs(v) < 2**53 for v in values):
-                found.append(at + 2 + k)
-        at += 2 + len(some[0].args)
-    return np.array(found, np.int64)
-
-
-def _array_at(calls: Sequence[native.NativeCall], address: int) -> np.ndarray | None:
-    """The array of a call's own that begins at an address: not one in the plan's memory."""
-    return next((a for call in calls for a in call.keeps if isinstance(a, np.ndarray) and native.address(a) == address), None)
-
-
-def _nested(at: Sequence[int], arrays: Sequence[np.ndarray | None]) -> Polynomials | bool:
-    """The words of arrays of words at all positions; True if the arrays are equal; False if neither."""
-    found = [a for a in arrays if a is not None]
-    first = found[0] if found else None
-    if first is None or len(found) < len(arrays) or any((a.dtype, a.shape) != (first.dtype, first.shape) for a in found):
-        return False
-    if all(a.tobytes() == first.tobytes() for a in found):
-        return True
-    if first.dtype != np.int64 or not first.flags.c_contiguous:
-        return False
-    polynomials, right = Polynomials.through(at, found)
-    return polynomials if bool(right.all()) else False
