@@ -19,6 +19,7 @@ KINDS = {
     "Arithmetic, element by element": "elementwise.arithmetic",
     "Activations": "elementwise.activation",
     "Quantization": "elementwise.quantization",
+    "Quantized values": "quantized.*",
     "Comparison and logic": "elementwise.compare",
     "Reductions": "math.reduction*",
     "Matrix products": "math.[demo]*",

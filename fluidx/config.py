@@ -52,8 +52,10 @@ _KERNELS = Setting(
     "FLUIDX_KERNELS", "auto, numpy or native", "auto", "CPU kernels: C if built (auto), NumPy only, or an error without C kernels."
 )
 _THREADS = Setting("FLUIDX_THREADS", "an integer from 0 to 256", "0", "Threads of the C kernels; 0 means one for each core of the process.")
-_LEVELS = ("base", "v3", "v4", "v4_bf16", "amx")
-_NATIVE_LEVEL = Setting("FLUIDX_NATIVE_LEVEL", "base, v3, v4, v4_bf16 or amx", "", "Instructions of the C kernels; unset: the processor's.")
+_LEVELS = ("base", "v3", "v4", "v4_vnni", "v4_bf16", "amx")
+_NATIVE_LEVEL = Setting(
+    "FLUIDX_NATIVE_LEVEL", "base, v3, v4, v4_vnni, v4_bf16 or amx", "", "Instructions of the C kernels; unset: the processor's."
+)
 _NATIVE = Setting("FLUIDX_NATIVE", "0 or 1", "", "Read by setup.py: 0 builds without the C kernels, 1 fails where they do not build.")
 _REWRITE = Setting("FLUIDX_REWRITE", "0 or 1", "1", "0 turns off the rewrites of an executor, which change no bit of the results.")
 _WINOGRAD = Setting(

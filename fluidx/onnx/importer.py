@@ -42,7 +42,8 @@ class Importer(ValueReader):
     constant of more than one float that a node holds is a weight too: some exporters of other tools write all weights so. `constants` names
     initializers that are not weights, and `trained` names weights even if they are single numbers. With `fake_quantized`, quantized weights
     and values become floats that are rounded, so that they can be trained. `from_front`: no computed index counts
-    from the end of an axis. This holds for models that fluidx exported, because its operators refuse such indices.
+    from the end of an axis. This holds for models that fluidx exported, because its operators refuse such indices. With
+    `integers`, for inference alone, products of integers stay such.
     """
 
     def __init__(
@@ -56,13 +57,15 @@ class Importer(ValueReader):
         constants: Collection[str] = (),
         trained: Collection[str] = (),
         fake_quantized: bool = False,
+        integers: bool = False,
     ):
         load_all()
         super().__init__(main, startup, evaluate)
         self.opsets = opsets
         self.constants_train, self.from_front = constants_train, from_front
         self.constants, self.trained = constants, trained
-        self.rounding = FakeQuantization() if fake_quantized else None
+        self.rounding = FakeQuantization() if fake_quantized or integers else None
+        self.integers = integers
         self.env: dict[str, Any] = {}
         self.inputs: list[Variable] = []  # tensors that are fed
         self.fed: dict[str, np.ndarray] = {}

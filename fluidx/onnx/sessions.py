@@ -21,6 +21,7 @@ from ..ir.errors import FluidxError
 from ..ir.types import WORD
 from ..rewrite import JoinAttention, JoinLayerNorm, rewritten
 from ..rewrite.batch_norm import fold_batch_norms, what_trains
+from ..rewrite.quantized import join_quantized
 from ..rewrite.scales import fold_scales
 from ..rewrite.weights import fold_weights
 from .errors import OnnxError
@@ -119,7 +120,7 @@ class Session:
         if all(d.HasField("dim_value") for d in sizes):
             return False
         with suppress(FluidxError), unique_name.guard():
-            whole = WholeModel.of(import_model(self.model, shapes, own=False), self.inputs, self.outputs)
+            whole = WholeModel.of(import_model(self.model, shapes, own=False, integers=True), self.inputs, self.outputs)
             return whole if whole.is_plain() else False
         return False
 
@@ -204,7 +205,7 @@ class Session:
     def _write(self, fed: Mapping[str, Any]) -> tuple[StagedPlan, dict[str, Any]]:
         """A plan, and for each input the name of its variable or its RuntimeValue."""
         main, startup = Program(program_name(self.graph)), Program(f"{program_name(self.graph)}_startup")
-        importer = Importer(main, startup, self.opsets)
+        importer = Importer(main, startup, self.opsets, integers=True)
         importer.node_cache = self._node_cache
         importer.take_weights(self.graph)
         given = {n: importer.add_runtime_value(n, v, fits_program(v) and n not in self.optional) for n, v in fed.items()}
@@ -232,7 +233,7 @@ def _for_inference(main: Program, scope: Scope, wanted: set[str]) -> Program:
     and with chains of operators joined."""
     if what_trains(main) is not None:
         return main
-    for fold in (fold_weights, fold_batch_norms, fold_scales):
+    for fold in (join_quantized, fold_weights, fold_batch_norms, fold_scales):
         folded = fold(main, scope.arrays.__getitem__, wanted)
         for name, array in folded.values.items():
             scope.arrays.pop(name, None)  # its memory stays as it is: other plans may have it

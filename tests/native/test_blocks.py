@@ -148,7 +148,7 @@ def test_environment_variables_choose():
 
 
 def test_each_level_can_be_forced():
-    known = ["base", "v3", "v4", "v4_bf16", "amx"]
+    known = ["base", "v3", "v4", "v4_vnni", "v4_bf16", "amx"]
     found = native.levels()
     assert found == known[: len(found)]
     for name in found:

@@ -26,7 +26,7 @@ def extensions(monkeypatch):
 def test_unset_tries_and_forgives(extensions):
     (kernels,) = extensions({})
     assert kernels.name == "fluidx._native" and kernels.optional
-    levels = {f"level_{name}.c" for name in ("base", "v3", "v4", "v4_bf16", "amx")}
+    levels = {f"level_{name}.c" for name in ("base", "v3", "v4", "v4_vnni", "v4_bf16", "amx", "8_amx")}
     assert {Path(s).name for s in kernels.sources} >= {"module.c", "pool.c", *levels}
 
 

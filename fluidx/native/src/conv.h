@@ -47,9 +47,6 @@ INLINE Conv conv_of(const int64_t *a) {
     return (Conv){a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16], a[17], a[18], a[19], a[20]};
 }
 
-INLINE int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
-INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t up_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* Into how many parts the batch is cut where each part sums a gradient of the filter of its own; as in conv_native.py. */
 INLINE int64_t conv_parts(int64_t n, int64_t bytes) {

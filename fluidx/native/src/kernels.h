@@ -17,6 +17,8 @@
 #include "trees.h"
 #include "vectors.h"
 #include "grid.h"
+#include "integer.h"
+#include "integer_rows.h"
 
 #define BOTH(name, words) {#name "_f32", words, name##_f32}, {#name "_f64", words, name##_f64}
 const Kernel LEVEL(kernels)[] = {
@@ -50,6 +52,13 @@ const Kernel LEVEL(kernels)[] = {
     BOTH(trees, TREES_WORDS),
     {"vectors_f64", VECTORS_WORDS, vectors},
     BOTH(grid_sample, GRID_WORDS),
+    {"integer", INTEGER_WORDS, integer},
+    {"quantize", QUANTIZE_WORDS, quantize},
+    {"quantize_range", RANGE_WORDS, quantize_range},
+    {"dequantize", DEQUANTIZE_WORDS, dequantize},
+    {"lookup", LOOKUP_WORDS, lookup},
+    {"sum_bytes", SUM_WORDS, sum_bytes},
+    {"largest_bytes", LARGEST_WORDS, largest_bytes},
     {"copy", -1, copy},
     {"take_rows", TAKE_WORDS, take_rows},
     {"put_rows", IDS_WORDS, put_rows},

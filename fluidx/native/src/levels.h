@@ -5,7 +5,10 @@
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define LEVELS_X86 1
 #include <immintrin.h> /* here, before a level says which instructions the functions that follow may use */
-#if __has_include(<avx512bf16intrin.h>)
+#if __has_include(<avx512vnniintrin.h>)
+#define LEVELS_VNNI 1
+#endif
+#if LEVELS_VNNI && __has_include(<avx512bf16intrin.h>)
 #define LEVELS_BF16 1
 #endif
 #if LEVELS_BF16 && __has_include(<amxbf16intrin.h>) && defined(__linux__) /* elsewhere nobody gives a process the tiles' memory */

@@ -88,6 +88,9 @@ INLINE double as_double(int64_t w) {
     memcpy(&d, &w, sizeof d);
     return d;
 }
+INLINE int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t up_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 #define PTR(type, word) ((type *)(intptr_t)(word))
 
 /* Let the core's other thread go on for a moment, in a loop that waits. */

@@ -1,6 +1,7 @@
-"""Quantized values (integers or short floats with zero point and scale) and of products of them.
+"""Quantized values (integers or short floats with zero point and scale) and products of them.
 
-Products are computed in floats that hold every sum exactly, because the machine has no fast integer products.
+A program for inference has operators of 8-bit integers. In one that trains, and where zero points or scales are computed, products are
+those of floats that hold every sum exactly.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import numpy as np
 
 from ...ir import Variable
 from ...ir.dtypes import FLOATS, TINY, np_dtype
+from ...ops.quantized.packing import packed
+from ...ops.quantized.products import BYTES, packed_filter
 from ..export_graph import Op
 from ..expression_nodes import by_expression
 from ..fake_quantization import DTYPES
@@ -50,6 +53,9 @@ def dequantize_linear(n: Node) -> object:
     if _is_known(n, (0, 1, 2)):  # weights are dequantized once, not in each run
         return dequantize_on_host(n)
     to = _output(n)
+    if n.importer.integers and n.dtype(0) in BYTES and to == "float32" and _is_known(n, (1, 2)) and n.value(1).size == 1:
+        zero = int(n.value(2).reshape(())) if n.has(2) else 0
+        return n.b.dequantize_linear(n.x(0), scale=float(n.value(1).reshape(())), zero=zero)
     x = n.b.cast(n.x(0), dtype="float32")
     x = n.b.elementwise_sub(x, _aligned_operand(n, 2, "float32")) if n.has(2) else x
     return n.b.elementwise_mul(n.cast(x, to), _aligned_operand(n, 1, to))
@@ -168,13 +174,54 @@ def _is_known(n: Node, at: Sequence[int]) -> bool:
 # -- products ---------------------------------------------------------------------------------------------------------------------------
 
 
+@imports("DynamicQuantizeLinear")
+def dynamic_quantize_linear(n: Node) -> object:
+    return tuple(n.b.dynamic_quantize_linear(n.x(0))) if n.importer.integers and n.dtype(0) == "float32" else n.by_body()
+
+
 @imports("MatMulInteger")
 def matmul_integer(n: Node) -> object:
+    weight = _int8_weight(n, (1, 3), _by_column(n, 3)) if n.rank(1) == 2 and n.rank(0) > 1 else None
+    if weight is not None and (not n.has(2) or prod(n.shape(2)) == 1):
+        rows = np.ascontiguousarray(weight.T)[None]
+        zero, attrs = _zero(n, 2)
+        return n.b.quantized_matmul(n.x(0), n.const(packed(rows)), None, None, None, None, zero, None, outputs=rows.shape[1], **attrs)
     return n.b.cast(_product(n, (0, 2), (1, 3)), dtype="int32")
+
+
+def _int8_weight(n: Node, at: tuple[int, int], zero_shape: Sequence[int]) -> np.ndarray | None:
+    """A known weight minus its zero point, as int8; None if it is not known or does not fit, or if the program may train."""
+    if not n.importer.integers or not _is_known(n, at) or n.dtype(0) not in BYTES:
+        return None
+    w = _known_minus_zero_point(n, at, zero_shape)
+    return w.astype(np.int8) if w.size and -128 <= w.min() and w.max() <= 127 else None
+
+
+def _zero(n: Node, k: int) -> tuple[Variable | None, dict[str, Any]]:
+    """The zero point of the rows of a product, operand k: a variable, or an attribute."""
+    if isinstance(n.operands[k] if n.has(k) else None, Variable):
+        return n.x(k), {}
+    return None, {"zero": int(n.value(k).reshape(()))} if n.has(k) else {}
+
+
+def _in_floats(n: Node, at: int, **attrs: Any) -> object:
+    """A QLinear product with known scales as a product of dequantized values, which a session joins again."""
+    weights = _is_known(n, range(1, 9)) and n.importer.rounding is not None and n.importer.integers
+    if not weights or n.dtype(0) not in BYTES or prod(n.shape(1)) != 1 or prod(n.shape(6)) != 1:
+        return None
+    named = [n.apply("DequantizeLinear", *n.operands[k : k + 3], named=f"{n.proto.output[0]}/{k}", axis=at) for k in (0, 3)]
+    if n.has(8):
+        scale = np.asarray(n.value(1) * n.value(4), np.float32).reshape(-1)
+        scale = np.broadcast_to(scale, n.shape(8)) if scale.size == 1 else scale
+        named.append(n.apply("DequantizeLinear", n.operands[8], scale, None, named=f"{n.proto.output[0]}/8", axis=0))
+    y = n.apply(n.op_type.removeprefix("QLinear"), *named, **attrs)
+    return n.apply("QuantizeLinear", y, n.operands[6], n.operands[7], named=n.proto.output[0])
 
 
 @imports("QLinearMatMul")
 def q_linear_matmul(n: Node) -> object:
+    if n.rank(0) > 1 and n.rank(3) == 2 and (found := _in_floats(n, 1)) is not None:
+        return found
     product = n.cast(_product(n, (0, 2), (3, 5)), "float32")
     rows, columns = _aligned(n, 1, _by_row(n, 1), "float32"), _aligned(n, 4, _by_column(n, 4), "float32")
     return _requantized(n, product, n.b.elementwise_mul(rows, columns))
@@ -194,11 +241,29 @@ def _dequantized(n: Node, k: int, shape: Callable[[Node, int], tuple[int, ...]])
 
 @imports("ConvInteger")
 def conv_integer(n: Node) -> object:
+    weight = _int8_weight(n, (1, 3), (-1, *[1] * (n.rank(1) - 1)) if n.has(3) and prod(n.shape(3)) > 1 else ()) if n.rank(1) == 4 else None
+    if weight is not None:
+        return _quantized_conv(n, weight)
     return n.b.cast(_convolution(n, (0, 2), (1, 3)), dtype="int32")
+
+
+def _quantized_conv(n: Node, weight: np.ndarray) -> Variable:
+    """The sums of a convolution of integers, which reads and writes images with channels last."""
+    b, at, groups, (zero, attrs) = n.b, windows(n, weight.shape[2:]), n.attr("group", 1), _zero(n, 2)
+    x = b.assign(b.transpose(n.x(0), axis=(0, 2, 3, 1)))
+    how = {
+        "kernel": weight.shape[2:], "strides": tuple(a.stride for a in at), "dilations": tuple(a.dilation for a in at),
+        "paddings": tuple(d for a in at for d in (a.before, a.after)),
+    }  # fmt: skip
+    filters = n.const(packed_filter(weight, groups))
+    y = b.quantized_conv(x, filters, None, None, None, None, zero, None, outputs=weight.shape[0], groups=groups, **how, **attrs)
+    return b.assign(b.transpose(y, axis=(0, 3, 1, 2)))
 
 
 @imports("QLinearConv")
 def q_linear_conv(n: Node) -> object:
+    if n.rank(0) == 4 and (found := _in_floats(n, 0, **{name: n.attr(name) for name in n.attributes})) is not None:
+        return found
     y = n.cast(_convolution(n, (0, 2), (3, 5)), "float32")
     along = (-1, *[1] * (n.rank() - 2))
     if n.has(8):
