@@ -11,7 +11,7 @@ import numpy as np
 
 import fluidx as fx
 
-KILLS = int(os.environ.get("FLUIDX_KILLS", "1"))  # how often each test kills
+KILLS = int(os.environ.get("FLUIDX_TEST_KILLS", "1"))  # how often each test kills
 SECONDS = 60 + 10 * KILLS  # that such a test has
 
 

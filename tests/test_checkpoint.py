@@ -298,7 +298,7 @@ def test_a_write_behind_the_training_tells_of_its_failure(tmp_path):
 @pytest.mark.timeout(saving.SECONDS)
 @pytest.mark.parametrize("kind", list(saving.SAVES))
 def test_killed_at_any_moment_one_whole_set_is_left(tmp_path, kind):
-    """FLUIDX_KILLS=N kills so often."""
+    """FLUIDX_TEST_KILLS=N kills so often."""
     main, total = saving.program()
     draw, command = np.random.default_rng(3), [sys.executable, "-m", "tests.saving", kind, str(tmp_path)]
     for _ in range(saving.KILLS):

@@ -249,7 +249,7 @@ def test_two_of_three_ranks_go_on_and_find_what_one_device_finds(tmp_path):
 @pytest.mark.timeout(saving.SECONDS)
 @pytest.mark.parametrize("kind", ["ranks", "ranks behind", "places", "places behind"])
 def test_a_rank_or_who_started_it_killed_at_any_moment_leaves_one_whole_set(tmp_path, kind):
-    """FLUIDX_KILLS=N kills so often."""
+    """FLUIDX_TEST_KILLS=N kills so often."""
     draw, main, path = np.random.default_rng(3), saving.trained()[0], tmp_path / "run"
     launch = ["fluidx.cli", "run", "-n", "2", "--backend", "processes", saving.__file__]
     behind, command = "behind" in kind, [sys.executable, "-m", *(["tests.saving"] if "places" in kind else launch), kind, str(path)]

@@ -106,6 +106,11 @@ class Arrivals:
                 with suppress(OSError):  # the rank has ended
                     peer.send({"no": text})
 
+    def close(self) -> None:
+        """Close the channels of all ranks that have come."""
+        for peer in self.peers.values():
+            peer.close()
+
     def not_come(self, timeout: float) -> str:
         text = not_come(self.missing, self.meeting.there, timeout)
         refused = [f"; rank {rank} was refused: {self.refused[rank]}" for rank in self.missing if rank in self.refused]

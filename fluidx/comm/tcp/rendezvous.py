@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -52,9 +53,11 @@ def join(there: Launched, timeout: float) -> Joined:
             "text on all hosts, such as what `openssl rand -hex 16` prints; fluidx run makes one for its jobs"
         )
     deadline = time.monotonic() + timeout
-    (channels, table, door) = (_gather if there.rank == 0 else _reach)(there, key, timeout, deadline)
-    with door:
-        links = _mesh(there, key, channels, table, door, deadline, timeout)
+    with ExitStack() as unless_joined:
+        channels, table, door = (_gather if there.rank == 0 else _reach)(there, key, timeout, deadline, unless_joined)
+        with door:
+            links = _mesh(there, key, channels, table, door, deadline, timeout)
+        unless_joined.pop_all()
     failures, shares = FailureMessages(there.rank, channels), all(row["shares"] for row in table)
     return Joined(links, failures, [row["name"] for row in table], hosts_of(table), shares)
 
@@ -92,10 +95,11 @@ def _facts(there: Launched, at: Any) -> dict[str, Any]:
     return {"at": at, "here": there.here, "name": socket.gethostname(), "shares": able}
 
 
-def _gather(there: Launched, key: str, timeout: float, deadline: float) -> _Met:
+def _gather(there: Launched, key: str, timeout: float, deadline: float, unless_joined: ExitStack) -> _Met:
     """On rank 0: accept all others, and tell each of them what all have said."""
-    door = _listen_first(there)
+    door = unless_joined.enter_context(_listen_first(there))
     arrivals = Arrivals(RankMeeting(there, key), range(1, there.world_size))
+    unless_joined.callback(arrivals.close)
     try:
         if not arrivals.accept(door, deadline):
             raise ExecutionError(arrivals.not_come(timeout))
@@ -110,7 +114,6 @@ def _gather(there: Launched, key: str, timeout: float, deadline: float) -> _Met:
         arrivals.send_all({"table": table})
     except ExecutionError as e:
         arrivals.refuse_all(str(e))
-        door.close()
         raise
     return arrivals.peers, table, door
 
@@ -165,25 +168,21 @@ def _listening(family: Any, where: tuple[Any, ...], ranks: int) -> socket.socket
     return door
 
 
-def _reach(there: Launched, key: str, timeout: float, deadline: float) -> _Met:
+def _reach(there: Launched, key: str, timeout: float, deadline: float, unless_joined: ExitStack) -> _Met:
     """On another rank: connect to rank 0, say where this one listens, and hear of the others."""
     where = f"the socket of rank 0 at {there.address}"
-    sock = _connected(interfaces.parse(there.address), where, deadline, timeout, again=True)
+    sock = unless_joined.enter_context(_connected(interfaces.parse(there.address), where, deadline, timeout, again=True))
     sock.settimeout(timeout + _LATER)
     channel = prove(sock, RankMeeting(there, key), where)
     mine = sock.getsockname()[0]
     if interfaces.is_loopback(mine) and interfaces.chosen() is None:
         mine = ""  # on the host of rank 0, whose name is an address of its loopback there: others reach this rank where they reach rank 0
-    door = _listening(sock.family, (mine, 0), there.world_size)
+    door = unless_joined.enter_context(_listening(sock.family, (mine, 0), there.world_size))
     try:
         channel.send(_facts(there, [mine, door.getsockname()[1]]))
         table: Any = answer(channel, 0)[0]["table"]
     except OSError:
-        door.close()
         raise ExecutionError(ended(0)) from None
-    except BaseException:
-        door.close()
-        raise
     table[0]["at"] = sock.getpeername()[:2]
     for row in table[1:]:
         row["at"][0] = row["at"][0] or table[0]["at"][0]
@@ -242,28 +241,33 @@ def _mesh(
 ) -> dict[int, TcpLink]:
     """Connect to all ranks with lower numbers, and accept those with higher ones. If one of all ranks fails or ends, all raise its error:
     rank 0 hears of it on the first connections."""
-    try:
-        return _links(there, key, channels, table, door, deadline, timeout)
-    except ExecutionError as e:
-        found = e if isinstance(e, _OtherFailed) else _reason(channels, 0.0 if there.rank == 0 else _LATER) or e
-        failures = FailureMessages(there.rank, channels)
-        if isinstance(found, _OtherFailed):
-            failures.spread(**found.said)
-        else:
-            failures.spread(str(e))
-        raise ExecutionError(str(found)) from None
+    with ExitStack() as unless_connected:
+        try:
+            links = _links(there, key, channels, table, door, deadline, timeout, unless_connected)
+        except ExecutionError as e:
+            found = e if isinstance(e, _OtherFailed) else _reason(channels, 0.0 if there.rank == 0 else _LATER) or e
+            failures = FailureMessages(there.rank, channels)
+            if isinstance(found, _OtherFailed):
+                failures.spread(**found.said)
+            else:
+                failures.spread(str(e))
+            raise ExecutionError(str(found)) from None
+        unless_connected.pop_all()
+    return links
 
 
 def _links(
-    there: Launched, key: str, channels: dict[int, Channel], table: Sequence[Any], door: socket.socket, deadline: float, timeout: float
-) -> dict[int, TcpLink]:
+    there: Launched, key: str, channels: dict[int, Channel], table: Sequence[Any], door: socket.socket, deadline: float, timeout: float,
+    unless_connected: ExitStack,
+) -> dict[int, TcpLink]:  # fmt: skip
     links = dict[int, TcpLink]()
     for rank in range(there.rank):
         where = f"the socket of rank {rank} at {':'.join(map(str, table[rank]['at']))}"
-        sock = _connected(tuple(table[rank]["at"]), where, deadline, timeout)
+        sock = unless_connected.enter_context(_connected(tuple(table[rank]["at"]), where, deadline, timeout))
         sock.settimeout(max(AGAIN, deadline - time.monotonic()))
         links[rank] = TcpLink(rank, prove(sock, RankMeeting(there, key, rank, "messages"), where).sock)
     arrivals = Arrivals(RankMeeting(there, key, there.rank, "messages"), range(there.rank + 1, there.world_size))
+    unless_connected.callback(arrivals.close)
     others = {channel.sock: partial(_heard, channels, rank) for rank, channel in channels.items()}
     if not arrivals.accept(door, deadline, others=others):
         raise ExecutionError(arrivals.not_come(timeout))

@@ -127,7 +127,7 @@ def test_the_reason_of_a_rank_that_cannot_reach_another_is_that_of_all(job, monk
     threads, found = joined(job, range(4), 20)
     for rank in (0, 1):
         threads[rank].join(30)
-        found[rank].failures.listen(lambda failure, gone, rank=rank: heard.update({rank: str(failure)}))
+        found[rank].failures.listen(lambda failure, gone, rank=rank: heard.setdefault(rank, str(failure)))
     for thread in threads:
         thread.join(30)
     until = time.monotonic() + 20
@@ -139,6 +139,38 @@ def test_the_reason_of_a_rank_that_cannot_reach_another_is_that_of_all(job, monk
     )
     assert heard == {0: text, 1: text}  # they were connected with all others
     close({rank: found[rank] for rank in (0, 1)})
+
+
+@pytest.mark.parametrize("failure", [OSError(113, "No route to host"), KeyboardInterrupt()])
+def test_no_socket_is_left_open_if_ranks_do_not_connect(job, monkeypatch, failure):
+    """Rank 3 has heard where the others listen, and fails or is interrupted as it connects to them."""
+    made, times, connection, reach = [], [], rendezvous._connection, rendezvous._reach
+
+    class Noted(socket.socket):
+        def __init__(self, *args, **named):
+            super().__init__(*args, **named)
+            made.append(self)
+
+    def stopped(*args):
+        times.extend([1] * (threading.current_thread().name == "rank 3"))
+        if threading.current_thread().name == "rank 3" and sum(times) == 2:
+            raise failure
+        return connection(*args)
+
+    def reached_at_once(*args):
+        time.sleep(0.5)  # rank 0 listens by now, so that one attempt is enough
+        return reach(*args)
+
+    monkeypatch.setattr(socket, "socket", Noted)
+    monkeypatch.setattr(rendezvous, "_connection", stopped)
+    monkeypatch.setattr(rendezvous, "_reach", reached_at_once)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)  # of the interrupted one
+    threads, found = joined(job, range(4), 20)
+    for thread in threads:
+        thread.join(30)
+    assert all("No route to host" in text or text == "rank 3 ended before all ranks had connected" for text, _ in found.values())
+    assert len(found) == (4 if isinstance(failure, OSError) else 3)
+    assert len(made) > 8 and [s for s in made if s.fileno() >= 0] == []
 
 
 # -- hosts and addresses ---------------------------------------------------------------------------------------------------------
