@@ -82,12 +82,14 @@ class Session:
                 self._check_type(name, value)
             plans = self._for_all_sizes(fed)
         for plan, given in plans:
-            with suppress(FluidxError):  # a plan for other values may fail before its checks do
+            try:
                 found = plan.run({v: fed[n] for n, v in given.items()})
-                if found is not None:
-                    if key not in self._plans:
-                        self._keep(key, plan, given)
-                    return found
+            except FluidxError:  # a plan for other values may fail before its checks do
+                continue
+            if found is not None:
+                if key not in self._plans:
+                    self._keep(key, plan, given)
+                return found
         try:
             plan, given = self._write(fed)
             found = plan.run({v: fed[n] for n, v in given.items()})

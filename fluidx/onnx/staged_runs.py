@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +20,15 @@ Known = dict[Any, Any]  # values of a run, by name of a variable or by RuntimeVa
 
 
 class _RunStage(NamedTuple):
-    """One stage: run the program for `fetch`, if there is any, with `feed`; then compare the `checks` and make the `call`."""
+    """One stage: run the program for `fetch`, if there is any, with `feed`; then compare the `checks` and make the `call`, for which
+    `operands` finds the values, and whose `results` are names of variables with their shapes, or RuntimeValues with None."""
 
     feed: tuple[str, ...]
     fetch: tuple[str, ...]
     checks: Sequence[Check]
     call: HostCall | None
+    operands: Sequence[Callable[[Known], Any]]
+    results: Sequence[tuple[Any, tuple[int, ...] | None]]
 
 
 class StagedPlan:
@@ -37,6 +41,7 @@ class StagedPlan:
         self._executor = executor
         self.stages = tuple(_stages(main, host_steps, outputs, given))
         self._runs = 0
+        self._found = [_finder(v) for v in outputs]
         fetch = self.stages[0].fetch
         self._whole = not host_steps and list(fetch) == [v.name if isinstance(v, Variable) else None for v in outputs]
 
@@ -46,35 +51,32 @@ class StagedPlan:
             (stage,) = self.stages
             return self._executor.run(self.main, {name: known[name] for name in stage.feed}, stage.fetch, scope=self.scope)
         step, self._runs = self._runs, self._runs + 1
-        for feed, fetch, checks, call in self.stages:
+        for feed, fetch, checks, call, operands, results in self.stages:
             if fetch:
                 self.scope.steps[self.main] = step  # all stages draw the random numbers of one run
                 found = self._executor.run(self.main, {name: known[name] for name in feed}, fetch, scope=self.scope)
                 known.update(zip(fetch, found, strict=True))
-            if not all(_same(_filled(of, known), expected) for of, expected in checks):
+            if checks and not all(_same(_finder(of)(known), expected) for of, expected in checks):
                 return None
-            if call is not None and not _call_host(call, known):
-                return None
-        return [map_leaves(_filled(v, known), _copied) for v in self.outputs]
+            for (name, shape), value in zip(results, call.work([find(known) for find in operands]) if call is not None else ()):
+                if shape is not None and value.shape != shape:
+                    return None
+                known[name] = value
+        return [_copied(find(known)) for find in self._found]
 
 
-def _call_host(call: HostCall, known: Known) -> bool:
-    """Make a call and store its results in `known`. False if a result has a shape that the program was not written for."""
-    for result, value in zip(call.results, call.work([_filled(v, known) for v in call.operands])):
-        if not isinstance(result, Variable):
-            known[result] = value
-        elif value.shape == result.shape:
-            known[result.name] = value
-        else:
-            return False
-    return True
-
-
-def _filled(value: Any, known: Known) -> Any:
-    return map_leaves(value, lambda v: known[v.name] if isinstance(v, Variable) else known[v] if isinstance(v, RuntimeValue) else v)
+def _finder(value: Any) -> Callable[[Known], Any]:
+    """A function that gives the value in a run: of a variable, of a RuntimeValue, or itself."""
+    if isinstance(value, list):
+        return lambda known: map_leaves(value, lambda v: _finder(v)(known))
+    if isinstance(value, Variable):
+        return itemgetter(value.name)
+    return itemgetter(value) if isinstance(value, RuntimeValue) else lambda known: value
 
 
 def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copied(v) for v in value] if value and not isinstance(value[0], dict) else [*value]
     return None if value is ABSENT else np.array(value) if isinstance(value, np.ndarray) else value
 
 
@@ -102,7 +104,9 @@ def _stages(main: Program, host_steps: HostSteps, outputs: Sequence[Any], given:
             after = [n for names in wanted[k + 1 :] for n in names]
             fetch += [n for n in _needed_later(main, ops, known, after) if n not in fetch]
             feed = tuple(sorted(known.intersection(n for op in ops for n in flow.reads(main, op))))
-        yield _RunStage(feed, tuple(fetch), checks, call)
+        operands, made = (call.operands, call.results) if call is not None else ([], [])
+        results = [(v.name, v.shape) if isinstance(v, Variable) else (v, None) for v in made]
+        yield _RunStage(feed, tuple(fetch), checks, call, [_finder(v) for v in operands], results)
         known.update(fetch, () if call is None else _names(call.results))
 
 

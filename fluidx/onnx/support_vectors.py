@@ -5,13 +5,15 @@ A C kernel takes a few rows at a time and everything that follows from them; Num
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import native
+from .kept_calls import KeptCalls
 
 KINDS = ("LINEAR", "RBF", "POLY", "SIGMOID")  # in the order of vectors.h
 _LANES = 16  # vectors of a panel, as in vectors.h
@@ -38,15 +40,15 @@ class SupportVectors:
     gamma: float
     bias: float
     degree: float
+    _calls: KeptCalls = field(default_factory=KeptCalls, init=False)
 
     def sums(self, x: np.ndarray) -> np.ndarray:
         """[rows, classes, sums]: the kernels of float64 rows with the vectors of each class, times the weights, summed."""
         if self.kind == "LINEAR":
             return (x @ self._hyperplanes).reshape(len(x), len(self.starts) - 1, len(self.weights))
-        found = np.empty((len(x), len(self.starts) - 1, len(self.weights)))
-        if self._by_c_kernel(x, found):
-            return found
-        kernel = self._kernel(x)
+        if native.enabled():
+            return self._by_c_kernel(x)[0]
+        kernel, found = self._kernel(x), np.empty((len(x), len(self.starts) - 1, len(self.weights)))
         for k, (start, stop) in enumerate(zip(self.starts, self.starts[1:])):
             found[:, k] = kernel[:, start:stop] @ self.weights[:, start:stop].T
         return found
@@ -54,11 +56,10 @@ class SupportVectors:
     def pairs(self, x: np.ndarray, rho: np.ndarray, a: np.ndarray | None = None, b: np.ndarray | None = None) -> PairScores:
         """The scores of the pairs of classes for float64 rows, with probabilities if `a` and `b` are given: for each pair, a and b of the
         logistic function that makes a probability of the score."""
+        if native.enabled():
+            scores, wins, shares = self._by_c_kernel(x, rho, a, b)
+            return PairScores(scores, wins, None if a is None else shares)
         classes = len(self.starts) - 1
-        made = [np.empty((len(x), len(rho))), np.empty((len(x), classes), np.int64), *[np.empty((len(x), classes))] * (a is not None)]
-        extra = [rho, *made[:2], *((a, b, made[2]) if a is not None else ())]
-        if self._by_c_kernel(x, np.empty((len(x), classes, len(self.weights))), extra):
-            return PairScores(made[0], made[1], made[2] if a is not None else None)
         sums, (first, second) = self.sums(x), np.triu_indices(classes, 1)
         scores = sums[:, first, second - 1] + sums[:, second, first] + rho
         wins = np.zeros((len(x), classes), np.int64)
@@ -93,19 +94,27 @@ class SupportVectors:
         whole[:count] = self.vectors
         return np.ascontiguousarray(whole.reshape(-1, _LANES, features).transpose(0, 2, 1))
 
-    def _by_c_kernel(self, x: np.ndarray, sums: np.ndarray, pairs: list[Any] | None = None) -> bool:
-        """Write the sums, and what `pairs` asks for, by the C kernel. False if it is not used."""
-        if not native.enabled():
-            return False
-        x, held = np.ascontiguousarray(x), (self._panels, self.weights, self.starts)
-        at_panels, at_weights, at_starts = map(native.address, held)
-        rest = [native.address(v) for v in pairs or ()]
-        words = (
-            native.address(x), *x.shape, at_panels, len(self.vectors), at_weights, at_starts, *sums.shape[1:], KINDS.index(self.kind),
-            self.gamma, self.bias, self.degree, native.address(sums), *rest, *[0] * (6 - len(rest)),
-        )  # fmt: skip
-        native.compile([native.NativeCall("vectors_f64", words, (x, *held, sums, *(pairs or ())))])()
-        return True
+    def _by_c_kernel(
+        self, x: np.ndarray, rho: np.ndarray | None = None, a: np.ndarray | None = None, b: np.ndarray | None = None
+    ) -> Sequence[np.ndarray]:
+        """The sums; with `rho` the scores, the wins and the probabilities of `pairs`, which are empty without `a` and `b`."""
+        held = (self._panels, self.weights, self.starts)
+        classes, sums = len(self.starts) - 1, len(self.weights)
+
+        def call(x: np.ndarray) -> tuple[native.NativeCall, list[np.ndarray]]:
+            found, pairs, made = np.empty((len(x), classes, sums)), list[Any](), list[np.ndarray]()
+            if rho is not None:
+                made = [np.empty((len(x), len(rho))), np.empty((len(x), classes), np.int64), np.empty((len(x), classes * (a is not None)))]
+                pairs = [rho, *made[:2], *((a, b, made[2]) if a is not None else ())]
+            at_panels, at_weights, at_starts = map(native.address, held)
+            rest = [native.address(v) for v in pairs]
+            words = (
+                native.address(x), *x.shape, at_panels, len(self.vectors), at_weights, at_starts, classes, sums, KINDS.index(self.kind),
+                self.gamma, self.bias, self.degree, native.address(found), *rest, *[0] * (6 - len(rest)),
+            )  # fmt: skip
+            return native.NativeCall("vectors_f64", words, (x, *held, found, *pairs)), made or [found]
+
+        return self._calls.run(tuple(map(id, (rho, a, b))), x, call)
 
 
 def _coupled(pairs: np.ndarray, classes: int) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 
 from .. import native
 from .errors import OnnxError
+from .kept_calls import KeptCalls
 
 _AT_ONCE = 1 << 14  # rows times trees that NumPy computes at a time, so that they stay in the cache
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
@@ -50,6 +51,7 @@ class Forest:
     target: np.ndarray
     weight: np.ndarray
     _packed: dict[np.dtype, _Packed | None] = field(default_factory=dict, init=False)  # by dtype of the rows
+    _calls: KeptCalls = field(default_factory=KeptCalls, init=False)
 
     @cached_property
     def features(self) -> int:
@@ -117,12 +119,15 @@ class Forest:
         p = self._packed[x.dtype]
         if p is None or x.shape[1] < p.features or targets < p.targets:
             return None
-        work = p.nodes.dtype["split"]
-        x, found = np.ascontiguousarray(x, work), np.empty((len(x), targets))
-        at = [native.address(a) for a in (x, p.nodes, p.roots, p.target, p.weight, found)]
-        words = (at[0], *x.shape, *at[1:3], len(p.roots), *at[3:], targets, _HOW[how])
-        native.compile([native.NativeCall(f"trees_f{8 * work.itemsize}", words, (x, *p[:4], found))])()
-        return found
+        work, mode = p.nodes.dtype["split"], int(self.kinds[0]) if len(self.kinds) == 1 else -1
+
+        def call(x: np.ndarray) -> tuple[native.NativeCall, list[np.ndarray]]:
+            found = np.empty((len(x), targets))
+            at = [native.address(a) for a in (x, p.nodes, p.roots, p.target, p.weight, found)]
+            words = (at[0], *x.shape, *at[1:3], len(p.roots), *at[3:], targets, _HOW[how], mode)
+            return native.NativeCall(f"trees_f{8 * work.itemsize}", words, (x, *p[:4], found)), [found]
+
+        return self._calls.run((work, targets, how), x if x.dtype == work else x.astype(work), call)[0]
 
     def _pack(self, dtype: np.dtype) -> _Packed | None:
         """The packed ensemble. None for sets of values, which only NumPy supports, and for a damaged ensemble, which C must not follow."""
@@ -130,11 +135,11 @@ class Forest:
         if dtype.name not in ("float32", "float64") or not count or (self.mode >= len(_COMPARED)).any() or not self._is_valid():
             return None
         exact = np.array_equal(self.split, self.split.astype(dtype), equal_nan=True)
-        kinds = [("split", dtype if exact else "f8"), ("yes", "i4"), ("no", "i4"), ("feature", "i4"), ("mode", "i1"), ("missing", "i1")]
+        kinds = [("split", dtype if exact else "f8"), ("below", "i4", 2), ("feature", "i4"), ("mode", "i1"), ("missing", "i1")]
         nodes = np.empty(count, np.dtype(kinds, align=True))
         nodes["split"], nodes["mode"], nodes["missing"] = self.split, self.mode, self.missing
         nodes["feature"] = np.where(leaf, 0, self.feature)
-        nodes["yes"], nodes["no"] = np.where(leaf, self.starts, self.yes), np.where(leaf, self.counts, self.no)
+        nodes["below"] = np.where(leaf, [self.starts, self.counts], [self.yes, self.no]).T
         features, targets = int(nodes["feature"].max()) + 1, int(self.target.max(initial=-1)) + 1
         return _Packed(nodes, self.roots.astype("i4"), self.target.astype("i4"), self.weight, features, targets)
 

@@ -41,6 +41,20 @@ def test_the_kernel_goes_where_numpy_goes(modes, how, monkeypatch):
             assert np.array_equal(f.combined(x, 3, how), found)
 
 
+@pytest.mark.skipif(bool(native.why_not()), reason="the extension is not built")
+def test_calls_for_few_rows_are_kept_and_give_results_of_their_own():
+    rng = np.random.default_rng(0)
+    f = forest(rng, 11, 4, 2, [0])
+    rows = [rng.integers(-3, 4, (2, 5)).astype("f4") for _ in range(3)]
+    found = [f.combined(x, 2, "SUM") for x in rows]
+    assert len(f._calls._free) == 1
+    for x, one in zip(rows, found):
+        assert np.array_equal(f._part(x, 2, "SUM"), one)
+    for many in range(1, 16):  # no more are kept than a few
+        f.combined(np.zeros((many, 5), "f4"), 2, "SUM")
+    assert 0 < len(f._calls._free) <= 8
+
+
 def test_numpy_takes_what_the_kernel_does_not():
     rng = np.random.default_rng(0)
     f = forest(rng, 2, 2, 2, [0])

@@ -7,7 +7,8 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from fluidx.onnx import OnnxError, session  # noqa: E402
+import fluidx as fx  # noqa: E402
+from fluidx.onnx import OnnxError, load, session  # noqa: E402
 from tests.onnx.test_host import one, run, texts  # noqa: E402
 
 ML = {"domain": "ai.onnx.ml", "opset": 3}
@@ -143,3 +144,38 @@ def test_a_weight_of_a_node_that_no_tree_has_is_an_error():
     attrs["target_nodeids"] = [1, 77]
     with pytest.raises(OnnxError, match="names a node that is in none of its trees"):
         run("TreeEnsembleRegressor", ROWS, **ML, n_targets=1, **attrs)
+
+
+ML_NAME = "ai.onnx.ml"
+
+
+@pytest.mark.parametrize("domains", [(ML_NAME, ML_NAME, ""), ("", ML_NAME, "ai.onnx"), (ML_NAME, "", "ai.onnx", ML_NAME)])
+@pytest.mark.parametrize("kind", ["forest", "machine", "linear"])
+def test_models_that_import_an_opset_twice(kind, domains):
+    """As skl2onnx writes some. By hand: x0 <= 1 gives 5, else 7; a machine of one vector v = (2, 0) gives 3 * (x . v) + 0.5, which is the
+    linear model 6 x0 + 0.5."""
+    from onnx import helper
+
+    tree = {
+        "nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_featureids": [0, 0, 0], "nodes_values": [1.0, 0.0, 0.0],
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 0, 0],
+        "target_treeids": [0, 0], "target_nodeids": [1, 2], "target_ids": [0, 0], "target_weights": [5.0, 7.0], "n_targets": 1,
+    }  # fmt: skip
+    machine = {"n_supports": 1, "support_vectors": [2.0, 0.0], "coefficients": [3.0], "rho": [0.5], "kernel_type": "LINEAR"}
+    linear = {"coefficients": [6.0, 0.0], "intercepts": [0.5]}
+    op = {"forest": "TreeEnsembleRegressor", "machine": "SVMRegressor", "linear": "LinearRegressor"}[kind]
+    attrs = {"forest": tree, "machine": machine, "linear": linear}[kind]
+    want = [[5], [7]] if kind == "forest" else [[3.5], [15.5]]
+    x = np.float32([[0.5, 9], [2.5, 9]])
+    model = one(op, [x], domain=ML_NAME, opset=1, **attrs)
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("o0", 1, ["rows", 1]))
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(domain, 1 if domain == ML_NAME else 18) for domain in domains)
+    assert session(model.SerializeToString()).run([x])[0].tolist() == want
+    if kind != "linear":
+        return  # a program has no such operators
+    loaded = load(model)
+    executor, scope = fx.Executor(fx.CPUPlace()), fx.Scope()
+    with fx.scope_guard(scope):
+        executor.run(loaded.startup)
+        assert executor.run(loaded.program, feed={loaded.feeds[0].name: x}, fetch_list=loaded.fetches)[0].tolist() == want

@@ -136,7 +136,7 @@ def computed_cast_map(n: Node) -> object:
 
 @on_numpy("ZipMap", domain=_ML, pure=True)
 def zip_map(n: Node) -> object:
-    return rows_as_maps(n.value(0), _class_labels(n))
+    return rows_as_maps(n.value(0), n.cached(lambda: _class_labels(n)))
 
 
 @dynamic("ZipMap", 0, domain=_ML)

@@ -16,10 +16,10 @@ def rows_as_maps(x: np.ndarray, keys: Sequence[Any]) -> list[dict[Any, Any]]:
     >>> rows_as_maps(np.array([[1, 2]]), ["a", "b"])
     [{'a': 1, 'b': 2}]
     """
-    rows = np.atleast_2d(x)
+    rows = x if x.ndim == 2 else np.atleast_2d(x)
     if rows.shape[1] != len(keys):
         raise ExecutionError(f"there are {len(keys)} keys for {rows.shape[1]} columns")
-    return [dict(zip(keys, row.tolist(), strict=True)) for row in rows]
+    return [dict(zip(keys, row)) for row in rows.tolist()]
 
 
 def maps_as_rows(maps: Sequence[Mapping[Any, Any]], keys: Sequence[Any], dtype: Any) -> np.ndarray:
