@@ -97,6 +97,8 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="File for the trained model; with --lora, see below.")
 @click.option("--label", default="label", show_default=True, help="The name of the array or column of labels.")
 @click.option("--columns", multiple=True, help="Columns of a table for an input: x=width,height or x='pixel*'. Can be repeated.")
+@click.option("--pad", multiple=True, help="What fills up shorter examples in a batch: ids=50256. Can be repeated.  [default: 0]")
+@click.option("--pad-to-multiple-of", type=click.IntRange(1), default=1, help="Pad to a length that is a multiple of this number.")
 @click.option("--scores", help="The output that the loss takes, if the model has several.  [default: the only one of floats]")
 @click.option("--loss", type=LossName(), default="softmax_with_cross_entropy", show_default=True, help="The loss function.")
 @click.option("--class-weight", type=ClassWeights(), help="How much each class counts: 1,2,0.5, or balanced.")
@@ -135,7 +137,9 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("--head", type=click.IntRange(1), help="Replace the last layer by one for this many classes.")
 @click.option("--shapes", type=OpenShapes(), help="Shapes of inputs that replace those of the file: image=?x3x224x224, ? is an open axis.")
 @click.option("--seed", type=click.IntRange(0), envvar="FLUIDX_SEED", default=0, show_default=True, help="Of the order and new layers.")
-def onnx_train(file: str, data: str, output: Path, shapes: Any, columns: tuple[str, ...], **options: Any) -> None:
+def onnx_train(
+    file: str, data: str, output: Path, shapes: Any, columns: tuple[str, ...], pad: tuple[str, ...], **options: Any
+) -> None:  # fmt: skip
     """Train the model in FILE on several ranks, with proved rank programs, and write the trained ONNX model.
 
     DATA is an .npz file, or a folder of .npy files, with an array for each input, under the input's name, and an array called label. Rows
@@ -158,7 +162,7 @@ def onnx_train(file: str, data: str, output: Path, shapes: Any, columns: tuple[s
     if options["backend"] == "mpi" and (status := _launched_by_mpi(options["ranks"])) is not None:
         raise SystemExit(status)
     os.environ["FLUIDX_SEED"] = str(options["seed"])
-    how = Training(shapes=shapes or {}, columns=_columns(columns), **options)
+    how = Training(shapes=shapes or {}, columns=_columns(columns), pad=_pads(pad), **options)
     train(file, data, how, output, click.echo)
 
 
@@ -194,6 +198,20 @@ def _columns(given: tuple[str, ...]) -> dict[str, list[str]]:
         if not (name and sign and columns):
             raise click.UsageError(f"--columns {text!r} does not say which columns make which input; write --columns x=width,height")
         found.setdefault(name, []).extend(c.strip() for c in columns.split(","))
+    return found
+
+
+def _pads(given: tuple[str, ...]) -> dict[str, float]:
+    """What pads each input."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, sign, number = text.partition("=")
+        try:
+            found[name] = int(number) if number.lstrip("+-").isdigit() else float(number)
+        except ValueError:
+            name = ""
+        if not (name and sign):
+            raise click.UsageError(f"--pad {text!r} does not say which number fills up which input; write --pad ids=0")
     return found
 
 

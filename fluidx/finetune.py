@@ -34,7 +34,7 @@ from .onnx.training_passes import DropUnneeded
 from .quantization import quantize
 from .regularizer import L2Decay
 from .training.curve import draw_curve, need_matplotlib
-from .training.examples import Arrays, ExampleReader, Examples
+from .training.examples import Arrays, ExampleReader, Examples, Padding
 from .training.loop import Epoch, LoopOptions, OneDeviceTrainer, Trainee, TrainingLoop
 from .training.scores import Score, shown
 from .transpiler import DistributeTranspiler, strategies
@@ -45,7 +45,7 @@ _PRODUCTS = ("matmul", "mul")
 _DECIDING = (
     "loss", "optimizer", "schedule", "warmup", "weight_decay", "batch", "epochs", "seed", "accumulate", "precision", "label_smoothing",
     "val_split", "quantize", "class_weight", "freeze", "also_train", "untie", "lora", "target", "lora_alpha", "lora_dropout", "lora_base",
-    "head", "scores", "label", "columns", "steps", "val",
+    "head", "scores", "label", "columns", "steps", "val", "pad", "pad_to_multiple_of",
 )  # fmt: skip  # options that decide the results of a training
 _OBSERVED = 10  # batches in which quantize observes ranges
 
@@ -80,6 +80,8 @@ class Training:
     scores: str | None = None
     label: str = "label"
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    pad: Mapping[str, float] = field(default_factory=dict)  # of shorter examples, by input
+    pad_to_multiple_of: int = 1
     freeze: Sequence[str] = ()
     also_train: Sequence[str] = ()
     untie: Sequence[str] = ()
@@ -133,7 +135,8 @@ def train(path: str, data: str | Path, how: Training, output: Path, say: Callabl
     if how.curve is not None:
         need_matplotlib()
     built = _built(path, replace(how, class_weight=None) if how.class_weight == "balanced" else how)
-    reader = ExampleReader(built.model, built.kind, built.scores, built.label, how.label, how.columns)
+    padding = Padding(how.pad, how.pad_to_multiple_of)
+    reader = ExampleReader(built.model, built.kind, built.scores, built.label, how.label, how.columns, padding)
     examples, held = _read(reader, str(data), how)
     if how.class_weight == "balanced":
         built = _built(path, replace(how, class_weight=_balanced(examples, built)))

@@ -1,9 +1,11 @@
-"""NumPy files that commands read and write. Files are not trusted, and pickles are neither read nor written."""
+"""NumPy files that commands read and write. Files are not trusted, and pickles are not run: arrays of arrays are read without that."""
 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +13,27 @@ import numpy as np
 
 from ..files.atomic import write_atomically
 from .errors import OnnxError
+from .object_arrays import read_object_array
 
 
-def read_array(path: Path) -> np.ndarray:
-    """The array that np.save wrote to a file. Raises OnnxError."""
-    found = _read(path, "not an array written by np.save")
+def read_array(path: Path, objects: bool = False) -> np.ndarray:
+    """The array that np.save wrote to a file; with `objects`, also one of arrays. Raises OnnxError."""
+    found = _read(path, "not an array written by np.save", objects)
     if not isinstance(found, np.ndarray):
         raise OnnxError(f"{path} is not an array written by np.save: it holds several, {', '.join(found) or 'none'}; save only one")
     return found
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays, by name, that np.savez wrote to a file. Raises OnnxError."""
-    found = _read(path, "not a file of arrays written by np.savez")
+def read_arrays(path: Path, objects: bool = False) -> dict[str, np.ndarray]:
+    """The arrays, by name, that np.savez wrote to a file; with `objects`, also those of arrays. Raises OnnxError."""
+    found = _read(path, "not a file of arrays written by np.savez", objects)
     if isinstance(found, np.ndarray):
         way = "np.savez(path, NAME=array, ...) writes arrays with their names"
         raise OnnxError(f"{path} is not a file of arrays written by np.savez: it holds one array without a name; {way}")
     return found
 
 
-def _read(path: Path, else_what: str) -> Any:
+def _read(path: Path, else_what: str, objects: bool) -> Any:
     try:
         with path.open("rb") as stream:
             begins = stream.read(6)
@@ -39,12 +42,26 @@ def _read(path: Path, else_what: str) -> Any:
                 way = "; np.save(path, np.loadtxt(...)) makes an array of text" if is_text else ""
                 raise ValueError(f"it does not begin like a NumPy file{way}")
             stream.seek(0)
-            found = np.load(stream, allow_pickle=False)
-            return found if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+            if begins[:2] != b"PK":
+                return _read_one(partial(np.load, stream, allow_pickle=False), partial(nullcontext, stream), objects)
+            all_ = np.load(stream, allow_pickle=False)
+            return {n: _read_one(partial(all_.get, n), partial(all_.zip.open, f"{n}.npy"), objects) for n in all_.files}
     except Exception as e:  # the file is not trusted, and NumPy raises errors of many types
         if isinstance(e, OSError) and e.strerror:
             raise OnnxError(f"cannot read {path}: {e.strerror}") from None
         raise OnnxError(f"{path} is {else_what}: {e}") from None
+
+
+def _read_one(load: Callable[[], np.ndarray], opened: Callable[[], Any], objects: bool) -> np.ndarray:
+    """An array by `load`, or one of objects from the stream that `opened` gives."""
+    try:
+        return load()
+    except ValueError as e:
+        if not objects or "allow_pickle" not in str(e):
+            raise
+    with opened() as stream:
+        stream.seek(0)
+        return read_object_array(stream)
 
 
 def file_dtype(dtype: np.dtype) -> np.dtype:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from ..ir import ANY, Variable
 from ..ir.errors import install, nearest
 from ..onnx.arrays import read_array, read_arrays
 from ..onnx.errors import OnnxError
+from .ragged import Ragged, Values, examples_of, same_or_ragged
 
 TABLES = (".csv", ".tsv", ".parquet")
 _DELIMITERS = ",;\t"
@@ -26,27 +26,28 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in TABLES
 
 
-def read_named_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, or of the .npy files of a folder. Those of a folder are mapped, not read."""
+def read_named_arrays(path: Path) -> dict[str, Values]:
+    """The arrays of an .npz file, or of the .npy files of a folder. Those of a folder are mapped, not read. Arrays of arrays are examples
+    of several lengths."""
     if not path.is_dir():
-        return read_arrays(path)
+        return {name: examples_of(a, f"array {name!r} of {path}") for name, a in read_arrays(path, objects=True).items()}
     files = sorted(path.glob("*.npy"))
     if not files:
         raise OnnxError(f"{path} has no .npy files; np.save({str(path / 'NAME.npy')!r}, array) writes one for each input and for the label")
     return {file.stem: _mapped(file) for file in files}
 
 
-def _mapped(file: Path) -> np.ndarray:
+def _mapped(file: Path) -> Values:
     try:
-        return np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError):  # of text and the like, and of arrays without elements
-        return read_array(file)
+        return np.asanyarray(np.load(file, mmap_mode="r", allow_pickle=False))
+    except (ValueError, EOFError, OSError):  # of text and the like, of arrays of arrays, and of arrays without elements
+        return examples_of(read_array(file, objects=True), str(file))
 
 
 # -- tables -------------------------------------------------------------------------------------------------------------------
 
 
-def read_columns(path: Path, text: str | None = None) -> dict[str, np.ndarray]:
+def read_columns(path: Path, text: str | None = None) -> dict[str, Values]:
     """The columns of a table, by name: integers, floats (an empty cell is NaN), several numbers in each cell, or text. The cells of column
     `text` are text, whatever they hold."""
     columns = _parquet_columns(path) if path.suffix.lower() == ".parquet" else _csv_columns(path, text)
@@ -55,7 +56,7 @@ def read_columns(path: Path, text: str | None = None) -> dict[str, np.ndarray]:
     return columns
 
 
-def _csv_columns(path: Path, text: str | None) -> dict[str, np.ndarray]:
+def _csv_columns(path: Path, text: str | None) -> dict[str, Values]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             first = stream.readline()
@@ -89,8 +90,8 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _column(path: Path, name: str, cells: Sequence[str]) -> np.ndarray:
-    """Cells as numbers, if all are numbers or empty; as several numbers, if all are; else as text."""
+def _column(path: Path, name: str, cells: Sequence[str]) -> Values:
+    """Cells as numbers, if all are numbers or empty; as several numbers, if all have numbers; else as text."""
     try:
         return np.array([int(c) for c in cells], "int64")
     except (ValueError, OverflowError):
@@ -100,8 +101,8 @@ def _column(path: Path, name: str, cells: Sequence[str]) -> np.ndarray:
     except ValueError:
         pass
     lists = [c.replace(",", " ").split() for c in cells]
-    if all(len(words) > 1 and all(map(_is_number, words)) for words in lists):
-        return _rectangle(path, name, [_column(path, name, words) for words in lists])
+    if all(words and all(map(_is_number, words)) for words in lists):
+        return same_or_ragged([_column(path, name, words) for words in lists], f"column {name!r} of {path}")
     return _words(cells)
 
 
@@ -109,15 +110,7 @@ def _words(cells: Sequence[str | None]) -> np.ndarray:
     return np.array(["" if c is None else str(c).strip() for c in cells])
 
 
-def _rectangle(path: Path, name: str, rows: Sequence[Any]) -> np.ndarray:
-    """Rows of equal lengths as one array."""
-    if other := next((k for k, row in enumerate(rows) if len(row) != len(rows[0])), 0):
-        few, many = len(rows[0]), len(rows[other])
-        raise OnnxError(f"column {name!r} of {path} has {many} numbers in example {other + 1}, and {few} in the first; pad them")
-    return np.array([np.asarray(row) for row in rows])
-
-
-def _parquet_columns(path: Path) -> dict[str, np.ndarray]:
+def _parquet_columns(path: Path) -> dict[str, Values]:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -127,7 +120,7 @@ def _parquet_columns(path: Path) -> dict[str, np.ndarray]:
         table = parquet.read_table(path)
     except (OSError, pa.ArrowException) as e:
         raise OnnxError(f"{path} cannot be read: {e}") from None
-    found = {}
+    found = dict[str, Values]()
     for name, column in zip(table.column_names, table.columns):
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
@@ -135,7 +128,8 @@ def _parquet_columns(path: Path) -> dict[str, np.ndarray]:
         is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)
         if is_list and any(row is None for row in array):
             raise OnnxError(f"column {name!r} of {path} has no list in example {next(k for k, row in enumerate(array, 1) if row is None)}")
-        found[name] = _rectangle(path, name, array) if is_list else _words(array) if array.dtype.kind == "O" else array
+        rows = same_or_ragged([*array], f"column {name!r} of {path}") if is_list else array
+        found[name] = _words(array) if not is_list and array.dtype.kind == "O" else rows
     return found
 
 
@@ -143,7 +137,7 @@ def _parquet_columns(path: Path) -> dict[str, np.ndarray]:
 
 
 def claimed_columns(
-    path: Path, columns: Mapping[str, np.ndarray], wanted: Mapping[str, Variable], label: str, chosen: Mapping[str, Sequence[str]]
+    path: Path, columns: Mapping[str, Values], wanted: Mapping[str, Variable], label: str, chosen: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
     """The columns of each input, and of the labels, whose name in `wanted` is `label`.
 
@@ -200,8 +194,8 @@ def _in_order(path: Path, name: str, own: Sequence[str], before: Sequence[str]) 
 
 
 def arrays_of_columns(
-    path: Path, columns: Mapping[str, np.ndarray], wanted: Mapping[str, Variable], label: str, claimed: Mapping[str, Sequence[str]]
-) -> dict[str, np.ndarray]:
+    path: Path, columns: Mapping[str, Values], wanted: Mapping[str, Variable], label: str, claimed: Mapping[str, Sequence[str]]
+) -> dict[str, Values]:
     """An array for each input, and one for the labels, of the columns that they claim."""
     for c in claimed[label]:
         _check_labels(path, c, columns[c])
@@ -211,16 +205,20 @@ def arrays_of_columns(
     }
 
 
-def _check_labels(path: Path, name: str, cells: np.ndarray) -> None:
+def _check_labels(path: Path, name: str, given: Values) -> None:
+    cells = given.values if isinstance(given, Ragged) else given
     empty = cells == "" if cells.dtype.kind == "U" else np.isnan(cells) if cells.dtype.kind == "f" else np.zeros(0)
     if empty.any():
-        k = int(np.argwhere(empty)[0][0])
+        at = int(np.argwhere(empty)[0][0])
+        k = given.where(at) if isinstance(given, Ragged) else at
         row = f"example {k + 1}" if path.suffix.lower() == ".parquet" else f"row {k + 2}"
         raise OnnxError(f"{row} of {path} has no label: its cell in column {name!r} is empty; fill it in, or remove the row")
 
 
-def _labels(found: np.ndarray, v: Variable) -> np.ndarray:
+def _labels(found: Values, v: Variable) -> Values:
     """One column of labels; whole numbers are integers where the loss takes those."""
+    if isinstance(found, Ragged):
+        return found
     whole = found.dtype.kind == "f" and v.dtype.startswith("int") and np.isfinite(found).all() and (found == np.rint(found)).all()
     return found.astype("int64") if whole else found
 
@@ -235,7 +233,7 @@ def _chosen(path: Path, columns: Sequence[str], name: str, patterns: Sequence[st
     return found
 
 
-def _columns_of(path: Path, columns: Mapping[str, np.ndarray], name: str) -> list[str]:
+def _columns_of(path: Path, columns: Mapping[str, Values], name: str) -> list[str]:
     """The column of that name, or the numbered ones, in the order of their numbers."""
     if name in columns:
         return [name]
@@ -253,17 +251,25 @@ def _place(column: str, name: str) -> int | str:
     return int(m[1]) if m else column
 
 
-def _stacked(path: Path, columns: Mapping[str, np.ndarray], name: str, v: Variable, own: Sequence[str], labels: bool) -> np.ndarray:
+def _stacked(path: Path, columns: Mapping[str, Values], name: str, v: Variable, own: Sequence[str], labels: bool) -> Values:
     """The columns side by side, in the shape of the variable."""
     what = "the label" if labels else f"input {name!r}"
     text = [c for c in own if columns[c].dtype.kind in "UO"]
     if text and not v.dtype.startswith("str"):
-        value = columns[text[0]][0]
+        value = columns[text[0]][:1].ravel()[0]
         raise OnnxError(
             f"column {text[0]!r} of {path} has text, {str(value)!r} in its first row, and {what} takes {v.dtype}; write it as "
             f"numbers, or choose other columns: --columns {name}=COLUMN,COLUMN"
         )
-    parts = [columns[c].reshape(len(columns[c]), -1) for c in own]
+    ragged = next((c for c in own if isinstance(columns[c], Ragged)), None)
+    if ragged is not None and len(own) == 1:
+        return columns[ragged]
+    if ragged is not None:
+        raise OnnxError(
+            f"column {ragged!r} of {path} has several lengths, so it cannot stand beside the other columns of {what}, which are "
+            f"{', '.join(own[:_SOME])}; --columns {name}={ragged} takes it alone"
+        )
+    parts = [np.asarray(columns[c][:]).reshape(len(columns[c]), -1) for c in own]
     found = np.concatenate(parts, axis=1)
     row = v.shape[1:]
     if ANY not in row and found.shape[1] != int(np.prod(row)):

@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,14 +19,16 @@ from ..onnx.losses import Loss
 from ..onnx.model import OnnxModel
 from ..onnx.normalize import initialized
 from .data_files import arrays_of_columns, claimed_columns, columns_as_before, is_table, read_columns, read_named_arrays, shape_text
+from .ragged import Ragged, Values, examples_of
 
 Feeds = dict[str, np.ndarray]
+Columns = dict[str, Values]
 
 
 class Arrays:
-    """Examples in arrays of equal lengths: all rows, or those in `at`. Arrays that are mapped files are read batch by batch."""
+    """Examples in arrays with equally many rows: all rows, or those in `at`. Arrays that are mapped files are read batch by batch."""
 
-    def __init__(self, feeds: Feeds, at: np.ndarray | None = None):
+    def __init__(self, feeds: Columns, at: np.ndarray | None = None):
         self.feeds, self.at = feeds, np.arange(rows_of(feeds)) if at is None else at
         self.rows = len(self.at)
 
@@ -53,15 +55,16 @@ class Arrays:
     def with_nan(self) -> str:
         """An array that holds NaN, in words; "" if none does."""
         for n, a in self.feeds.items():
-            if a.dtype.kind == "f" and (bad := np.isnan(a)).any():
-                return f"array {n!r} of the data holds NaN, first in example {int(np.argwhere(bad)[0][0]) + 1}"
+            if a.dtype.kind == "f" and (bad := np.isnan(a.values if isinstance(a, Ragged) else a)).any():
+                at = int(np.argwhere(bad)[0][0])
+                return f"array {n!r} of the data holds NaN, first in example {(a.where(at) if isinstance(a, Ragged) else at) + 1}"
         return ""
 
 
 class Batches:
     """Batches that a function yields, as dicts of arrays. It is called for each epoch, with its number if it takes one."""
 
-    def __init__(self, name: str, steps: int | None, check: Callable[[Mapping[str, np.ndarray], str], Feeds]):
+    def __init__(self, name: str, steps: int | None, check: Callable[[Mapping[str, Values], str], Columns]):
         self.name, self.check = name, check
         self.make = _function(name)
         self._steps = steps if steps is not None else self._length()
@@ -87,7 +90,9 @@ class Batches:
         for k, fed in zip(range(self._steps), self._iterable(epoch)):
             if not isinstance(fed, Mapping):
                 raise OnnxError(f"batch {k + 1} of {self.name} is a {type(fed).__name__}; give dicts of arrays, {{'label': ...}}")
-            yield self.check({n: np.asarray(a) for n, a in fed.items()}, f"batch {k + 1} of {self.name}")
+            what = f"batch {k + 1} of {self.name}"
+            found = self.check({n: examples_of(a, f"{n!r} in {what}") for n, a in fed.items()}, what)
+            yield {n: a[:] for n, a in found.items()}
         if k + 1 < self._steps:
             raise OnnxError(f"{self.name} gave {k + 1} batches in epoch {epoch + 1}, and an epoch has {self._steps}; see --steps")
 
@@ -120,8 +125,16 @@ def _function(name: str) -> Callable[..., Any]:
     return found
 
 
-def rows_of(feeds: Mapping[str, np.ndarray]) -> int:
+def rows_of(feeds: Mapping[str, Values]) -> int:
     return len(next(iter(feeds.values())))
+
+
+class Padding(NamedTuple):
+    """How examples of several lengths become batches: the number at the end of the shorter ones, by input (else 0), and a number of which
+    lengths are multiples."""
+
+    values: Mapping[str, float] = {}
+    multiple: int = 1
 
 
 class ExampleReader:
@@ -130,9 +143,10 @@ class ExampleReader:
 
     def __init__(
         self, model: OnnxModel, loss: Loss, scores: Variable, labels: Variable, label: str = "label",
-        columns: Mapping[str, Sequence[str]] | None = None,
+        columns: Mapping[str, Sequence[str]] | None = None, padding: Padding | None = None,
     ):  # fmt: skip
         """`scores` are what the loss takes, `labels` the variable of the labels, and `label` is their name in files."""
+        self.padding = padding or Padding()
         self.model, self.loss, self.scores, self.labels, self.label, self.columns = model, loss, scores, labels, label, columns or {}
         self.classes: list[str] | None = None
         self._first_labels = ""  # where labels were read first
@@ -145,6 +159,9 @@ class ExampleReader:
         inputs = {n: v for n, v in inputs.items() if any(v.name in op.input_arg_names for op in model.program.ops)}
         _check_open(inputs)
         self.wanted = inputs | {label: labels}  # by the names that arrays have in files
+        if unknown := next((n for n in self.padding.values if n not in inputs), None):
+            own = f"labels get the ignored one, {loss.ignore_index}" if unknown == label else nearest(unknown, inputs, "it has")
+            raise OnnxError(f"--pad {unknown}={self.padding.values[unknown]}: the model has no input {unknown!r}; {own}")
 
     def read(self, source: str, steps: int | None = None) -> Examples:
         """The examples of a file, a folder or `module:function`. Raises OnnxError if they do not fit the model."""
@@ -157,7 +174,7 @@ class ExampleReader:
             return Arrays(self.feeds(self._of_table(path), source))
         return Arrays(self.feeds(read_named_arrays(path), source))
 
-    def _of_table(self, path: Path) -> dict[str, np.ndarray]:
+    def _of_table(self, path: Path) -> dict[str, Values]:
         columns = read_columns(path, text=None if self.classes is None else self.label)
         claimed: Mapping[str, Sequence[str]] = claimed_columns(path, columns, self.wanted, self.label, self.columns)
         if self._claimed is not None:
@@ -166,10 +183,10 @@ class ExampleReader:
         self._claimed = self._claimed or claimed
         return found
 
-    def feeds(self, arrays: Mapping[str, np.ndarray], source: str) -> Feeds:
+    def feeds(self, arrays: Mapping[str, Values], source: str) -> Columns:
         """The arrays by names of the program. Raises OnnxError if they do not fit the model."""
         rest = set(arrays).difference(self.given, (v.name for v in self.model.feeds))
-        fed = {}
+        fed = dict[str, Values]()
         for name, v in self.wanted.items():
             key = name if name in arrays else v.name
             if key not in arrays:
@@ -177,7 +194,12 @@ class ExampleReader:
             rest.discard(key)
             found = arrays[key]
             is_label = v is self.labels
-            fed[v.name] = as_feed(name, self._numbers(found, source) if is_label else found, v, is_label)
+            if v.ndim > 1 and v.shape[1] == ANY and found.ndim > 1 and found.shape[1] % self.padding.multiple:
+                found = found if isinstance(found, Ragged) else Ragged.of(found)
+            if isinstance(found, Ragged):
+                fed[v.name] = self._of_several_lengths(name, found, v, source)
+            else:
+                fed[v.name] = as_feed(name, self._numbers(found, source) if is_label else found, v, is_label)
         if rest:
             name = min(rest)
             near = nearest(name, self.wanted, "wanted are")
@@ -186,10 +208,30 @@ class ExampleReader:
         if len(set(rows.values())) != 1 or 0 in rows.values():
             has = ", ".join(f"{n} has {r}" for n, r in rows.items())
             raise OnnxError(f"the arrays of {source} must have equally many rows (not 0): {has}")
-        self._check_classes(fed[self.labels.name])
+        given = fed[self.labels.name]
+        self._check_classes(given.values if isinstance(given, Ragged) else given)
         return fed
 
-    def _missing(self, name: str, v: Variable, arrays: Mapping[str, np.ndarray], source: str) -> str:
+    def _of_several_lengths(self, name: str, found: Ragged, v: Variable, source: str) -> Ragged:
+        """Examples in the dtype of the variable, which are padded: labels with the ignored one."""
+        is_label, head = v is self.labels, self.loss.head
+        least, most = int(found.lengths.min()), int(found.lengths.max())
+        of = f"array {name!r} of {source} has {least} to {most} elements in an example"
+        if v.ndim < 2 or v.shape[1] != ANY:
+            opened = "x".join(["?" if k == 1 or d == ANY else str(d) for k, d in enumerate(v.shape)])
+            way = f"; if the model takes several lengths, --shapes {name}={opened} opens the axis" if v.ndim > 1 and not is_label else ""
+            raise OnnxError(f"{of}, and {shape_text(v)} is expected{way}")
+        if is_label and head.class_axis is None:
+            raise OnnxError(f"{of}; labels of --loss {self.loss.name} must have equally many, because it ignores none that are padded")
+        values = self._numbers(found.values, source) if is_label else found.values
+        pad = np.asarray(self.loss.ignore_index if is_label else self.padding.values.get(name, "" if values.dtype.kind in "UO" else 0))
+        try:
+            pad = kept(pad, np_dtype(v.dtype)) if pad.dtype.kind != "U" else pad
+        except ValueError as e:
+            raise OnnxError(f"--pad {name}={pad}: {shape_text(v)} cannot be padded with it: it {e}") from None
+        return found.with_values(as_feed(name, values[None], v, is_label)[0], pad, self.padding.multiple)
+
+    def _missing(self, name: str, v: Variable, arrays: Mapping[str, Values], source: str) -> str:
         has = ", ".join(f"{n} {a.dtype}{list(a.shape)}" for n, a in arrays.items()) or "none"
         others = [n for n in arrays if n not in self.wanted]
         close = nearest(name, others) if others else ""

@@ -120,8 +120,8 @@ def test_a_cell_may_hold_the_tokens_of_a_sequence(folder):
     table(folder / "words.csv", "ids,label", ["1 2 3,1 2 3", "4 0 1,4 0 -100"])
     options, paths = ("--loss", "causal_language_model", "--epochs", 3, "--val", "words.csv"), {"model": "words.onnx", "data": "words.csv"}
     assert re.search(r"epoch 3 of 3: loss [0-9.]+; validation: loss [0-9.]+, accuracy", trained(*options, **paths))
-    table(folder / "words.csv", "ids,label", ["1 2 3,1 2 3", "4 0,4 0"])
-    assert "column 'ids' of words.csv has 2 numbers in example 2, and 3 in the first" in train(*options, **paths)[1]
+    table(folder / "words.csv", "ids,label", ["1 2 3,1 2 3", "4 0,4 0", "4,4"])
+    assert "3 examples" in trained(*options, **paths)
 
 
 def test_parquet(folder):
