@@ -375,18 +375,21 @@ def at_level(name: str) -> Iterator[None]:
 def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, alpha: float = 1.0, beta: float = 0.0) -> NativeCall | None:
     """The call for out = alpha * a @ b + beta * out; None if the arrays do not fit.
 
-    The arrays have the same float32 or float64 dtype and two axes, after up to two batch axes. `a` or `b` may lack batch axes, or have them
-    with length 1. A matrix may be transposed or part of a larger one, if one of its last two axes is contiguous.
+    The arrays have the same dtype of floats and two axes, after up to two batch axes; products of 16-bit floats are added in float32, and
+    `out` may be float32. `a` or `b` may lack batch axes, or have them with length 1. A matrix may be transposed or part of a larger one, if
+    one of its last two axes is contiguous.
     """
     return _product(_module(), a, b, out, alpha, beta) if has_products() else None
 
 
-_PRODUCTS = {"float32": "gemm_f32", "float64": "gemm_f64"}
+_PRODUCTS = {"float32": "gemm_f32", "float64": "gemm_f64", "bfloat16": "gemm_16", "float16": "gemm_16"}
+_HOLDS = {"float32": 0, "bfloat16": 1, "float16": 2}  # what a matrix of gemm_16 holds
 
 
 def _product(module: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: float = 1.0, beta: float = 0.0) -> Any:
-    fn, ndim = _PRODUCTS.get(dtype_name(out.dtype)), out.ndim
-    if fn is None or a.dtype != out.dtype or b.dtype != out.dtype or not 2 <= ndim <= 4:
+    fn, ndim = _PRODUCTS.get(dtype_name(a.dtype)), out.ndim
+    fits = out.dtype == a.dtype or fn == "gemm_16" and out.dtype == np.float32
+    if fn is None or b.dtype != a.dtype or not fits or not 2 <= ndim <= 4:
         return None
     batch, (m, n), k = out.shape[:-2], out.shape[-2:], a.shape[-1]
     if a.shape[-2:] != (m, k) or b.shape[-2:] != (k, n):
@@ -397,8 +400,9 @@ def _product(module: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: 
     (ta, lda, oa, ia), (tb, ldb, ob, ib), (_, ldc, oc, ic) = lay_a, lay_b, lay_c
     outer, inner = (batch[0] if ndim == 4 else 1), (batch[-1] if ndim > 2 else 1)
     at_a, at_b, at_out = map(module.address, (a, b, out))
-    words = (ta, tb, m, n, k, float(alpha), at_a, lda, at_b, ldb, float(beta), at_out, ldc)
-    return NativeCall(fn, (*words, outer, oa, ob, oc, inner, ia, ib, ic, 0), (a, b, out), tail=True)
+    words = (ta, tb, m, n, k, float(alpha), at_a, lda, at_b, ldb, float(beta), at_out, ldc, outer, oa, ob, oc, inner, ia, ib, ic)
+    hold = tuple(_HOLDS[dtype_name(x.dtype)] for x in (a, b, out)) if fn == "gemm_16" else ()
+    return NativeCall(fn, (*words, *hold, 0), (a, b, out), tail=True)
 
 
 def address(a: np.ndarray) -> int:

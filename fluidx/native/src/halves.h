@@ -28,17 +28,23 @@ INLINE uint16_t bf16_of_float(float x) {
 }
 
 /* Lines of them. The processor's own conversions give the same bits. */
-static void line_of_f16(float *to, const uint16_t *from, int64_t n) {
+static void line_of_f16_f32(float *to, const uint16_t *from, int64_t n) {
     int64_t c = 0;
 #ifdef HAVE_F16C
     for (; c + 8 <= n; c += 8) _mm256_storeu_ps(to + c, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + c))));
 #endif
     IVDEP for (int64_t k = c; k < n; k++) to[k] = float_of_f16(from[k]);
 }
-static void f16_of_line(uint16_t *to, const float *from, int64_t n) {
+static void f16_of_line_f32(uint16_t *to, const float *from, int64_t n) {
     int64_t c = 0;
 #ifdef HAVE_F16C
     for (; c + 8 <= n; c += 8) _mm_storeu_si128((__m128i *)(to + c), _mm256_cvtps_ph(_mm256_loadu_ps(from + c), _MM_FROUND_TO_NEAREST_INT));
 #endif
     IVDEP for (int64_t k = c; k < n; k++) to[k] = f16_of_float(from[k]);
+}
+static void line_of_bf16_f32(float *to, const uint16_t *from, int64_t n) {
+    IVDEP for (int64_t k = 0; k < n; k++) to[k] = float_of_bf16(from[k]);
+}
+static void bf16_of_line_f32(uint16_t *to, const float *from, int64_t n) {
+    IVDEP for (int64_t k = 0; k < n; k++) to[k] = bf16_of_float(from[k]);
 }

@@ -2,14 +2,16 @@
 #include "native.h"
 
 #include "vm.h"
+#include "halves.h"
 #include "product.h"
+#include "product_16.h"
 #include "conv.h"
 #include "batch_norm.h"
 #include "gemm.h"
+#include "gemm_16.h"
 #include "rows.h"
 #include "pool2d.h"
 #include "attention.h"
-#include "halves.h"
 #include "move.h"
 #include "reduce.h"
 #include "random.h"
@@ -23,6 +25,7 @@
 #define BOTH(name, words) {#name "_f32", words, name##_f32}, {#name "_f64", words, name##_f64}
 const Kernel LEVEL(kernels)[] = {
     BOTH(gemm, GEMM_WORDS),
+    {"gemm_16", GEMM_16_WORDS, gemm_16},
     BOTH(vm, -1),
     BOTH(conv, CONV_WORDS + 1),
     BOTH(conv_back, CONV_WORDS + 1),

@@ -90,10 +90,10 @@ static void copy_range(void *ctx, int64_t begin, int64_t end) {
             CASTS(31, int64_t)
             CASTS(36, uint8_t)
         case 41:
-            for (; tc == 4 && fc == 2 && rows; rows--, to += tr, from += fr) line_of_f16((float *)to, (const uint16_t *)from, n);
+            for (; tc == 4 && fc == 2 && rows; rows--, to += tr, from += fr) line_of_f16_f32((float *)to, (const uint16_t *)from, n);
             CAST(uint16_t, float, float_of_f16(x))
         case 42:
-            for (; tc == 2 && fc == 4 && rows; rows--, to += tr, from += fr) f16_of_line((uint16_t *)to, (const float *)from, n);
+            for (; tc == 2 && fc == 4 && rows; rows--, to += tr, from += fr) f16_of_line_f32((uint16_t *)to, (const float *)from, n);
             CAST(float, uint16_t, f16_of_float(x))
         case 43: CAST(uint16_t, float, float_of_bf16(x))
         case 44: CAST(float, uint16_t, bf16_of_float(x))
