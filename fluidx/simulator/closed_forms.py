@@ -231,7 +231,9 @@ class _Holding:
 
     @property
     def host_bytes(self) -> int:
-        return round(self._state_bytes(True)) if self.at.offload else 0
+        """The bytes in host memory: those of state, and the gradients, which wait there for their updates."""
+        gradients = sum(self.nbytes(t.grad, n) * self.updated[n] for n, t in self.one.trained.items())
+        return round(self._state_bytes(True) + gradients) if self.at.offload else 0
 
     def _state_bytes(self, on_host: bool) -> float:
         """The bytes of parameters and optimizer state, those that offload has on the host, or those that stay."""
@@ -255,7 +257,8 @@ class _Holding:
         for bucket in self.at.buckets:
             done = max(self.one.trained[n].made for n in bucket)
             for n in bucket:
-                live.gradient(n, self.updated[n], done if self.at.early else inf, self.local[n] / split, self.at.turns > 1)
+                kept = 0.0 if self.at.offload and self.at.turns == 1 else self.updated[n]  # the host has it when it is finished
+                live.gradient(n, kept, done if self.at.early else inf, self.local[n] / split, self.at.turns > 1)
         for start, stop, nbytes in self._gathered():
             live.add(start, stop, nbytes)
         return self.one.plan.nbytes("feed") * self.at.turns + live.peak

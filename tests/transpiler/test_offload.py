@@ -79,12 +79,11 @@ def test_an_update_reads_its_gradient_on_the_host_and_what_rests_there_is_copied
           %w@GRAD: f32[4,3] partial(sum) over dp = matmul(%x, %y@GRAD) {transpose_x=true}
         dist:
           %w@GRAD.sum: f32[4,3] shard(0) over dp = reduce_scatter(%w@GRAD) {group="dp", op="sum"}
+          %w@GRAD.sum.host: f32[4,3] shard(0) over dp on_host = memcpy_d2h(%w@GRAD.sum)
           %w.device1: f32[4,3] shard(0) over dp = memcpy_h2d(%w)
           %w.full1: f32[4,3] = all_gather(%w.device1) {group="dp"}
         backward:
           %x@GRAD: f32[-1,4] shard(0) over dp = matmul(%y@GRAD, %w.full1) {transpose_y=true}
-        dist:
-          %w@GRAD.sum.host: f32[4,3] shard(0) over dp on_host = memcpy_d2h(%w@GRAD.sum)
         optimize:
           %w = sgd(%w, %w@GRAD.sum.host, %lr)
         """,
@@ -242,11 +241,28 @@ def test_a_device_has_parameters_in_use_gradients_and_activations_and_the_host_t
     for p in (dry_plan(t.get_trainer_program(r), batch=ranks, fetch=[]) for r in range(ranks)):
         assert p.nbytes("state") == 0 and p.nbytes("state", on_host=True) == 3 * whole // ranks + small
         assert p.host_bytes == p.nbytes("state", on_host=True) + p.nbytes("arena", on_host=True)
-        assert p.nbytes("arena", on_host=True) <= 2 * shard  # the gradient of the update at work
+        assert p.nbytes("arena", on_host=True) <= whole // ranks  # the gradients, which were sent as they were finished
         assert p.peak_bytes == p.nbytes("feed") + p.arena_bytes
-        # as without offload, and the shards of two units on their way into use
-        assert p.arena_bytes <= whole // ranks + 3 * layer + 2 * shard + 2 * layers * width * 4 + 64 * 3 * layers
+        # two units in use, a gradient and its shard, the shards of two units on their way into use, activations: not the gradients of others
+        assert p.arena_bytes <= 3 * layer + 3 * shard + 2 * layers * width * 4 + 64 * 3 * layers
         assert f"on the host arena {p.nbytes('arena', on_host=True)}, state {p.nbytes('state', on_host=True)}" in str(p).splitlines()[0]
+
+
+@pytest.mark.parametrize("strategy", [S.data_parallel, S.zero1, S.zero2])
+def test_a_gradient_is_on_the_host_as_soon_as_it_is_finished(strategy):
+    """On one rank nothing is reduced: the device has one or two gradients at a time."""
+    layers, width = 16, 64
+    layer = width * width * 4
+    t = made(deep(layers, width), 1, strategy)
+    plan = dry_plan(t.get_trainer_program(0), batch=1, fetch=[])
+    assert plan.arena_bytes <= 2 * layer + 2 * layers * width * 4 + 64 * 3 * layers
+    assert plan.nbytes("arena", on_host=True) <= layers * layer + 64
+    ops = t.main.ops
+    for k, op in enumerate(ops):
+        if op.type == "memcpy_d2h":
+            (name,) = op.input_arg_names
+            writer = max(j for j in range(k) if name in ops[j].output_arg_names)
+            assert all(between.type == "memcpy_d2h" for between in ops[writer + 1 : k]), name
 
 
 def one_scale():

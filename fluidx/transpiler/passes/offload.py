@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...ir import flow
 from ...ir.conversions import Conversions, Order
 from ...ir.form_walk import FormWalk
-from ...ir.forms import FormChoice, Held, Names
+from ...ir.forms import FormChoice, Held, Names, Results, Slots
 from ...ir.memory_spaces import elements_read, pattern_in
 from ...ir.opdef import Effect, OpDef, opdef
 from ...ir.operator import Operator, Role, unary
@@ -27,8 +28,9 @@ _COMPUTES = (Role.FORWARD, Role.LOSS, Role.BACKWARD)
 class Offload(Pass):
     """Run updates on the host, and store there the variables that they write and that forward and backward do not compute with. Sharded
     parameters, the optimizer's state and learning rates are then on the host; a device has gathered parameters, gradients and activations.
-    A value that is read in the other memory is copied there before its reader, once in forward and once in backward. Operators without
-    inputs write their results directly into the memory that stores them. Communication runs on the device.
+    A value that is read in the other memory is copied there before its reader, once in forward and once in backward. What updates read, such
+    as gradients, is copied to the host as soon as it is finished, so that it does not stay on the device until the updates. Operators
+    without inputs write their results directly into the memory that stores them. Communication runs on the device.
     Source: the CPU offload of ZeRO and of PyTorch's FSDP.
     """
 
@@ -99,7 +101,8 @@ def _offloaded(program: Program, resting: Container[str]) -> int:
 
 class _Memories(FormWalk):
     """The walk over the two memories. Forward and backward each make their own copies of stored values, and operators that only move a
-    value make their own copy; all other readers of a value share one copy."""
+    value make their own copy; all other readers of a value share one copy. Values in `sent`, which operators of the host read, are copied
+    to it when they are written."""
 
     by_name = True
 
@@ -109,7 +112,24 @@ class _Memories(FormWalk):
         self.moved = _moved_for_updates(program, resting)
         self.persistable = [d.name for d in program.global_block().descs.values() if d.persistable]
         self.section = Role.DIST
+        self.sent: set[str] = set()
         self.count = 0
+
+    def _begin_block(self, block: Block) -> None:
+        super()._begin_block(block)
+        for op in () if block.idx else block.oplist:
+            if self._on_host(op, opdef(op.type)):
+                self.sent.update(elements_read(op, block))
+
+    def _write(self, op: Operator, inputs: Slots | None, outs: Names, results: Results, attrs: Any = None) -> None:
+        super()._write(op, inputs, outs, results, attrs)
+        for n, (_, form) in zip(outs, results, strict=True):
+            if n is not None and form == self.home[n] == DEVICE and n in self.sent and not self.block.idx:
+                self.bring(n, HOST, op)
+
+    def bring(self, name: str, form: Any, op: Operator, why: str = "") -> str:
+        """All readers on the host share the copy of a value that was sent to it."""
+        return super().bring(name, form, op.replace(role=Role.OPTIMIZE) if form == HOST and name in self.sent else op, why)
 
     def stored(self, d: Var) -> str | None:
         return HOST if d.name in self.resting else DEVICE if d.persistable or d.is_data else None
