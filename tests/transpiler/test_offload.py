@@ -243,7 +243,7 @@ def test_a_device_has_parameters_in_use_gradients_and_activations_and_the_host_t
         assert p.host_bytes == p.nbytes("state", on_host=True) + p.nbytes("arena", on_host=True)
         assert p.nbytes("arena", on_host=True) <= whole // ranks  # the gradients, which were sent as they were finished
         assert p.peak_bytes == p.nbytes("feed") + p.arena_bytes
-        # two units in use, a gradient and its shard, the shards of two units on their way into use, activations: not the gradients of others
+        # two units in use, a gradient and its shard, the shards of two units on their way into use, activations; no other gradients
         assert p.arena_bytes <= 3 * layer + 3 * shard + 2 * layers * width * 4 + 64 * 3 * layers
         assert f"on the host arena {p.nbytes('arena', on_host=True)}, state {p.nbytes('state', on_host=True)}" in str(p).splitlines()[0]
 

@@ -28,8 +28,8 @@ _COMPUTES = (Role.FORWARD, Role.LOSS, Role.BACKWARD)
 class Offload(Pass):
     """Run updates on the host, and store there the variables that they write and that forward and backward do not compute with. Sharded
     parameters, the optimizer's state and learning rates are then on the host; a device has gathered parameters, gradients and activations.
-    A value that is read in the other memory is copied there before its reader, once in forward and once in backward. What updates read, such
-    as gradients, is copied to the host as soon as it is finished, so that it does not stay on the device until the updates. Operators
+    A value that is read in the other memory is copied there before its reader, once in forward and once in backward. What updates read,
+    such as gradients, is copied to the host as soon as it is finished, so that it does not stay on the device until the updates. Operators
     without inputs write their results directly into the memory that stores them. Communication runs on the device.
     Source: the CPU offload of ZeRO and of PyTorch's FSDP.
     """
