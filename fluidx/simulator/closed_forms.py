@@ -6,7 +6,7 @@ far ahead it is gathered) and from the plan of one device that has the rows of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -28,6 +28,7 @@ from ..transpiler.passes.place import Place
 from ..transpiler.passes.prefetch import Prefetch
 from ..transpiler.passes.time_axis import Turns
 from ..transpiler.passes.wire import Wire
+from ..transpiler.placement.parameter_homes import Reshard, matching_scopes, staying
 from ..transpiler.placement.roots import fill
 from ..transpiler.strategies import Strategy
 from .one_device import OneDevice, Trained
@@ -80,7 +81,8 @@ class Homes:
     units: Sequence[Sequence[str]]
     buckets: Sequence[Sequence[str]]
     early: bool
-    kept: bool  # parameters that forward gathers stay for backward
+    reshard: Reshard  # which units that forward gathers are freed before backward (parameter_homes.staying)
+    matching: Container[str]  # the parameters in the scopes that it names
     ahead: int  # units that are gathered before they are needed
     half: bool  # gradients travel in 16 bits
     turns: int
@@ -109,9 +111,10 @@ def homes(strategy: Strategy, one: OneDevice, trainers: Cluster | Mesh) -> Homes
     stored = _entries(resting, params, place.group, ranks)
     updated = stored if place.update is None else _entries(place.update, params, place.group, ranks)
     units = resting.units(params) if hasattr(resting, "units") else [[n] for n in params]
+    matching = matching_scopes(one.program, stored, place.reshard) if isinstance(place.reshard, tuple) else ()
     late = bucket is not None and ("all_reduce" if all(e is None for e in updated.values()) else "reduce_scatter") in bucket.late
     return Homes(
-        ranks, stored, updated, units, _buckets(place.update, updated, stored, units, one, bucket), not late, place.kept,
+        ranks, stored, updated, units, _buckets(place.update, updated, stored, units, one, bucket), not late, place.reshard, matching,
         0 if prefetch is None else prefetch.ahead, _the(strategy, Wire) is not None,
         1 if turns is None else turns.count, _the(strategy, Offload) is not None,
     )  # fmt: skip
@@ -122,7 +125,7 @@ def kept_bytes(at: Homes, model: ModelBytes) -> ModelBytes:
     the bytes of gradients are those that are left when all are reduced.
 
     >>> whole = ModelBytes(parameters=4, gradients=4, state=8)
-    >>> kept_bytes(Homes(4, {"w": None}, {"w": None}, [["w"]], [["w"]], True, False, 0, False, 1, False), whole).total
+    >>> kept_bytes(Homes(4, {"w": None}, {"w": None}, [["w"]], [["w"]], True, True, (), 0, False, 1, False), whole).total
     16
     """
     part = 1 / at.ranks
@@ -352,28 +355,28 @@ class _Exchanges:
 
 
 def _gather_order(one: OneDevice, at: Homes) -> list[list[tuple[int, int, Sequence[str]]]]:
-    """For forward and for backward, unless what forward gathers is kept: the units that are gathered, as (first and last operator that
-    reads them, parameters), in order. Backward finds the last unit of forward."""
+    """For forward and for backward: the units that are gathered, as (first and last operator that reads them, parameters), in order.
+    Backward finds the units that stay; if all do, a unit is gathered for both, and there is one side."""
     sides: list[list[tuple[int, int, Sequence[str]]]] = []
     for forward in (True, False):
         found: list[tuple[int, int, Sequence[str]]] = []
         for unit in at.units:
             reads = {n: t.forward if forward else t.backward for n in unit if (t := one.trained.get(n)) and at.stored[n] is not None}
             ends = [e for e in reads.values() if e is not None]
-            if at.kept and forward:
+            if at.reshard is False and forward:
                 ends += [e for n in reads if (e := one.trained[n].backward) is not None]
             if ends:
                 names = [n for n, e in reads.items() if e is not None]
                 found.append((min(e[0] for e in ends), max(e[1] for e in ends), names))
         sides.append(sorted(found, key=lambda one: one[:2]))
-    if at.kept:
+    if at.reshard is False:
         return sides[:1]
     gathered, again = sides
-    if gathered:
-        first, last, stays = gathered[-1]
-        gathered[-1] = first, max([last, *(u[1] for u in again if u[2] == stays)]), stays
-        again = [u for u in again if u[2] != stays]
-    return [gathered, again]
+    stay = {n for unit in staying([unit for _, _, unit in gathered], at.reshard, at.matching) for n in unit}
+    for k, (first, last, unit) in enumerate(gathered):
+        if not stay.isdisjoint(unit):
+            gathered[k] = first, max([last, *(u[1] for u in again if not set(u[2]).isdisjoint(unit))]), unit
+    return [gathered, [u for u in again if stay.isdisjoint(u[2])]]
 
 
 def _local(v: Var, coords: Mapping[str, tuple[int, int]]) -> float:

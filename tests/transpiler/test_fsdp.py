@@ -270,6 +270,67 @@ def test_inference_gathers_units_ahead_and_scatters_nothing():
         np.testing.assert_allclose(exe.run(feed=feed, fetch_list=[logits])[0], one[0], rtol=1e-12)
 
 
+# -- resharding by block --------------------------------------------------------------------------------------------------------
+
+BY_BLOCK = {  # of blocks 0 to 3, with 2 layers each, the last one stays whatever is asked for
+    "all": (True, [0, 1, 2]),
+    "none": (False, []),
+    "the first two": (2, [0, 1]),
+    "more than there are": (9, [0, 1, 2]),
+    "no first one": (0, []),
+    "one scope": ("block1", [1]),
+    "by a pattern": ("block[02]", [0, 2]),
+    "by names": (("block0", "block2"), [0, 2]),
+    "the last one too": ("block*", [0, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("reshard, again", BY_BLOCK.values(), ids=BY_BLOCK)
+@pytest.mark.parametrize("half", [False, True])
+def test_blocks_are_resharded_as_asked(reshard, again, half):
+    """Backward reads both weights of a block, of block 0 the second alone."""
+    main, startup = fx.Program("deep"), fx.Program("deep_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        h = fx.data("x", [-1, 8], "float32")
+        for k in range(8):
+            with fx.name_scope(f"block{k // 2}"):
+                h = L.fc(h, 8, act="relu", param_attr=fx.ParamAttr(name=f"w{k}"), bias_attr=False)
+        optimizer = fx.optimizer.SGD(0.01)
+        if half:
+            optimizer = fx.mixed_precision.decorate(optimizer, dtype="bfloat16", init_loss_scaling=1.0, use_dynamic_loss_scaling=False)
+        optimizer.minimize(L.mean(L.square(h)))
+    t = made((main, startup), units="scope", reshard_after_forward=reshard)
+    found = [k for k in range(4) for op in gathers_for(t, f"w{2 * k + 1}")]
+    assert Counter(found) == {k: 2 if k in again else 1 for k in range(4)}
+
+
+def gathers_for(t, param):
+    """The collectives in whose message a parameter, or its cast, is gathered."""
+    names, found = {param}, []
+    for op in t.main.ops:
+        if op.role is Role.DIST and not names.isdisjoint(op.input_arg_names):
+            if op.type == "all_gather":
+                found.append(op)
+            else:
+                names.update(op.output_arg_names)
+    return found
+
+
+def test_a_scope_that_no_parameter_has_is_refused():
+    with pytest.raises(fx.TranspileError) as e:
+        made(deep(scoped=True), units="scope", reshard_after_forward="encoder")
+    assert "no parameter of program deep is first read in a scope 'encoder'; scopes of fx.name_scope: block0, block1" in str(e.value)
+
+
+@pytest.mark.parametrize("reshard", [1, "block0", ("block0", "block1")])
+def test_resharding_by_block_has_a_text_and_keeps_the_answers(reshard):
+    strategy = fx.strategies.fsdp(units="scope", reshard_after_forward=reshard)
+    if not isinstance(reshard, tuple):
+        assert repr(fx.strategies.get(str(strategy))) == repr(strategy)
+    with fx.name_scope("block0"):
+        same_answers("mlp", fx.strategies.fsdp(KB, reshard_after_forward=2), 3)
+
+
 # -- options -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -280,7 +341,14 @@ def test_inference_gathers_units_ahead_and_scatters_nothing():
         ({"units": 0}, 'fsdp: units is a number of MiB above 0, "scope" or "parameter", got 0'),
         ({"prefetch": -1}, "fsdp: prefetch is a number of units, 0 or more, got -1"),
         ({"prefetch": 1.5}, "fsdp: prefetch is a number of units, 0 or more, got 1.5"),
-        ({"reshard_after_forward": "no"}, "fsdp: reshard_after_forward is True or False, got 'no'"),
+        (
+            {"reshard_after_forward": 0.5},
+            "fsdp: reshard_after_forward is True, False, a number of units, or names of fx.name_scope such as 'block*', got 0.5",
+        ),
+        (
+            {"reshard_after_forward": ()},
+            "fsdp: reshard_after_forward is True, False, a number of units, or names of fx.name_scope such as 'block*', got ()",
+        ),
         ({"cpu_offload": "params"}, "fsdp: cpu_offload is True or False, got 'params'"),
     ],
 )

@@ -229,6 +229,6 @@ def test_a_parameter_that_rests_at_a_root_is_refused():
 
 
 def test_options_are_checked():
-    with pytest.raises(fx.TranspileError, match="zero3: reshard_after_forward is True or False, got 1"):
-        fx.strategies.zero3(reshard_after_forward=1)
+    with pytest.raises(fx.TranspileError, match="zero3: reshard_after_forward is True, False, a number of units, or names .*, got -1"):
+        fx.strategies.zero3(reshard_after_forward=-1)
     assert repr(fx.strategies.zero3(reshard_after_forward=False)) == "zero3(reshard_after_forward=False)"

@@ -22,7 +22,7 @@ from ..cluster import DATA, SERVERS, axes_with_ranks
 from ..placement.choose_row import PatternClasses, may_write
 from ..placement.gathered_parameters import GatherForUse, Use
 from ..placement.moves import Move, every_move
-from ..placement.parameter_homes import EVERYWHERE
+from ..placement.parameter_homes import EVERYWHERE, Reshard, matching_scopes
 from ..placement.pipeline_stages import between_stages, pins, rest_at_stages
 from ..placement.placement_walk import no_axis, where
 from ..placement.propagate import Propagation
@@ -34,8 +34,9 @@ class Place(Pass):
     parameter_homes.py).
 
     `rest` gives the storage placement of parameters between steps. In forward and backward they have their annotated placement: a parameter
-    that is stored in another one is gathered before its first reader in each of the two, with `kept` in forward only. `update` says where
-    they are updated; None: in the storage placement.
+    that is stored in another one is gathered before its first reader in each of the two. `reshard` says which of the gathered ones are
+    freed after forward: all but the last unit, none, so many first units, or the units with parameters of these scopes (parameter_homes:
+    staying). `update` says where parameters are updated; None: in the storage placement.
 
     `strict` refuses every redistribute that sends data and that the strategy itself does not ask for. Allowed are those of parameters that
     are gathered for use, of final gradients, between stages, of single numbers, and back to the storage placement. `loss` names the loss,
@@ -46,7 +47,7 @@ class Place(Pass):
 
     update: Any = None
     rest: Any = EVERYWHERE
-    kept: bool = False
+    reshard: Reshard = True
     group: str = DATA
     strict: bool = False
     loss: str = ""
@@ -88,7 +89,8 @@ class Place(Pass):
         allowed = self._refuse if self.strict else every_move
         of_walk = main, axes, {**rest, **at_rest}, floating, update.get, stays, allowed, pinned
         if in_use:
-            walk = GatherForUse(*of_walk, use=Use(in_use, _units(resting, params), self.kept))
+            matching = matching_scopes(main, in_use, self.reshard) if isinstance(self.reshard, tuple) else ()
+            walk = GatherForUse(*of_walk, use=Use(in_use, _units(resting, params), self.reshard, matching))
         else:
             walk = Propagation(*of_walk)
         walk.run()
@@ -170,7 +172,7 @@ class Place(Pass):
         """The annotated placements of parameters that are stored in another placement."""
         in_use = {n: annotated.get(n, REPLICATE) for n, q in at_rest.items() if q != annotated.get(n, REPLICATE)}
         rooted = next((n for n in in_use if any(e.root is not None and e not in annotated.get(n, ()) for e in at_rest[n])), None)
-        if rooted is not None and not self.kept:  # operators on other ranks could not read its shape
+        if rooted is not None and self.reshard is not False:  # operators on other ranks could not read its shape
             raise TranspileError(
                 f"{self.rest!r} has {rooted!r} stored {show_placement(at_rest[rooted])}; all ranks must hold a "
                 "part: shard it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from ...ir.sub_blocks import runs_bodies
 from ...ir.types import Placement
 from ..cluster import SERVERS
 from .derived_values import SECTIONS, DerivedValues
+from .parameter_homes import Reshard, staying
 from .propagate import Propagation
 
 
@@ -23,12 +24,14 @@ from .propagate import Propagation
 class Use:
     """The placements of parameters in forward and backward. `places` has the parameters whose placement in use is not their storage
     placement; `units` gives, for each parameter, those that are gathered with it. Gathered copies are freed at the end of forward, except
-    those of the last unit, and at the end of backward; with `kept`, only at the end of backward.
+    those of the last unit and of units that `reshard` leaves out, and at the end of backward. `matching` are the parameters in the scopes
+    that `reshard` names.
     """
 
     places: Mapping[str, Placement]
     units: Mapping[str, Sequence[str]]
-    kept: bool = False
+    reshard: Reshard = True
+    matching: Container[str] = ()
 
 
 class GatherForUse(Propagation):
@@ -45,7 +48,7 @@ class GatherForUse(Propagation):
         super().__init__(*walk)
         self.use = use
         self.role = self.section = Role.DIST  # of the current operator; DIST: no section yet
-        self.recent: Sequence[str] = ()  # the unit that was gathered last
+        self.recent: list[Sequence[str]] = []  # the units that the section has gathered, in order
         # values in use: the forms and the names of the stored values, None for a value that was computed from a gathered one
         self.gathered: dict[str, tuple[Held, tuple[str, ...] | None] | None] = {}
         self.derived = DerivedValues(self, {} if SERVERS in self.axes else use.places)
@@ -81,9 +84,10 @@ class GatherForUse(Propagation):
         self.role = role
         section = SECTIONS.get(role, self.section)
         if section is not self.section:
-            self.section = section
-            if not self.use.kept:
-                stay = frozenset(self.recent if section is Role.BACKWARD else ())
+            self.section, units, self.recent = section, self.recent, []
+            if self.use.reshard is not False:
+                units = staying(units, self.use.reshard, self.use.matching) if section is Role.BACKWARD else []
+                stay = {n for unit in units for n in unit}
                 self._release([n for n in self.gathered if self.derived.root(n) not in stay])
 
     def _gather_unit(self, name: str, op: Operator) -> None:
@@ -91,8 +95,10 @@ class GatherForUse(Propagation):
         if name in self.gathered:
             return
         param = self.derived.root(name)
-        self.recent = self.use.units.get(param, (param,))
-        for member in self.recent:
+        unit = self.use.units.get(param, (param,))
+        if self.recent[-1:] != [unit]:
+            self.recent.append(unit)
+        for member in unit:
             for n in self.derived.family(member):
                 if n == name or n not in self.gathered and n in self.wanted[self.section]:
                     self._gather(self._gathered_for(n), op)

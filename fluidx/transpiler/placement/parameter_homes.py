@@ -6,11 +6,14 @@ the program first. A choice of storage placements may have `units(params)`, whic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from math import inf
+from typing import Any
 
 from ...ir import flow
+from ...ir.errors import TranspileError
 from ...ir.offsets import Offsets
 from ...ir.operator import Operator
 from ...ir.parts import bounds
@@ -178,11 +181,7 @@ class InFlatUnits:
 
     def seen(self, main: Program) -> InFlatUnits:
         """The choice for the parameters of this program."""
-        first: dict[str, Operator] = {}
-        for op in main.global_block().oplist:
-            for n in flow.reads(main, op):
-                first.setdefault(n, op)
-        return replace(self, first=first)
+        return replace(self, first=first_reads(main))
 
     def units(self, params: Mapping[str, Var]) -> list[list[str]]:
         """The parameters that are gathered together."""
@@ -191,7 +190,7 @@ class InFlatUnits:
         if self.by == "scope":
             scopes: dict[str, list[str]] = {}
             for n in names:
-                scopes.setdefault(_scope(self.first.get(n)), []).append(n)
+                scopes.setdefault(scope_of(self.first.get(n)), []).append(n)
             return list(scopes.values())
         return fill({n: params[n].type.nbytes for n in names}, float(self.by), float(self.by))
 
@@ -207,6 +206,61 @@ class InFlatUnits:
         return found
 
 
-def _scope(op: Operator | None) -> str:
+def first_reads(main: Program) -> dict[str, Operator]:
+    """The first operator that reads each variable."""
+    first: dict[str, Operator] = {}
+    for op in main.global_block().oplist:
+        for n in flow.reads(main, op):
+            first.setdefault(n, op)
+    return first
+
+
+def scope_of(op: Operator | None) -> str:
     """The fx.name_scope in which an operator was written; "" if there is none."""
     return op.site.function.rpartition("/")[0] if op is not None and op.site is not None else ""
+
+
+Reshard = bool | int | tuple[str, ...]  # which units are resharded after forward: all, none, so many first ones, or those of these scopes
+
+
+def reshards(name: str, given: Any) -> Reshard:
+    """The option reshard_after_forward of a strategy. Raises TranspileError for anything else."""
+    if isinstance(given, bool) or isinstance(given, int) and given >= 0:
+        return given
+    patterns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, (list, tuple)) else ()
+    if patterns and all(isinstance(p, str) and p for p in patterns):
+        return patterns
+    raise TranspileError(
+        f"{name}: reshard_after_forward is True, False, a number of units, or names of fx.name_scope such as 'block*', got {given!r}"
+    )
+
+
+def matching_scopes(main: Program, params: Iterable[str], patterns: Sequence[str]) -> set[str]:
+    """The parameters whose first reader is in a scope that a pattern names, or in a scope within it. Raises TranspileError for a pattern
+    that names none."""
+    first = first_reads(main)
+    scopes = {n: scope_of(first.get(n)) for n in params}
+    for p in patterns:
+        if not any(_names(p, scope) for scope in scopes.values()):
+            known = ", ".join(sorted(filter(None, set(scopes.values())))[:8]) or "none"
+            raise TranspileError(
+                f"reshard_after_forward: no parameter of {main.label()} is first read in a scope {p!r}; scopes of fx.name_scope: {known}"
+            )
+    return {n for n, scope in scopes.items() if any(_names(p, scope) for p in patterns)}
+
+
+def _names(pattern: str, scope: str) -> bool:
+    return fnmatchcase(scope, pattern) or fnmatchcase(scope, f"{pattern}/*")
+
+
+def staying(units: Sequence[Sequence[str]], reshard: Reshard, matching: Container[str]) -> list[Sequence[str]]:
+    """The units that stay gathered from forward to backward, of those that forward gathers, in order: the last one, and those that are not
+    resharded. `matching` are the parameters in the scopes that `reshard` names.
+
+    >>> units = [["a"], ["b"], ["c"], ["d"]]
+    >>> staying(units, True, ()), staying(units, 2, ()), staying(units, ("block0",), {"a"})
+    ([['d']], [['c'], ['d']], [['b'], ['c'], ['d']])
+    """
+    if isinstance(reshard, tuple):
+        return [u for k, u in enumerate(units) if k == len(units) - 1 or not any(n in matching for n in u)]
+    return list(units[-1:] if reshard is True else units[min(int(reshard), max(0, len(units) - 1)) :])

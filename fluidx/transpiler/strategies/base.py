@@ -25,7 +25,7 @@ from ..passes.offload import Offload
 from ..passes.place import Place
 from ..passes.rings import Rings
 from ..passes.wire import Wire
-from ..placement.parameter_homes import EVERYWHERE
+from ..placement.parameter_homes import EVERYWHERE, Reshard
 from .pipeline_text import show_pass, show_stage
 
 Steps = tuple[tuple[str, Pass], ...]
@@ -211,7 +211,7 @@ def no_option(name: str, option: str, own: Sequence[str]) -> TranspileError:
 
 def strategy(
     name: str, update: Any = None, options: Mapping[str, Any] | None = None, schedule: Steps = (), rest: Any = EVERYWHERE,
-    kept: bool = False, own: bool = False, bucket: Bucket = BUCKETS, usual: str = "", carried: tuple[str, ...] = (),
+    reshard: Reshard = True, own: bool = False, bucket: Bucket = BUCKETS, usual: str = "", carried: tuple[str, ...] = (),
     **common: Unpack[Common],
 ) -> Strategy:  # fmt: skip
     """A strategy from its choices: where parameters are updated and stored (see placement/parameter_homes.py and Place), what is sent in
@@ -244,7 +244,7 @@ def strategy(
         raise TranspileError(f"{name}: rings is a number of communicators for each group, 1 or more, got {rings!r}")
     steps: Steps = (
         ("groups", InitGroups()),
-        ("place", Place(update, rest, kept, strict=strict, loss=loss, own=own)),
+        ("place", Place(update, rest, reshard, strict=strict, loss=loss, own=own)),
         ("startup", BroadcastStartup()),
         ("lower", Lower()),
         ("bucket", bucket),

@@ -43,7 +43,7 @@ def parameter_server(
     rest = OnServers(servers, min_block, split)
     options = {"servers": servers, "min_block": min_block, "split": split}
     one_by_one = Bucket(0)  # startup sends values that servers keep and values that they do not: one message with both fits no receiver
-    made = strategy("parameter_server", options=options, rest=rest, kept=True, bucket=one_by_one, **common)
+    made = strategy("parameter_server", options=options, rest=rest, reshard=False, bucket=one_by_one, **common)
     return replace(made, servers=servers)
 
 

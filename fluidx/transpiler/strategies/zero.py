@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Unpack
 
-from ...ir.errors import TranspileError
-from ..placement.parameter_homes import InBuckets, Sharded
+from ..placement.parameter_homes import InBuckets, Sharded, reshards
 from .base import Common, Strategy, buckets, changed, strategy
 from .search_space import searched
 
@@ -38,15 +38,15 @@ def _zero(name: str, late: tuple[str, ...], bucket_mb: float, first_bucket_mb: f
 
 
 @searched(order=4, saves=True, reshard_after_forward=(True, False))
-def zero3(reshard_after_forward: bool = True, **common: Unpack[Common]) -> Strategy:
+def zero3(reshard_after_forward: bool | int | str | Sequence[str] = True, **common: Unpack[Common]) -> Strategy:
     """zero2 in which parameters are stored sharded, too: each is gathered before its first reader in forward, and again in backward.
 
     The parameters that forward gathers last stay for backward. Each rank has 1/n of parameters, gradients and state, and sends at most 1.5
     times the bytes of data_parallel.
     `reshard_after_forward=False` keeps gathered parameters for backward: as many bytes as data_parallel, and full parameters in memory
-    until backward has read them. Source: Rajbhandari et al., "ZeRO" (2020), stage 3.
+    until backward has read them. A number reshards so many first parameters of forward; names of fx.name_scope, or patterns of names,
+    reshard the parameters that are first read there. The others are kept. Source: Rajbhandari et al., "ZeRO" (2020), stage 3.
     """
-    if not isinstance(reshard_after_forward, bool):
-        raise TranspileError(f"zero3: reshard_after_forward is True or False, got {reshard_after_forward!r}")
-    options: dict[str, Any] = {} if reshard_after_forward else {"reshard_after_forward": False}
-    return strategy("zero3", options=options, rest=Sharded(), kept=not reshard_after_forward, **common)
+    reshard = reshards("zero3", reshard_after_forward)
+    options: dict[str, Any] = {} if reshard is True else {"reshard_after_forward": reshard_after_forward}
+    return strategy("zero3", options=options, rest=Sharded(), reshard=reshard, **common)
