@@ -24,7 +24,7 @@ from .cli_options import (
     program_file,
 )
 
-_METRICS = ("accuracy", "f1", "precision", "recall", "auc", "mae", "mse", "rmse", "r2")
+_METRICS = ("accuracy", "f1", "precision", "recall", "auc", "perplexity", "mae", "mse", "rmse", "r2")
 _SCHEDULES = ("cosine", "linear", "constant")
 
 
@@ -99,9 +99,11 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("--columns", multiple=True, help="Columns of a table for an input: x=width,height or x='pixel*'. Can be repeated.")
 @click.option("--pad", multiple=True, help="What fills up shorter examples in a batch: ids=50256. Can be repeated.  [default: 0]")
 @click.option("--pad-to-multiple-of", type=click.IntRange(1), default=1, help="Pad to a length that is a multiple of this number.")
+@click.option("--standardize", is_flag=True, help="Subtract means of columns and divide by deviations, in the model itself.")
 @click.option("--scores", help="The output that the loss takes, if the model has several.  [default: the only one of floats]")
 @click.option("--loss", type=LossName(), default="softmax_with_cross_entropy", show_default=True, help="The loss function.")
 @click.option("--class-weight", type=ClassWeights(), help="How much each class counts: 1,2,0.5, or balanced.")
+@click.option("--pos-weight", type=ClassWeights(), help="How much the label 1 counts: 3, a number for each output, or balanced.")
 @click.option("--label-smoothing", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Share of a label that all classes get.")
 @click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam"]), default="adam", show_default=True, help="The optimizer.")
 @click.option("--lr", type=LearningRate(), help="The learning rate, at its highest.  [default: 0.003 for adam, 0.01 for the others]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -36,7 +37,8 @@ from .regularizer import L2Decay
 from .training.curve import draw_curve, need_matplotlib
 from .training.examples import Arrays, ExampleReader, Examples, Padding
 from .training.loop import Epoch, LoopOptions, OneDeviceTrainer, Trainee, TrainingLoop
-from .training.scores import Score, shown
+from .training.scores import PERPLEXITY, Score, has_perplexity, shown
+from .training.standardize import Standardize, standardizing
 from .transpiler import DistributeTranspiler, strategies
 
 RATES = {"adam": 3e-3, "momentum": 1e-2, "sgd": 1e-2}  # optimizer -> its default learning rate
@@ -46,6 +48,7 @@ _DECIDING = (
     "loss", "optimizer", "schedule", "warmup", "weight_decay", "batch", "epochs", "seed", "accumulate", "precision", "label_smoothing",
     "val_split", "quantize", "class_weight", "freeze", "also_train", "untie", "lora", "target", "lora_alpha", "lora_dropout", "lora_base",
     "head", "scores", "label", "columns", "steps", "val", "pad", "pad_to_multiple_of",
+    "pos_weight", "standardize",
 )  # fmt: skip  # options that decide the results of a training
 _OBSERVED = 10  # batches in which quantize observes ranges
 
@@ -56,6 +59,8 @@ class Training:
 
     loss: str = "softmax_with_cross_entropy"
     class_weight: Sequence[float] | Literal["balanced"] | None = None
+    pos_weight: Sequence[float] | Literal["balanced"] | None = None
+    standardize: bool = False
     label_smoothing: float = 0.0
     optimizer: str = "adam"
     lr: float | None = None  # default: RATES
@@ -134,12 +139,15 @@ def train(path: str, data: str | Path, how: Training, output: Path, say: Callabl
         how, say = replace(how, curve=None, metrics=None, tensorboard=None), lambda text: None
     if how.curve is not None:
         need_matplotlib()
-    built = _built(path, replace(how, class_weight=None) if how.class_weight == "balanced" else how)
+    known = {n: None for n in ("class_weight", "pos_weight") if getattr(how, n) == "balanced"}
+    built = _built(path, replace(how, **known))
     padding = Padding(how.pad, how.pad_to_multiple_of)
     reader = ExampleReader(built.model, built.kind, built.scores, built.label, how.label, how.columns, padding)
     examples, held = _read(reader, str(data), how)
-    if how.class_weight == "balanced":
-        built = _built(path, replace(how, class_weight=_balanced(examples, built)))
+    if known:
+        built = _built(path, replace(how, **{n: _balanced(examples, built, n) for n in known}))
+    if how.standardize:
+        _standardized(built, standardizing(built.model, examples), say)
     model, scores = built.model, _scores(built, how)
     how = replace(how, precision=how.precision or model.half or "float32")
     trained = [p for p in model.parameters if p.trainable]
@@ -169,8 +177,9 @@ def train(path: str, data: str | Path, how: Training, output: Path, say: Callabl
     write = partial(_write, path, exe, built, how, output, reader.classes)
     with exe, open_log(how.metrics, how.tensorboard, restart=int(how.resume), line=False) as log:
         exe.run_startup()
-        loop = TrainingLoop(exe, trainee, examples, held, scores, how.loop(output, str(data)), write, say, log)
-        epochs = loop.run()
+        with _judge(exe, built, how) if held is not None else nullcontext() as judge:
+            loop = TrainingLoop(exe, trainee, examples, held, scores, how.loop(output, str(data)), write, say, log, judge)
+            epochs = loop.run()
     if how.curve is not None:
         draw_curve(epochs, how.curve)
     of = f" of epoch {loop.best + 1}" if held is not None and loop.best != len(epochs) - 1 else ""
@@ -188,20 +197,40 @@ def _read(reader: ExampleReader, data: str, how: Training) -> tuple[Examples, Ex
 
 
 def _scores(built: Built, how: Training) -> list[Score]:
-    """The scores on the validation examples: the chosen one, or the accuracy if labels are classes."""
+    """The scores on the validation examples: the chosen one, or the accuracy of classes and the perplexity of a language model."""
     if how.metric is not None:
         return [Score(how.metric, built.kind)]
-    return [Score("accuracy", built.kind)] if built.kind.head.class_axis is not None else []
+    kind = built.kind
+    names = ["accuracy"] * (kind.head.class_axis is not None) + [PERPLEXITY] * (kind.head.predicts_next and has_perplexity(kind))
+    return [Score(name, kind) for name in names]
 
 
-def _balanced(examples: Examples, built: Built) -> list[float]:
-    """Weights with which all classes of the examples weigh the same, as scikit-learn's "balanced"."""
+def _standardized(built: Built, way: Standardize, say: Callable[[str], None]) -> None:
+    for program in (built.model.program, built.plain):
+        program.become(way.run(program))
+    many = ", ".join(f"{len(of.means)} of {name}" for name, of in way.inputs)
+    say(f"columns are standardized in the model, by the training examples: {many}")
+
+
+def _balanced(examples: Examples, built: Built, option: str) -> Sequence[float]:
+    """Weights with which all classes of the examples weigh the same, as scikit-learn's "balanced"; or both answers to each question."""
     axis = built.kind.head.class_axis
+    if option == "pos_weight":
+        return _balanced_answers(examples, built)
     if not isinstance(examples, Arrays) or axis is None:
         raise OnnxError("--class-weight balanced counts the classes of arrays; give a number for each class: 1,2,5")
     label = examples.feeds[built.label.name][examples.at]
     counts = np.bincount(label[label >= 0].ravel(), minlength=built.scores.shape[axis])
     return [float(counts.sum() / (np.count_nonzero(counts) * c)) if c else 1.0 for c in counts]
+
+
+def _balanced_answers(examples: Examples, built: Built) -> Sequence[float]:
+    if not isinstance(examples, Arrays) or built.kind.head.class_axis is not None:
+        raise OnnxError("--pos-weight balanced counts the labels 1 of arrays, for --loss sigmoid_cross_entropy_with_logits")
+    label = np.asarray(examples.feeds[built.label.name][examples.at]).reshape(-1, built.label.shape[-1])
+    yes = np.where(label >= 0, label, 0).sum(axis=0, dtype=np.float64)
+    no = (label >= 0).sum(axis=0) - yes
+    return [float(n / y) if y > 0 and n > 0 else 1.0 for y, n in zip(yes, no)]
 
 
 def _write(path: str, exe: Any, built: Built, how: Training, output: Path, classes: list[str] | None) -> None:
@@ -231,11 +260,29 @@ def _executor(model: OnnxModel, how: Training) -> tuple[Any, str, str]:
     strategy = strategies.get(how.strategy)
     t = DistributeTranspiler(strategies.micro_batches(how.accumulate, of=strategy) if how.accumulate > 1 else strategy)
     t.transpile(program=model.program, startup_program=model.startup, trainers=how.ranks)
-    places = process_places if how.backend == "processes" else cpu_places
     ranks = f"{t.world_size} rank{'s' * (t.world_size > 1)}"
     parts = f", {how.accumulate} parts of each batch" if how.accumulate > 1 else ""
-    here = None if launched_as() is not None else places(t.world_size)
-    return ParallelExecutor(t, places=here), str(t.verify()), f"{how.strategy} on {ranks}{parts}"
+    return ParallelExecutor(t, places=_places(t, how)), str(t.verify()), f"{how.strategy} on {ranks}{parts}"
+
+
+def _places(t: DistributeTranspiler, how: Training) -> Any:
+    places = process_places if how.backend == "processes" else cpu_places
+    return None if launched_as() is not None else places(t.world_size)
+
+
+def _judge(exe: Any, built: Built, how: Training) -> Any:
+    """A context with what validates on the ranks that train, by their own variables. With None in it one device validates: there is one
+    rank, or the strategy stores variables in another way where nothing is trained."""
+    if isinstance(exe, OneDeviceTrainer) or exe.world_size == 1:
+        return nullcontext()
+    t = DistributeTranspiler(strategies.get(how.strategy))
+    t.transpile(program=built.plain, startup_program=built.model.startup, trainers=how.ranks)
+    judge = ParallelExecutor(t, places=_places(t, how), scopes=exe.scopes)
+    mine, theirs = (one.layout().global_block().descs for one in (judge, exe))
+    if all(n in theirs and (theirs[n].type, theirs[n].placement) == (d.type, d.placement) for n, d in mine.items()):
+        return judge
+    judge.close()
+    return nullcontext()
 
 
 def _summary(epochs: Sequence[Epoch], best: int) -> str:
@@ -255,8 +302,8 @@ def _summary(epochs: Sequence[Epoch], best: int) -> str:
 def _built(path: str, how: Training) -> Built:
     """The model with its loss, and its accuracy if labels are classes."""
     model = load(path, how.shapes, how.also_train, how.untie)
-    assert how.class_weight != "balanced"
-    kind = Loss(how.loss, how.class_weight, how.label_smoothing)
+    assert how.class_weight != "balanced" and how.pos_weight != "balanced"
+    kind = Loss(how.loss, how.class_weight, how.label_smoothing, pos_weight=how.pos_weight)
     classes = how.head
     head = None if classes is None else lambda m: _head(m, classes)
     with unique_name.guard("train_"):

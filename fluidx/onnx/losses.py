@@ -83,12 +83,13 @@ class Loss:
     A label of `ignore_index` has no loss. The first loss, without the next two options, is a mean over all labels, in which ignored ones
     count as 0. Otherwise ignored labels do not count: the next three losses, and the first with `class_weight` or
     `label_smoothing`, are means over those that are not ignored. `class_weight`, a number for each class, makes it a weighted mean.
-    `label_smoothing` is the share of each label that is spread over all classes. `delta` is the error from which huber_loss is linear. If
-    the model ends in a softmax, the loss takes its input.
+    `label_smoothing` is the share of each label that is spread over all classes. `pos_weight`, a number or one for each of the last axis,
+    is how much the label 1 counts in sigmoid_cross_entropy_with_logits, whose mean stays a plain one, as in PyTorch. `delta` is the error
+    from which huber_loss is linear. If the model ends in a softmax, the loss takes its input.
 
     >>> import fluidx as fx
     >>> fx.onnx.Loss("segmentation", class_weight=(1, 4), ignore_index=255)
-    Loss(name='segmentation', class_weight=(1, 4), label_smoothing=0.0, ignore_index=255, delta=1.0)
+    Loss(name='segmentation', class_weight=(1, 4), label_smoothing=0.0, ignore_index=255, delta=1.0, pos_weight=None)
     """
 
     name: str
@@ -96,13 +97,19 @@ class Loss:
     label_smoothing: float = 0.0
     ignore_index: int = -100
     delta: float = 1.0
+    pos_weight: float | Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if self.name not in HEADS:
             near = f"did you mean {OTHER_NAMES[self.name]!r}?" if self.name in OTHER_NAMES else nearest(str(self.name), HEADS, "there are")
             raise OnnxError(f"set_training: there is no loss {self.name!r}; {near}; or give a function")
         if self.head.class_axis is None and (self.class_weight is not None or self.label_smoothing):
-            raise OnnxError(f"set_training: class_weight and label_smoothing are for labels that are classes, and {self.name} has numbers")
+            has = f"{self.name} has numbers{'; pos_weight weighs the label 1' * self._is_yes_or_no}"
+            raise OnnxError(f"set_training: class_weight and label_smoothing are for labels that are classes, and {has}")
+        if self.pos_weight is not None and not self._is_yes_or_no:
+            raise OnnxError(f"set_training: pos_weight is for sigmoid_cross_entropy_with_logits, and the loss is {self.name}")
+        if self.pos_weight is not None and not all(_is_number(w) and w > 0 for w in self._pos_weights):
+            raise OnnxError(f"set_training: pos_weight must be numbers above 0, got {self.pos_weight!r}")
         if not _is_number(self.label_smoothing) or not 0 <= self.label_smoothing < 1:
             raise OnnxError(f"set_training: label_smoothing must be at least 0 and below 1, got {self.label_smoothing!r}")
         if not _is_number(self.delta) or self.delta <= 0:
@@ -114,6 +121,14 @@ class Loss:
     @property
     def head(self) -> Head:
         return HEADS[self.name]
+
+    @property
+    def _is_yes_or_no(self) -> bool:
+        return self.name == "sigmoid_cross_entropy_with_logits"
+
+    @property
+    def _pos_weights(self) -> Sequence[float]:
+        return self.pos_weight if isinstance(self.pos_weight, (list, tuple)) else (self.pos_weight,)  # type: ignore[return-value]
 
     def build(self, program: Program, y: Variable) -> Variable:
         """The loss of the output `y`, under the guard of its program. It declares the data variable of labels, see `label_name`."""
@@ -132,7 +147,21 @@ class Loss:
             return layers.mean(layers.abs(layers.elementwise_sub(y, label)))
         if self.name == "huber_loss":
             return layers.mean(layers.huber_loss(y, label, float(self.delta)))
-        return layers.mean(getattr(layers, self.name)(y, label))
+        each = getattr(layers, self.name)(y, label)
+        return layers.mean(each if self.pos_weight is None else layers.elementwise_add(each, self._more_for_yes(y, label)))
+
+    def _more_for_yes(self, y: Variable, label: Variable) -> Variable:
+        """label (pos_weight - 1) times the loss that a label 1 would have; 0 for an ignored label, which is negative."""
+        import numpy as np
+
+        from .. import layers
+
+        weights = np.array(self._pos_weights, np.float64)
+        if weights.size not in (1, y.shape[-1]):
+            raise OnnxError(f"set_training: pos_weight has {weights.size} numbers, but the output {y.name!r} is {y.desc.type}")
+        yes = layers.sigmoid_cross_entropy_with_logits(y, layers.ones_like(y))
+        more = layers.elementwise_mul(layers.relu(label), layers.assign((weights - 1).astype(y.dtype)))
+        return layers.elementwise_mul(more, yes)
 
     def _of_classes(self, program: Program, y: Variable) -> Variable:
         from .. import layers

@@ -116,8 +116,9 @@ class TrainingLoop:
 
     def __init__(
         self, exe: Any, trainee: Trainee, examples: Examples, held: Examples | None, scores: Sequence[Score], how: LoopOptions,
-        write: Callable[[], None], say: Callable[[str], None], log: Log | None = None,
+        write: Callable[[], None], say: Callable[[str], None], log: Log | None = None, judge: Any = None,
     ):  # fmt: skip
+        """`judge` is a ParallelExecutor of the program without gradients, on the variables of the ranks that train."""
         self.exe, self.trainee, self.examples, self.held, self.scores, self.how = exe, trainee, examples, held, scores, how
         self.write, self.say, self.log = write, say, log
         self.epochs: list[Epoch] = []
@@ -125,7 +126,7 @@ class TrainingLoop:
         self._ahead = 0  # how far the numbers of checkpoints are ahead of those of epochs, in folders of older versions
         self.steps = examples.steps(how.batch)
         self._checkpoints = None if how.checkpoints is None else CheckpointManager(how.checkpoints)
-        self._alone, self._scope = Executor(CPUPlace()), Scope()
+        self._judge, self._alone, self._scope = judge, Executor(CPUPlace()), Scope()
 
     @property
     def monitored(self) -> str:
@@ -210,7 +211,7 @@ class TrainingLoop:
         """The loss and the scores on the validation examples, computed by the inference form of the program with the ranks' values."""
         if self.held is None:
             return None, {}
-        for v in self.trainee.plain.list_vars():
+        for v in self.trainee.plain.list_vars() if self._judge is None else ():
             if v.persistable:
                 self._scope.set(v.name, self.exe.state(v.name))
         for score in self.scores:
@@ -218,12 +219,18 @@ class TrainingLoop:
         fetches = [self.trainee.loss.name, *([self.trainee.output.name] if self.scores else [])]
         total, count = 0.0, 0
         for fed in self.held.batches(self.how.batch):
-            loss, *outputs = self._alone.run(self.trainee.plain, feed=fed, fetch_list=fetches, scope=self._scope)
+            loss, *outputs = self._judged(fed, fetches)
             weight = self._weight(fed)
             total, count = total + loss.item() * weight, count + weight
             for score in self.scores:
                 score.update(outputs[0], fed[self.trainee.label.name])
-        return total / max(count, 1), {score.name: score.eval() for score in self.scores}
+        mean = total / max(count, 1)
+        return mean, {score.name: score.eval(mean) for score in self.scores}
+
+    def _judged(self, fed: Feeds, fetches: list[str]) -> list[np.ndarray]:
+        if self._judge is not None:
+            return list(self._judge.run(feed=fed, fetch_list=fetches))
+        return self._alone.run(self.trainee.plain, feed=fed, fetch_list=fetches, scope=self._scope)
 
     def _record(self, program: str, step: int, numbers: Mapping[str, float], rate: float | None = None) -> None:
         if self.log is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from math import exp
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy as np
 from ..metrics import Accuracy, Auc, MetricBase, Precision, Recall
 from ..onnx.errors import OnnxError
 from ..onnx.losses import Loss
+
+_LARGEST = 700.0  # e to a higher power overflows
 
 
 class ShareRight(Accuracy):
@@ -89,8 +92,9 @@ OF_NUMBERS: dict[str, Callable[[], MetricBase]] = {
     "rmse": lambda: OfErrors(lambda a, s, v, n: (s / n) ** 0.5, "rmse"),
     "r2": lambda: OfErrors(_r2, "r2"),
 }
-METRICS = (*OF_CLASSES, *OF_NUMBERS)
-LOWER_IS_BETTER = {"mae", "mse", "rmse", "loss"}
+PERPLEXITY = "perplexity"  # e to the power of the loss, of the tokens that count
+METRICS = (*OF_CLASSES, PERPLEXITY, *OF_NUMBERS)
+LOWER_IS_BETTER = {"mae", "mse", "rmse", "loss", PERPLEXITY}
 
 
 class Score:
@@ -106,16 +110,29 @@ class Score:
         self.name, self.loss = name, loss
         self._of_classes = loss.head.class_axis is not None or loss.name.startswith("sigmoid")
         metrics = OF_CLASSES if self._of_classes else OF_NUMBERS
-        if name not in metrics:
+        if name == PERPLEXITY:
+            self._check_perplexity()
+        elif name not in metrics:
             kind = "classes" if self._of_classes else "numbers"
             raise OnnxError(f"--metric {name} does not fit --loss {loss.name}, whose labels are {kind}; there are: {', '.join(metrics)}")
-        self._metric = metrics[name]()
+        self._metric = metrics[name]() if name != PERPLEXITY else None
+
+    def _check_perplexity(self) -> None:
+        loss = self.loss
+        if loss.head.class_axis != -1 or not loss.head.counts_labels:
+            fit = "causal_language_model or token_classification"
+            raise OnnxError(f"--metric {PERPLEXITY} does not fit --loss {loss.name}: it is of tokens, with --loss {fit}")
+        if not has_perplexity(loss):
+            raise OnnxError(f"--metric {PERPLEXITY} follows from a loss without --class-weight and --label-smoothing; leave them away")
 
     def reset(self) -> None:
-        self._metric.reset()
+        if self._metric is not None:
+            self._metric.reset()
 
     def update(self, output: np.ndarray, label: np.ndarray) -> None:
         """Take a batch of outputs and labels into account."""
+        if self._metric is None:
+            return
         if self.name == "auc":
             self._metric.update(*self._probabilities(output, label))
         elif not self._of_classes:
@@ -125,8 +142,9 @@ class Score:
         else:
             self._metric.update(*self._classes(output, label))
 
-    def eval(self) -> float:
-        return float(self._metric.eval())
+    def eval(self, loss: float = np.nan) -> float:
+        """The score of what was taken into account, of which `loss` is the mean loss."""
+        return float(self._metric.eval()) if self._metric is not None else exp(min(loss, _LARGEST))
 
     def _classes(self, output: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The predicted class and the label at each position that counts."""
@@ -147,6 +165,11 @@ class Score:
         rise = np.float64(output[:, 1] - output[:, 0] if two else output.ravel())
         p = 0.5 * (1 + np.tanh(rise / 2))
         return np.stack([1 - p, p], axis=1), label.reshape(-1, 1) > 0.5
+
+
+def has_perplexity(loss: Loss) -> bool:
+    """Is the loss the mean of -log p over tokens?"""
+    return loss.head.class_axis == -1 and loss.head.counts_labels and loss.class_weight is None and not loss.label_smoothing
 
 
 def shown(name: str, value: float) -> str:

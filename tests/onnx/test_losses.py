@@ -83,6 +83,16 @@ def test_the_softmax_over_channels_at_the_end_is_left_out():
     np.testing.assert_allclose(computed(["n", 3, "h", "w"], "segmentation", x, label, node, output="p")[0], expected, **CLOSE)
 
 
+@pytest.mark.parametrize("weight", [3.0, (3.0, 0.5, 1.0)])
+def test_the_weight_of_yes(weight):
+    """The mean over all, as in PyTorch: -(w y log p + (1 - y) log(1 - p)). A label of -100 has no loss."""
+    x, y = drawn(4, 3), np.float32([[0, 1, 1], [1, 0, 0.25], [1, 1, 0], [-100, 0, 1]])
+    p = 1 / (1 + np.exp(-np.float64(x)))
+    each = np.where(y < 0, 0, -(np.array(weight) * y * np.log(p) + (1 - y) * np.log(1 - p)))
+    loss = fx.onnx.Loss("sigmoid_cross_entropy_with_logits", pos_weight=weight)
+    np.testing.assert_allclose(computed(["n", 3], loss, x, y)[0], each.mean(), **CLOSE)
+
+
 def test_class_weights_and_smoothing():
     """As PyTorch defines both: the share of a class in a label counts with the weight of the class, the mean with that of the label."""
     x, label, weights, share = drawn(4, 3), np.array([[0], [2], [1], [-100]]), (1.0, 2.0, 0.5), 0.3
