@@ -282,8 +282,12 @@ def _changed(message: str, op: Operator, within: Operator | None) -> ProgramErro
 
 
 def with_sizes(error: ProgramError, op: Operator) -> ProgramError:
-    """The error of a type rule, with a note that sizes come from the feeds."""
-    return ProgramError(f"{error}\n  in op {op.type}, with the sizes that were fed{site(op)}")
+    """The error of a type rule, with the names of operands in place of their slots, and a note that sizes come from the feeds."""
+    text = str(error)
+    for slot, names in op.inputs.items():
+        if len(names) == 1:
+            text = text.replace(f"of {slot} ", f"of {names[0]!r} ")
+    return ProgramError(f"{text}\n  in op {op.type}, with the sizes that were fed{site(op)}")
 
 
 def by_name(op: Operator, definition: type[OpDef], results: Any) -> list[tuple[str, TensorType]]:
