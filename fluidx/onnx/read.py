@@ -199,6 +199,8 @@ def _converted(model: Any, own: bool) -> Any:
     model = upgraded(model, opset)
     if opset == 8:
         model = _with_scans_apart(model, target)
+    if _has_equal_operators(model, opset, target):
+        return _renumbered(model, target, own)
     aside = _taken_out(model.graph) if own else {}
     try:
         converted = onnx.version_converter.convert_version(model, target)
@@ -212,6 +214,28 @@ def _converted(model: Any, own: bool) -> Any:
             t.raw_data = aside.pop(t.name)
     reveal(converted)
     return converted
+
+
+def _has_equal_operators(model: Any, opset: int, target: int) -> bool:
+    """Are all nodes of operators that did not change between two opsets?"""
+    from onnx import defs
+
+    used = {p.op_type for g in all_graphs(model.graph) for p in g.node if not domain_of(p.domain)}
+    return all(
+        defs.has(name, opset) and defs.get_schema(name, opset).since_version == defs.get_schema(name, target).since_version for name in used
+    )
+
+
+def _renumbered(model: Any, target: int, own: bool) -> Any:
+    """The model with another opset."""
+    if not own:
+        other, model = model, type(model)()
+        model.CopyFrom(other)
+    for o in model.opset_import:
+        if not domain_of(o.domain):
+            o.version = target
+    reveal(model)
+    return model
 
 
 def _taken_out(graph: Any) -> dict[str, bytes]:

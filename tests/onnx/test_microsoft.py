@@ -315,15 +315,12 @@ def test_packed_heads():
 TABLES = [np.cos(normal(9, 2)), np.sin(normal(9, 2))]
 
 
-@pytest.mark.parametrize(
-    ("x", "at", "attrs"),
-    [
-        (normal(2, 3, 8), np.array([4], "int64"), {}),
-        (normal(2, 3, 8), np.array([[1, 2, 3], [0, 5, 8]], "int64"), {"interleaved": 1}),
-        (normal(2, 2, 3, 4), np.array([[1, 2, 3], [0, 5, 8]], "int64"), {}),
-        (normal(2, 3, 12), np.array([0], "int64"), {"num_heads": 2, "rotary_embedding_dim": 4}),
-    ],
-)
+@pytest.mark.parametrize(("x", "at", "attrs"), [
+    (normal(2, 3, 8), np.array([4], "int64"), {}),
+    (normal(2, 3, 8), np.array([[1, 2, 3], [0, 5, 8]], "int64"), {"interleaved": 1}),
+    (normal(2, 2, 3, 4), np.array([[1, 2, 3], [0, 5, 8]], "int64"), {}),
+    (normal(2, 3, 12), np.array([0], "int64"), {"num_heads": 2, "rotary_embedding_dim": 4}),
+])  # fmt: skip
 def test_rotary_embedding(x, at, attrs):
     same("RotaryEmbedding", [x, at, *TABLES], known=(2, 3), **attrs)
 

@@ -18,6 +18,8 @@ LABELS = ("int32", "int64", "int8", "int16", "uint8")
 
 
 def check_label(op: str, slot: str, x: TensorType, label: TensorType, axis: int, soft: bool, ignore_index: int) -> None:
+    if not x.shape[axis]:
+        raise ProgramError(f"op {op}: axis {axis} of {slot} {x} holds the classes: expected 1 or more, found 0")
     if soft:
         if label.dtype != x.dtype or label.ndim != x.ndim or not all(map(meet, label.shape, x.shape)):
             raise ProgramError(f"op {op}: with soft_label, Label must be like {slot} {x}, got {label}")

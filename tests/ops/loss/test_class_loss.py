@@ -107,6 +107,7 @@ def test_smooth_labels_share_epsilon_among_the_classes(run_bound):
         (SoftmaxWithCrossEntropy, ["f32 8,3", "i64 8"], {}, r"Label must have shape \[8, 1\] for Logits f32\[8,3\], got \[8\]"),
         (SoftmaxWithCrossEntropy, ["f32 8,3", "f32 8,1"], {}, "Label must hold integers, got f32.8,1.; .* set soft_label=True"),
         (SoftmaxWithCrossEntropy, ["f32 8,3", "i64 8,1"], {"soft_label": True}, "with soft_label, Label must be like Logits"),
+        (class_loss.CrossEntropy, ["f32 8,0", "i64 8,1"], {}, r"axis 1 of X f32\[8,0\] holds the classes: expected 1 or more, found 0"),
         (SoftmaxWithCrossEntropy, ["f32 8,0", "i64 8,1"], {}, r"axis 1 of Logits f32\[8,0\] holds the classes: .* 1 or more, found 0"),
         (class_loss.CrossEntropy, ["i64 8,3", "i64 8,1"], {}, "needs a float X, got i64.8,3."),
         (class_loss.KldivLoss, ["f32 8,1", "f32 8,1"], {"reduction": "avg"}, "reduction must be none, mean, batchmean or sum"),
