@@ -11,7 +11,7 @@ import numpy as np
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-class _Type:
+class _SavedType:
     """The dtype of an array in the file."""
 
     def __init__(self, name: str, *rest: Any):
@@ -28,7 +28,7 @@ class _Type:
         return found
 
 
-class _Array:
+class _SavedArray:
     """An array in the file."""
 
     def __init__(self, *rest: Any):
@@ -43,19 +43,19 @@ class _Array:
         if dtype.kind == "O":
             made = np.empty(len(data), object)
             for k, v in enumerate(data):
-                made[k] = v.array() if isinstance(v, _Array) else v
+                made[k] = v.array() if isinstance(v, _SavedArray) else v
         else:
             made = np.frombuffer(data, dtype)
         return made.reshape(shape, order="F" if by_columns else "C")
 
 
-class _Kind:
+class _SavedClass:
     """Stands for the class ndarray, which an array in the file names."""
 
 
 _NAMED = {
-    ("numpy", "ndarray"): _Kind, ("numpy", "dtype"): _Type,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _Array for core in ("core", "_core")},
+    ("numpy", "ndarray"): _SavedClass, ("numpy", "dtype"): _SavedType,
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _SavedArray for core in ("core", "_core")},
 }  # fmt: skip
 
 
@@ -80,6 +80,6 @@ def read_object_array(stream: IO[bytes]) -> np.ndarray:
     version = np.lib.format.read_magic(stream)
     _HEADERS[version](stream)
     found = _Unpickler(stream).load()
-    if not isinstance(found, _Array):
+    if not isinstance(found, _SavedArray):
         raise pickle.UnpicklingError(f"its pickle is a {type(found).__name__}, not an array")
     return found.array()
