@@ -139,13 +139,14 @@ def train(path: str, data: str | Path, how: Training, output: Path, say: Callabl
         how, say = replace(how, curve=None, metrics=None, tensorboard=None), lambda text: None
     if how.curve is not None:
         need_matplotlib()
-    known = {n: None for n in ("class_weight", "pos_weight") if getattr(how, n) == "balanced"}
-    built = _built(path, replace(how, **known))
+    by_data: dict[str, Any] = {n: None for n in ("class_weight", "pos_weight") if getattr(how, n) == "balanced"}
+    built = _built(path, replace(how, **by_data))
     padding = Padding(how.pad, how.pad_to_multiple_of)
     reader = ExampleReader(built.model, built.kind, built.scores, built.label, how.label, how.columns, padding)
     examples, held = _read(reader, str(data), how)
-    if known:
-        built = _built(path, replace(how, **{n: _balanced(examples, built, n) for n in known}))
+    if by_data:
+        by_data = {n: _balanced(examples, built, n) for n in by_data}
+        built = _built(path, replace(how, **by_data))
     if how.standardize:
         _standardized(built, standardizing(built.model, examples), say)
     model, scores = built.model, _scores(built, how)

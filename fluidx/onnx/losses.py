@@ -128,7 +128,7 @@ class Loss:
 
     @property
     def _pos_weights(self) -> Sequence[float]:
-        return self.pos_weight if isinstance(self.pos_weight, (list, tuple)) else (self.pos_weight,)  # type: ignore[return-value]
+        return self.pos_weight if isinstance(self.pos_weight, (list, tuple)) else (self.pos_weight,)
 
     def build(self, program: Program, y: Variable) -> Variable:
         """The loss of the output `y`, under the guard of its program. It declares the data variable of labels, see `label_name`."""
