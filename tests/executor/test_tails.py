@@ -14,7 +14,7 @@ from fluidx.executor.plan.cost import total
 from fluidx.executor.plan.planner import plan
 from fluidx.executor.plan.storage_proof import check_storage
 from fluidx.executor.run.bind import bind
-from fluidx.ir import TensorType, opdef
+from fluidx.ir import Builder, TensorType, opdef
 
 pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=native.why_not())
 
@@ -251,6 +251,24 @@ def test_a_chain_over_a_view_that_no_kernel_takes_reads_a_copy():
     feed = {"x": np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype("float32"), "z": np.ones((5, 1, 1, 1), "float32")}
     names, fused, apart = both_ways(feed, [y])
     assert names == ["transpose", "elementwise_add+relu+sigmoid"] and np.array_equal(fused[0], apart[0])
+
+
+@pytest.mark.parametrize("moved", [[0, 2, 1, 3], [0, 3, 1, 2]])
+def test_a_convolution_of_a_view_reads_a_copy(moved):
+    """Its C kernel reads images in one piece. The convolution is a step of its own here, as no operator follows."""
+    x, w = fx.data("x", [2, 18, 18, 18]), fx.data("w", [3, 18, 3, 3])
+    y = L.tanh(x)
+    b = Builder(fx.default_main_program().global_block())
+    made = b.conv2d(L.transpose(y, moved), w)
+    rng = np.random.default_rng(0)
+    feed = {n: rng.standard_normal(s, dtype="float32") for n, s in (("x", (2, 18, 18, 18)), ("w", (3, 18, 3, 3)))}
+    exe = fx.Executor()
+    with fx.profiler.profiler() as profile:
+        (found,) = exe.run(feed=feed, fetch_list=[made])
+    assert [row.kernel for row in profile.rows() if row.name == "conv2d"] == ["native"]
+    image = np.tanh(feed["x"]).transpose(moved)
+    seen = np.lib.stride_tricks.sliding_window_view(image, (3, 3), (2, 3))
+    np.testing.assert_allclose(found, np.einsum("nchwij,ocij->nohw", seen, feed["w"]), atol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [0, 3])

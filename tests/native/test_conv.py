@@ -122,6 +122,21 @@ LARGE = [
     (3, 48, 66, 3, (21, 22), (5, 3), (1, 1), (1, 1), (2, 2, 1, 1), cn.COLUMNS),
     (1, 16, 160, 1, (37, 36), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.WINOGRAD),
     (2, 48, 200, 1, (13, 15), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.WINOGRAD),
+    # one image, for which threads share pieces of less work: bands of few outputs, outputs of few pixels, half the outputs of 49 tiles
+    (1, 12, 20, 1, (80, 78), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.COLUMNS),
+    (1, 3, 24, 1, (190, 186), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), cn.COLUMNS),
+    (1, 300, 300, 1, (7, 7), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), cn.PIXEL),
+    (1, 300, 70, 1, (14, 15), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0), cn.PIXEL),
+    (1, 96, 128, 1, (14, 14), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.WINOGRAD),
+]
+DEPTHWISE = [
+    (2, 5, 5, 5, (20, 19), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.DIRECT),
+    (2, 3, 6, 3, (9, 40), (3, 2), (2, 3), (1, 2), (1, 0, 2, 1), cn.DIRECT),
+    (1, 4, 8, 4, (33, 47), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), cn.DIRECT),
+    (1, 3, 3, 3, (7, 7), (5, 5), (1, 1), (1, 1), (2, 2, 2, 2), cn.DIRECT),
+    (1, 2, 2, 2, (15, 70), (3, 3), (1, 2), (2, 3), (2, 1, 0, 3), cn.DIRECT),
+    (1, 2, 2, 2, (12, 80), (1, 4), (4, 4), (1, 1), (0, 0, 1, 2), cn.DIRECT),
+    (3, 2, 2, 2, (1, 1), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), cn.DIRECT),
 ]
 
 
@@ -169,7 +184,7 @@ def test_in_float64(case):
 
 @pytest.mark.parametrize("fmt", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@each("case", [*(c for c in CASES if c[-1] not in (cn.WINOGRAD, cn.DIRECT)), *LARGE])
+@each("case", [*(c for c in CASES if c[-1] not in (cn.WINOGRAD, cn.DIRECT)), *LARGE, *DEPTHWISE])
 def test_sums_of_whole_numbers_are_exact_at_every_level(level, case, dtype, fmt):
     """Registers hold other numbers of pixels and outputs at each, and other numbers of columns are made at a time."""
     x, w, g, attrs = (np.round(a) if isinstance(a, np.ndarray) else a for a in example(case, dtype))

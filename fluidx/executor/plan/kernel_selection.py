@@ -144,10 +144,10 @@ class Chooser:
         definition, here = node.definition, node.here
         if node.made:
             return node.made
-        if len(node.ops) > 1:
+        if len(node.ops) > 1 or self.natively and definition.arithmetic.sums_products:
             self._straighten(node)
-            if not definition.native.tail:
-                return "fused"
+        if len(node.ops) > 1 and not definition.native.tail:
+            return "fused"
         if definition.control.bind is not None:
             return "control"
         if here is not None and (here.skip or here.fills):
@@ -165,14 +165,21 @@ class Chooser:
         return body.name if len(node.ops) == 1 else "fused"
 
     def _straighten(self, node: PlanNode) -> None:
-        """If no call supports the layouts of a chain's operands, because they are views, copy them to contiguous scratch first."""
+        """If no call supports the layouts of a chain's operands, or those of a product or convolution, because they are views, copy them to
+        contiguous scratch first."""
         storage = self.storage
         made = {n for op in node.ops for n in op.output_arg_names}
         moved = [n for op in node.ops for n in op.input_arg_names if n not in made and storage.moved(n)]
         lying = [n for n in moved if not storage.shadow[n].flags.c_contiguous]
-        if lying and not covers(node.ops, [n for n in made if n in storage.roots], storage.shadow.__getitem__):
-            for n in dict.fromkeys(lying):
-                storage.add_scratch(node, storage.types[n], n, reads=True)
+        if not lying:
+            return
+        if len(node.ops) > 1:
+            taken = covers(node.ops, [n for n in made if n in storage.roots], storage.shadow.__getitem__)
+        else:
+            widened = storage.halves and storage.has_halves(node)  # that copies them, too
+            taken = widened or node.definition.native.calls is None or self._known_body(node)[0].name == "native"
+        for n in () if taken else dict.fromkeys(lying):
+            storage.add_scratch(node, storage.types[n], n, reads=True)
 
     def _known_body(self, node: PlanNode) -> tuple[KernelBody, _Kept, Any]:
         """The cached choice for operands of these layouts, the cache that has it, and the key of the operator there."""

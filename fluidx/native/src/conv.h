@@ -17,8 +17,8 @@
  * - Directly, for depthwise convolutions.
  * - Outputs of few channels, or few outputs, need neither products nor columns (conv_few_body.h).
  *
- * The pieces of work depend on shapes alone: images, their rows and outputs, cut in one place for pixels and columns
- * (conv_pieces_body.h). Images are transposed one at a time, in cache. For gradients of filters, Winograd's products and the shifted ones use
+ * The pieces of work are images, their rows and outputs, cut in one place for pixels and columns (conv_pieces_body.h). They depend on shapes
+ * alone where a BLAS multiplies; our own `product` sums an output in the same order in every cut, and the number of threads counts too. Images are transposed one at a time, in cache. For gradients of filters, Winograd's products and the shifted ones use
  * the BLAS, if there is one, in blocks of about 64 x 64 x 128, which OpenBLAS multiplies without copying them first.
  *
  * words: image, filter (O, C / groups, height, width), outputs, N, C, O, groups, height and width of the image, of the filter, strides,
@@ -27,9 +27,10 @@
 enum { CONV_WORDS = 22 };
 enum { WINOGRAD = 0, WINOGRAD_4 = 1, SHIFTED = 2, PIXEL = 3, COLUMNS = 4, DIRECT = 5, FEW = 6 };
 enum { PANEL = 64, ROWS = 120, DEPTH = 128, CHAIN = 32, TILES = 64, TILE_LANES = 16, SPREAD = 80, MOST_TAPS = 128, MOST_GRIDS = 16 };
+enum { DIRECT_ROWS = 4 }; /* of results, whose sums registers hold */
 enum { PIXEL_WIDE = 512 }; /* pixels that are fetched and multiplied at a time */
 /* Of a piece: pixels next to each other at least, in NCHW and in NHWC; multiplications at least; and how many pieces are wanted at most */
-enum { PIECE_COLUMNS = 192, PIECE_ROWS = 384, PIECE_LEAST = 10000000, MOST_PIECES = 8 };
+enum { PIECE_COLUMNS = 192, PIECE_ROWS = 384, PIECE_LEAST = 10000000, MOST_PIECES = 8, PIECE_SMALL = 1500000 };
 /* Columns that are made at a time: rows, so few that `product` reads them in place, and elements of results that are worked on meanwhile */
 enum { COLUMN_ROWS = 256, COLUMN_RESULTS = 1 << 17 };
 enum { BAND_BYTES = 512 << 10 }; /* of pixels and results of a band of rows, for Winograd */
@@ -47,6 +48,20 @@ INLINE Conv conv_of(const int64_t *a) {
     return (Conv){a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16], a[17], a[18], a[19], a[20]};
 }
 
+
+/* Threads for whom work may be cut as they like it: one where a BLAS multiplies, which may round as the shape of a piece has it, while our
+ * own `product` gives every cut the same bits. */
+#if HAVE_FMA
+#define SHARERS(team) ((team)->threads)
+#else
+#define SHARERS(team) 1
+#endif
+
+/* Pieces that so many multiplications are worth; each of the threads gets one even if they are small. */
+INLINE int64_t pieces_wanted(int64_t multiplications, int threads) {
+    int64_t most = at_most(MOST_PIECES, multiplications / PIECE_LEAST);
+    return threads > 1 ? at_least(most, at_most(threads, multiplications / PIECE_SMALL)) : most;
+}
 
 /* Into how many parts the batch is cut where each part sums a gradient of the filter of its own; as in conv_native.py. */
 INLINE int64_t conv_parts(int64_t n, int64_t bytes) {

@@ -139,11 +139,10 @@ static void FN(conv_images)(const int64_t *a, Team *team, int64_t back) {
     } else if (j.k.way == SHIFTED) {
         FN(shifted)(&j, team);
     } else if (j.k.way == PIXEL || (j.k.way == COLUMNS && !back)) {
-        FN(Cut) cut = FN(cut)(&j);
+        FN(Cut) cut = FN(cut)(&j, SHARERS(team));
         parallel_for(team, cut.items, cut.grain, j.k.way == PIXEL ? FN(pixel_run) : FN(columns_run), &cut);
     } else if (j.k.way == FEW) {
-        parallel_for(team, up_div(j.k.o, TILE_LANES), at_least(1, 4096 / (j.k.c * j.k.kh * j.k.kw)), FN(few_filters), &j);
-        parallel_for(team, j.k.n, 500000 / at_least(flops, 1) + 1, FN(few_images), &j);
+        FN(few)(&j, team);
     } else if (j.k.way == COLUMNS) {
         parallel_for(team, j.k.n, 500000 / at_least(flops, 1) + 1, FN(columns_back), &j);
     } else {

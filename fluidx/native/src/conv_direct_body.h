@@ -13,27 +13,58 @@ static void FN(spread)(const Conv *k, T *plane, const T *w, const T *y) {
     }
 }
 
-/* y += the windows of a padded plane times the filter w [taps], which is turned over if `back`. Sums stay in registers. */
-static void FN(direct_plane)(const Conv *k, const T *padded, const T *w, int64_t back, T *y) {
-    int64_t taps = k->kh * k->kw, wide = FN(wide)(k);
-    for (int64_t r = 0; r < k->oh; r++)
-        for (int64_t x = 0; x < k->ow; x += TILE_LANES) {
-            T sums[TILE_LANES] = {0};
-            const T *s = padded + r * k->sh * wide + x * k->sw;
-            for (int64_t i = 0, t = 0; i < k->kh; i++)
-                for (int64_t j = 0; j < k->kw; j++, t++) {
-                    const T *from = s + i * k->dh * wide + j * k->dw, f = w[back ? taps - 1 - t : t];
-                    if (k->sw == 1)
-                        for (int l = 0; l < TILE_LANES; l++) sums[l] += f * from[l];
-                    else
-                        for (int64_t l = 0; l < at_most(TILE_LANES, k->ow - x); l++) sums[l] += f * from[l * k->sw];
-                }
-            T *to = y + r * k->ow + x;
-            if (x + TILE_LANES <= k->ow)
-                for (int l = 0; l < TILE_LANES; l++) to[l] += sums[l];
-            else
-                for (int64_t l = 0; l < k->ow - x; l++) to[l] += sums[l];
+/* `lanes` pixels of each of `rows` rows of results: the windows of a plane dealt out for stride `step` from `s` on, times the filter from `w`
+ * on, which goes on by `next`. Sums stay in registers. */
+INLINE void FN(direct_rows)(const int rows, const int64_t step, const Conv *k, int64_t pitch, const T *s, const T *w, int64_t next, int add,
+                            T *y, int lanes) {
+    T sums[DIRECT_ROWS][TILE_LANES];
+    int64_t row = step * pitch, apart = k->sh * row;
+    UNROLL for (int r = 0; r < rows; r++) LANEWISE for (int l = 0; l < TILE_LANES; l++) sums[r][l] = 0;
+    for (int64_t i = 0; i < k->kh; i++, s += k->dh * row)
+        for (int64_t j = 0, at = 0; j < k->kw; j++, w += next, at += k->dw) {
+            const T *from = s + (step == 1 ? at : at % step * pitch + at / step), f = *w;
+            UNROLL for (int r = 0; r < rows; r++)
+                LANEWISE for (int l = 0; l < TILE_LANES; l++) sums[r][l] = MULADD(f, from[r * apart + l], sums[r][l]);
         }
+    UNROLL for (int r = 0; r < rows; r++, y += k->ow) {
+        if (lanes == TILE_LANES && !add) {
+            LANEWISE for (int l = 0; l < TILE_LANES; l++) y[l] = sums[r][l];
+        } else if (!add) {
+            LANEWISE for (int l = 0; l < TILE_LANES; l++) if (l < lanes) y[l] = sums[r][l];
+        } else {
+            LANEWISE for (int l = 0; l < TILE_LANES; l++) if (l < lanes) y[l] += sums[r][l];
+        }
+    }
+}
+
+/* y, or what is added to it: the windows of a plane dealt out times the filter w [taps], which is turned over if `back`. TILE_LANES pixels are
+ * read beyond the plane. */
+static void FN(direct_plane)(const Conv *k, const T *dealt, const T *w, int64_t back, T *y) {
+    int64_t pitch = FN(pitch)(k), row = k->sw * pitch, next = back ? -1 : 1;
+    const T *first = w + (back ? k->kh * k->kw - 1 : 0);
+    for (int64_t r = 0, rows; r < k->oh; r += rows) {
+        rows = k->oh - r >= DIRECT_ROWS ? DIRECT_ROWS : k->oh - r >= 2 ? 2 : 1;
+        for (int64_t x = 0; x < k->ow; x += TILE_LANES) {
+            const T *s = dealt + r * k->sh * row + x;
+            T *to = y + r * k->ow + x;
+            int lanes = (int)at_most(TILE_LANES, k->ow - x);
+#define ROWS_AT(step)                                                                                                                   \
+    if (rows == DIRECT_ROWS)                                                                                                            \
+        FN(direct_rows)(DIRECT_ROWS, step, k, pitch, s, first, next, back != 0, to, lanes);                                             \
+    else if (rows == 2)                                                                                                                 \
+        FN(direct_rows)(2, step, k, pitch, s, first, next, back != 0, to, lanes);                                                       \
+    else                                                                                                                                \
+        FN(direct_rows)(1, step, k, pitch, s, first, next, back != 0, to, lanes)
+            if (k->sw == 1) {
+                ROWS_AT(1);
+            } else if (k->sw == 2) {
+                ROWS_AT(2);
+            } else {
+                ROWS_AT(k->sw);
+            }
+#undef ROWS_AT
+        }
+    }
 }
 
 /* Planes [begin, end) of the results, one channel of one image each, of which o / c outputs are made. */
@@ -49,8 +80,9 @@ static void FN(direct_run)(void *ctx, int64_t begin, int64_t end) {
         q.top = (k->kh - 1) * k->dh - k->top, q.left = (k->kw - 1) * k->dw - k->left;
     }
     int64_t og = k->o / k->groups, area = k->h * k->w, pixels = k->oh * k->ow, taps = k->kh * k->kw;
-    T *padded = scratch(sizeof(T) * (size_t)(FN(tall)(&q) * FN(wide)(&q) + TILE_LANES));
-    if (!padded) {
+    int64_t size = FN(dealt_size)(&q) + TILE_LANES;
+    T *dealt = scratch(sizeof(T) * (size_t)(size + FN(padded_plane)(&q)));
+    if (!dealt) {
         j->failed = 1;
         return;
     }
@@ -60,16 +92,15 @@ static void FN(direct_run)(void *ctx, int64_t begin, int64_t end) {
         if (j->back) {
             FN(clear)(x, area);
         } else {
-            FN(clear)(y, og * pixels);
-            FN(pad)(&q, x, padded);
+            FN(deal)(&q, x, dealt, dealt + size);
         }
         for (int64_t o = 0; o < og; o++, y += pixels, w += taps) {
             if (!gathers) {
                 FN(spread)(k, x, w, y);
                 continue;
             }
-            if (j->back) FN(pad)(&q, y, padded);
-            FN(direct_plane)(&q, padded, w, j->back, j->back ? x : y);
+            if (j->back) FN(deal)(&q, y, dealt, dealt + size);
+            FN(direct_plane)(&q, dealt, w, j->back, j->back ? x : y);
         }
         if (j->back)
             FN(complete)(j, x, 1, area, area);

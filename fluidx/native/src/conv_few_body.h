@@ -88,9 +88,8 @@ static const FN(Few) FN(few_outputs_of)[][FEW_OUTPUTS] = {{FEW_EACH_OUTPUT(ONE, 
 INLINE int64_t FN(few_share)(int64_t n, int64_t most) { return up_div(n, up_div(n, most)); }
 
 /* Results [pixels][lanes of outputs], or straight where they belong if that is the layout. The last pixels of a row may be done twice. */
-static void FN(few_by_pixels)(const FN(Job) *j, const T *padded, T *y, T *room) {
-    const Conv *k = &j->k;
-    int64_t pixels = k->oh * k->ow, count = FN(few_share)(k->ow, FEW_PIXELS), wide = FN(wide)(k);
+static void FN(few_by_pixels)(const FN(Job) *j, const Conv *k, const T *padded, T *y, T *room) {
+    int64_t area = j->k.oh * j->k.ow, pixels = k->oh * k->ow, count = FN(few_share)(k->ow, FEW_PIXELS), wide = FN(wide)(k);
     FN(Few) some = FN(few_pixels_of)[count - 1];
     for (int64_t o = 0; o < k->o; o += TILE_LANES) {
         int64_t lanes = at_most(TILE_LANES, k->o - o), straight = k->nhwc && lanes == TILE_LANES, pitch = straight ? k->o : TILE_LANES;
@@ -104,17 +103,16 @@ static void FN(few_by_pixels)(const FN(Job) *j, const T *padded, T *y, T *room) 
             for (int64_t p = 0; p < pixels; p++)
                 for (int64_t l = 0; l < lanes; l++) y[p * k->o + o + l] = room[p * TILE_LANES + l];
         } else if (!k->nhwc && lanes == TILE_LANES) {
-            FN(turn)(room, pixels, TILE_LANES, y + o * pixels);
+            FN(turn_part)(room, TILE_LANES, pixels, TILE_LANES, y + o * area, area);
         } else if (!k->nhwc) {
             for (int64_t l = 0; l < lanes; l++)
-                for (int64_t p = 0; p < pixels; p++) y[(o + l) * pixels + p] = room[p * TILE_LANES + l];
+                for (int64_t p = 0; p < pixels; p++) y[(o + l) * area + p] = room[p * TILE_LANES + l];
         }
     }
 }
 
 /* Planes of results. Whole vectors are stored beyond the end of a row, where the next row comes to lie. */
-static void FN(few_by_outputs)(const FN(Job) *j, const T *padded, T *y) {
-    const Conv *k = &j->k;
+static void FN(few_by_outputs)(const FN(Job) *j, const Conv *k, const T *padded, T *y) {
     int64_t share = FN(few_share)(k->o, FEW_OUTPUTS), wide = FN(wide)(k), most = FEW_VECTORS * TILE_LANES;
     for (int64_t o = 0; o < k->o; o += share) {
         int64_t count = at_most(share, k->o - o);
@@ -128,28 +126,46 @@ static void FN(few_by_outputs)(const FN(Job) *j, const T *padded, T *y) {
     }
 }
 
-static void FN(few_images)(void *ctx, int64_t begin, int64_t end) {
+/* Items are bands of `height` rows, `planes` of them in each image. */
+static void FN(few_bands)(void *ctx, int64_t begin, int64_t end) {
     FN(Job) *j = ctx;
     const Conv *k = &j->k;
-    int64_t pixels = k->oh * k->ow, in_size = k->c * k->h * k->w, out_size = k->o * pixels;
+    Conv q = *k;
+    q.oh = j->height;
+    int64_t area = k->oh * k->ow, in_size = k->c * k->h * k->w, most = q.oh * k->ow * at_least(TILE_LANES, k->o);
     int64_t by_pixels = FN(few_share)(k->ow, FEW_PIXELS) * up_div(k->ow, FEW_PIXELS) * up_div(k->o, TILE_LANES);
-    int64_t planes = k->sw == 1 && k->o * up_div(k->ow, TILE_LANES) <= by_pixels;
-    int64_t padded_size = k->c * FN(tall)(k) * FN(wide)(k) + FEW_VECTORS * TILE_LANES; /* read beyond the last row */
-    T *padded = scratch(sizeof(T) * (size_t)(padded_size + at_least(pixels * TILE_LANES, out_size) + (k->nhwc ? in_size : 0)));
+    int64_t planes = k->sw == 1 && k->o * up_div(k->ow, TILE_LANES) <= by_pixels, direct = !k->nhwc && j->planes == 1;
+    int64_t padded_size = k->c * FN(tall)(&q) * FN(wide)(k) + FEW_VECTORS * TILE_LANES; /* read beyond the last row */
+    T *padded = scratch(sizeof(T) * (size_t)(padded_size + most + (k->nhwc ? in_size : 0)));
     if (!padded) {
         j->failed = 1;
         return;
     }
-    T *room = padded + padded_size, *turned = room + at_least(pixels * TILE_LANES, out_size);
-    for (int64_t n = begin; n < end; n++) {
-        T *y = j->out + n * out_size;
-        FN(pad)(k, FN(channels)(j->in + n * in_size, k->nhwc, k->c, k->h * k->w, turned), padded);
-        if (planes) {
-            FN(few_by_outputs)(j, padded, k->nhwc ? room : y);
-            if (k->nhwc) FN(turn)(room, k->o, pixels, y);
-        } else {
-            FN(few_by_pixels)(j, padded, y, room);
-        }
-        FN(complete)(j, y, 1, out_size, out_size);
+    T *room = padded + padded_size, *turned = room + most;
+    for (int64_t item = begin; item < end; item++) {
+        int64_t n = item / j->planes, y0 = item % j->planes * j->height, pixels;
+        q.oh = at_most(j->height, k->oh - y0), q.top = k->top - y0 * k->sh, pixels = q.oh * k->ow;
+        T *y = j->out + n * k->o * area + y0 * k->ow * (k->nhwc ? k->o : 1);
+        FN(pad)(&q, FN(channels)(j->in + n * in_size, k->nhwc, k->c, k->h * k->w, turned), padded);
+        if (planes)
+            FN(few_by_outputs)(j, &q, padded, direct ? y : room);
+        else
+            FN(few_by_pixels)(j, &q, padded, y, room);
+        if (planes && k->nhwc) FN(turn)(room, k->o, pixels, y);
+        for (int64_t o = 0; o < k->o && planes && !k->nhwc && !direct; o++) FN(move)(y + o * area, room + o * pixels, pixels);
+        if (k->nhwc)
+            FN(complete)(j, y, 1, k->o * pixels, k->o * pixels);
+        else
+            FN(complete)(j, y, k->o, pixels, area);
     }
+}
+
+/* A batch of fewer images than threads is cut into bands of rows; the sums are the same. */
+static void FN(few)(FN(Job) *j, Team *team) {
+    const Conv *k = &j->k;
+    int64_t multiplications = k->o * k->c * k->kh * k->kw * k->oh * k->ow, bands = up_div(team->threads, at_least(1, k->n));
+    bands = at_least(1, at_most(at_most(k->oh, bands), multiplications / PIECE_SMALL));
+    j->height = up_div(k->oh, bands), j->planes = up_div(k->oh, j->height);
+    parallel_for(team, up_div(k->o, TILE_LANES), at_least(1, 4096 / (k->c * k->kh * k->kw)), FN(few_filters), j);
+    parallel_for(team, k->n * j->planes, j->planes > 1 ? 1 : 250000 / at_least(multiplications, 1) + 1, FN(few_bands), j);
 }

@@ -99,15 +99,16 @@ INLINE int64_t FN(group_of)(const Conv *k, int64_t least) {
     return up_div(k->n, up_div(k->n, at_least(group, 1)));
 }
 
-static FN(Cut) FN(cut)(FN(Job) *j) {
+static FN(Cut) FN(cut)(FN(Job) *j, int threads) {
     const Conv *k = &j->k;
     int64_t pixels = k->oh * k->ow, outputs = j->co / k->groups, depth = j->ci / k->groups * k->kh * k->kw;
     FN(Cut) cut = {.j = j, .height = k->oh, .group = FN(group_of)(k, k->nhwc ? PIECE_ROWS : PIECE_COLUMNS)};
-    int64_t most = k->n * k->groups * pixels * outputs * depth / PIECE_LEAST, blocks = up_div(k->n, cut.group) * k->groups;
-    int64_t down = cut.group > 1 ? 1 : at_least(1, at_most(up_div(at_most(MOST_PIECES, most), blocks), pixels / PIECE_COLUMNS));
+    int64_t most = pieces_wanted(k->n * k->groups * pixels * outputs * depth, threads), blocks = up_div(k->n, cut.group) * k->groups;
+    int64_t wanted = cut.group > 1 ? 1 : up_div(most, blocks), down = at_least(1, at_most(wanted, pixels / PIECE_COLUMNS));
+    if (down < wanted && outputs < 2 * PANEL) down = at_least(1, at_most(wanted, 2 * pixels / PIECE_COLUMNS));
     cut.rows = up_div(k->oh, down), cut.row_cuts = up_div(k->oh, cut.rows);
     /* cuts of outputs let several pieces put the same pixels together */
-    int64_t across = at_least(1, up_div(at_most(MOST_PIECES / 2, most), blocks * cut.row_cuts));
+    int64_t across = at_least(1, up_div(at_most(at_least(MOST_PIECES / 2, threads), most), blocks * cut.row_cuts));
     cut.outputs = at_least(PANEL, up_div(up_div(outputs, across), 32) * 32);
     cut.output_cuts = up_div(outputs, cut.outputs);
     cut.items = up_div(k->n, cut.group) * cut.row_cuts * k->groups * cut.output_cuts;

@@ -282,22 +282,22 @@ static void W(images)(void *ctx, int64_t begin, int64_t end) {
 
 /* Bands of rows, enough of them for a few threads and for pixels and results to stay in cache, but of three quarters of a block of tiles at
  * least; and cuts of outputs where bands are too few, each of which transforms the same pixels. */
-static FN(Cut) W(cut)(FN(Job) *j) {
+static FN(Cut) W(cut)(FN(Job) *j, int threads) {
     int64_t high = up_div(j->oh, OUT), tiles = high * up_div(j->ow, OUT), n = j->k.n;
-    int64_t most = n * j->oh * j->ow * j->co * j->ci * 9 / PIECE_LEAST, bytes = j->oh * j->ow * (j->ci + j->co) * (int64_t)sizeof(T);
+    int64_t most = pieces_wanted(n * j->oh * j->ow * j->co * j->ci * 9, threads), bytes = j->oh * j->ow * (j->ci + j->co) * (int64_t)sizeof(T);
     int64_t group = up_div(n, up_div(n, at_least(1, BLOCK / tiles))), blocks = up_div(n, group);
     FN(Cut) cut = {.j = j, .height = j->oh, .group = group, .grain = 1};
-    int64_t down = at_least(up_div(at_most(MOST_PIECES, most), blocks), up_div(bytes, BAND_BYTES));
+    int64_t down = at_least(up_div(most, blocks), up_div(bytes, BAND_BYTES));
     down = group > 1 ? 1 : at_least(1, at_most(down, tiles / (BLOCK - BLOCK / 4)));
     cut.rows = up_div(high, down) * OUT, cut.row_cuts = up_div(j->oh, cut.rows);
-    int64_t across = at_least(1, up_div(at_most(MOST_PIECES / 2, most), blocks * cut.row_cuts));
-    cut.outputs = at_least(2 * PANEL, up_div(up_div(j->co, across), PANEL) * PANEL), cut.output_cuts = up_div(j->co, cut.outputs);
+    int64_t across = at_least(1, up_div(at_most(at_least(MOST_PIECES / 2, threads), most), blocks * cut.row_cuts));
+    cut.outputs = at_least(blocks * cut.row_cuts < threads ? PANEL : 2 * PANEL, up_div(up_div(j->co, across), PANEL) * PANEL), cut.output_cuts = up_div(j->co, cut.outputs);
     cut.items = blocks * cut.row_cuts * cut.output_cuts;
     return cut;
 }
 
 static void W(convolve)(FN(Job) *j, Team *team) {
-    FN(Cut) cut = W(cut)(j);
+    FN(Cut) cut = W(cut)(j, SHARERS(team));
     if (!W(passing)(j)) parallel_for(team, up_div(j->co, TILE_LANES), 1, W(filters), j);
     parallel_for(team, cut.items, cut.grain, W(images), &cut);
 }

@@ -21,13 +21,22 @@ from ..shared.types import meet, mul_sizes, same_dtype
 
 def native_product(a: Any, b: Any, out: Any, alpha: float = 1.0) -> list[native.NativeCall] | None:
     """Calls of C kernels for out = alpha * (a @ b) with broadcast batch axes: one call for all matrices of two batch axes."""
-    if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous and out.flags.c_contiguous:
-        a, out = _flat(a, a.ndim - 1), _flat(out, out.ndim - 1)
+    if a.ndim > 2 and b.ndim == 2 and out.flags.c_contiguous and (rows := _rows(a)) is not None:
+        a, out = rows, _flat(out, out.ndim - 1)
     if out.ndim > 4:
         parts = [native_product(_item(a, k, out.ndim), _item(b, k, out.ndim), out[k], alpha) for k in range(out.shape[0])]
         return None if any(p is None for p in parts) else [call._replace(tail=False) for p in parts if p is not None for call in p]
     call = native.gemm(a, b, out, alpha=alpha)
     return None if call is None else [call]
+
+
+def _rows(a: Any) -> Any:
+    """All rows of a stack of matrices as one matrix, which may be transposed; None if that is no view."""
+    try:
+        found = a.reshape((prod(a.shape[:-1]), a.shape[-1]), copy=False)
+    except ValueError:
+        return None
+    return found if a.itemsize in found.strides else None
 
 
 def _item(x: Any, k: int, ndim: int) -> Any:

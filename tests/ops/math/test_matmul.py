@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fluidx import native
 from fluidx.ir import Builder, Program, ProgramError, TensorType
 from fluidx.ops.math.matmul import Bmm, MatMul, Mul, MulGradY
 
@@ -126,3 +127,18 @@ def test_a_product_that_does_not_fit_says_why(op, shapes, attrs, message):
 def test_operands_of_two_dtypes_are_refused():
     with pytest.raises(ProgramError, match="X is float32, Y is float64; use cast"):
         MatMul.infer(TensorType("float32", (2, 2)), TensorType("float64", (2, 2)), **MatMul.attrs)
+
+
+@pytest.mark.skipif(not native.has_products(), reason="no native products")
+def test_stacked_rows_of_a_transposed_matrix_are_one_product():
+    """Rows that stand one after the other in a transposed matrix are its rows: one product, not one of a row for each of the stack."""
+    whole = ints(0, 6, 7)
+    x, w, out = whole.T.reshape((7, 1, 6), copy=False), ints(1, 6, 5), np.full((7, 1, 5), np.nan, "float32")
+    calls = MatMul.native.calls([x, w], [out], MatMul.attrs)
+    assert len(calls) == 1 and calls[0].args[2] == 7
+    native.compile(calls)()
+    np.testing.assert_array_equal(out[:, 0], whole.T @ w)
+    apart = np.zeros((3, 4, 6), "float32")[:, ::2]  # no view has these as the rows of one matrix
+    again = np.full((3, 2, 5), np.nan, "float32")
+    native.compile(MatMul.native.calls([apart, w], [again], MatMul.attrs))()
+    assert not again.any()
