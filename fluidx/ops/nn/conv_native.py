@@ -80,6 +80,14 @@ def _way(product: str, batch: int, channels: int, w: Any, win: Windows, groups: 
     return COLUMNS if how == SHIFTED and fmt == "NCHW" else how
 
 
+def _along_rows(win: Windows) -> Windows:
+    """A convolution of columns as one of rows, which lie in memory as they do: kernels read pixels of a row together."""
+    if win.image[1] != 1 or win.kernel[1] != 1 or win.out[1] != 1 or any(win.pad[2:]):
+        return win
+    pad = (*win.pad[2:], *win.pad[:2])
+    return Windows(win.image[::-1], win.kernel[::-1], win.stride[::-1], win.dilation[::-1], pad, win.out[::-1])
+
+
 def scratch_size(product: str, batch: int, w: Any, itemsize: int, win: Windows, how: int) -> int:
     """Number of elements of scratch memory for one product of a convolution with the filter `w`, besides the memory of the threads."""
     o, c, kh, kw = w.shape
@@ -100,7 +108,7 @@ def scratch_types(
     """The scratch memory of products that run one after the other: one shared array."""
     if w.dtype not in ("float32", "float64"):
         return []
-    itemsize = np.dtype(w.dtype).itemsize
+    itemsize, win = np.dtype(w.dtype).itemsize, _along_rows(win)
     size = max((scratch_size(p, batch, w, itemsize, win, _way(p, batch, channels, w, win, groups, fmt)) for p in products), default=0)
     return [TensorType(w.dtype, (size,))] if size else []
 
@@ -116,7 +124,7 @@ def calls(
     """The calls of products (which, image, filter, outputs) of one convolution, or None if they are not supported. Images and outputs have
     the layout `fmt`.
     """
-    found = []
+    found, win = [], _along_rows(win)
     for product, x, w, y in products:
         arrays, dtype = (x, w, y), dtype_name(x.dtype)
         suffix = {"float32": "f32", "float64": "f64"}.get(dtype)
