@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -45,6 +46,34 @@ class MappedFile(mmap.mmap):
     def private(self) -> mmap.mmap:
         """Another mapping of the file, that can be written: a page is copied when it is first written, and the file never changes."""
         return mmap.mmap(self.fd, 0, access=mmap.ACCESS_COPY)
+
+
+class MemoryFile:
+    """A file without a name, in memory where the system can do that: arrays that are written to it one by one and then mapped. What reads
+    them shares their pages.
+
+    >>> stored = MemoryFile()
+    >>> place = stored.add(np.arange(3.0))
+    >>> stored.mapped().array(place, (3,), np.dtype("float64")).tolist()
+    [0.0, 1.0, 2.0]
+    """
+
+    def __init__(self) -> None:
+        make = getattr(os, "memfd_create", None)
+        self._stream: Any = tempfile.TemporaryFile() if make is None else os.fdopen(make("fluidx"), "w+b")
+
+    def add(self, array: np.ndarray) -> int:
+        """Write an array. Returns its offset, at the begin of a page."""
+        offset = -(-int(self._stream.tell()) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._stream.seek(offset)
+        self._stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return offset
+
+    def mapped(self) -> MappedFile:
+        """The file with all arrays, at least one. It takes no more."""
+        with self._stream as stream:
+            stream.flush()
+            return MappedFile.of(stream.fileno())
 
 
 def owner(array: np.ndarray) -> Any:

@@ -23,9 +23,9 @@ from ..ir.errors import nearest
 from .adapters import A, AddAdapters, B, adapters_of, product_modules
 from .errors import OnnxError
 from .export_graph import state_value
-from .int8_base import StoreBaseAsInt8
 from .lora import Lora, module_of
 from .program_writer import valid_name
+from .quantized_base import QuantizeBase
 
 CONFIG, ARRAYS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -162,8 +162,8 @@ def add_adapters(pair: ProgramPair, lora: Any, modules: Mapping[str, str], new: 
         lora, weights = file.lora(known), file.weights(known)
     lora = replace(lora, also_train=tuple(dict.fromkeys((*lora.also_train, *new))))
     made = AddAdapters(lora, tuple(modules.items())).run(pair)
-    if lora.base == "int8":
-        made = StoreBaseAsInt8().run(made)
+    if lora.base is not None:
+        made = QuantizeBase(lora.base).run(made)
     if file is not None:
         names = {valid_name(known[weights[m]]): w for m, w in file.adapters.items()}
         values = {n + end: a for n, w in names.items() for end, a in ((A, w.a), (B, w.b))}

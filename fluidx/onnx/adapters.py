@@ -42,9 +42,13 @@ def products(program: Program) -> Iterator[WeightProduct]:
     block = program.global_block()
     makers = {n: op for op in block.oplist for n in op.output_arg_names}
     for op in block.oplist:
-        if op.type not in ("matmul", "mul") or op.role is not Role.FORWARD:
+        if op.type not in ("matmul", "mul", "matmul_n_bits") or op.role is not Role.FORWARD:
             continue
         (x,), (y,) = op.inputs["X"], op.inputs["Y"]
+        if op.type == "matmul_n_bits":
+            if block.desc(y).is_parameter:
+                yield WeightProduct(op, y, block.desc(x).type.shape[-1], block.desc(y).type.shape[0], False, 1.0, True)
+            continue
         weight, transposed = _origin(block, makers, y)
         if weight is None or _origin(block, makers, x)[0] is not None or block.desc(x).type.ndim < 2:
             continue
@@ -115,6 +119,7 @@ class AddAdapters(Pass):
                 with program_guard(main, startup):
                     made[p.weight] = self._parameters(block, modules[p.weight], p)
             self._write(block, p, *made[p.weight])
+        _pass_gradients(block, pair.main.global_block())
         return ProgramPair(main, startup)
 
     def _trained(self, program: Program) -> set[str]:
@@ -159,6 +164,18 @@ class AddAdapters(Pass):
         if y.type.dtype != dtype:
             up = w.cast(up, dtype=y.type.dtype, name=f"{out}.lora_Y")
         w.elementwise_add(block.var(base), up, name=out)
+
+
+def _pass_gradients(block: Block, before: Block) -> None:
+    """Gradients pass values that no trained parameter had a part in before, and now has: behind weights that are stored as integers."""
+    makers = {n: op for op in before.oplist for n in op.output_arg_names}
+    for op in block.oplist:
+        if all(block.desc(n).stop_gradient for n in op.input_arg_names):
+            continue
+        for n in op.output_arg_names:
+            d, maker = block.desc(n), makers.get(n)
+            if d.stop_gradient and d.type.is_float and maker and all(before.desc(x).stop_gradient for x in maker.input_arg_names):
+                block.declare(d.changed(stop_gradient=False))
 
 
 def _expect_one_kind(adapted: Sequence[WeightProduct]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from ..ir.constants import elements
 from ..ir.dtypes import as_dtype
 from ..ir.valuetypes import OptionalType, SequenceType
 from .types import value_type
-from .values import ABSENT, Weight, fits_program, in_float, is_string_array
+from .values import ABSENT, Frozen, Weight, fits_program, in_float, is_string_array
 
 if TYPE_CHECKING:
     from .importer import Importer
@@ -33,7 +34,7 @@ def constant(importer: ValueReader, value: Any) -> Variable:
         found = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
         raise ProgramError(f"a program cannot hold {found}")
     if isinstance(value, Weight):
-        return _parameter(importer, value)
+        return parameter(importer, value)
     dtype = as_dtype(array.dtype)
     if array.size == 0 or (array.size <= _SMALL and (array == array.flat[0]).all() and in_float(array.flat[0])):
         return b.fill_constant(shape=array.shape, dtype=dtype, value=float(array.flat[0]) if array.size else 0.0)
@@ -47,10 +48,12 @@ def constant(importer: ValueReader, value: Any) -> Variable:
     return made
 
 
-def _parameter(importer: ValueReader, weight: Weight) -> Variable:
-    array, name = weight.array, importer.fresh(weight.name)
-    made, _ = (p.global_block().create_parameter(array.shape, as_dtype(array.dtype), name) for p in (importer.main, importer.startup))
-    NumpyArrayInitializer(array)(made, importer.startup.global_block())
+def parameter(importer: ValueReader, weight: Weight | Frozen, shape: Sequence[int] | None = None) -> Variable:
+    """A parameter with the values of a weight, or of a part of a quantized one, which is not trained."""
+    array, name = weight.array if shape is None else weight.array.reshape(shape), importer.fresh(weight.name)
+    blocks = importer.main.global_block(), importer.startup.global_block()
+    made, _ = (b.create_parameter(array.shape, as_dtype(array.dtype), name, isinstance(weight, Weight)) for b in blocks)
+    NumpyArrayInitializer(array)(made, blocks[1])
     return made
 
 

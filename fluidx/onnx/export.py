@@ -130,9 +130,9 @@ def _with_placeholders(
         raise OnnxError(
             f"{program.label()} is the result of transpiling; save the program that it was made from, with executor=the ParallelExecutor"
         )
-    if merge and any(op.type == "matmul_int8" for op in program.ops):
-        how = "write save_adapters(...), and fx.onnx.merge(...) with the model's file"
-        raise OnnxError(f"save: merge=True needs the float weights, and they are int8 here; {how}")
+    if merge and any(op.type == "matmul_n_bits" for op in program.ops):
+        how = "write save_adapters(...), and fx.onnx.merge(...) with the file that has the float weights"
+        raise OnnxError(f"save: merge=True needs the float weights, and they are integers here; {how}")
     if merge:
         whole, program = program, RemoveAdapters().run(program, Job(fetch=tuple(targets)))
     names = _needed(program, targets) if feeds is None else [_name(v) for v in feeds]

@@ -283,6 +283,9 @@ class _HostImporter(Importer):
     def variable(self, value: Any) -> Any:
         return value if isinstance(value, HostTensor) else HostTensor(self.array(value))
 
+    def frozen(self, name: str, array: np.ndarray, shape: Sequence[int]) -> Any:
+        return HostTensor(array.reshape(shape))
+
     def value(self, value: Any, n: Node | None = None) -> Any:
         return map_leaves(value, lambda v: v.array if isinstance(v, HostTensor) else self.array(v))
 

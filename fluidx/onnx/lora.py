@@ -17,7 +17,8 @@ from .program_writer import valid_name
 from .roles import Roles
 
 ALL_LINEAR = "all-linear"
-_WEIGHT = re.compile(r"(.+?)[./](?:weight|kernel|w|W|w_\d+)(?::0)?")  # layer.weight, dense/kernel:0, fc_0.w_0
+# layer.weight, dense/kernel:0, fc_0.w_0, and those that tools quantized: layer.weight_Q4, layer.MatMul.qweight
+_WEIGHT = re.compile(r"(.+?)(?:[./]MatMul)?[./](?:q?weight|kernel|w|W|w_\d+)(?::0)?(?:_Q\d\w*)?")
 _SCOPES = "pkg.torch.onnx.name_scopes"  # the metadata in which torch's exporter writes the modules around a node, as a Python list
 
 
@@ -30,8 +31,8 @@ class Lora:
     pattern (`"h.[01].*"`), or a list of these. "all-linear" means all products with a weight except the last one, the output layer. The
     module is what precedes `.weight` in the weight's name; if an exporter left that name out, it is taken from the names of nodes.
 
-    `also_train` names parameters, or patterns, that are trained too, as they are: a new output layer, norms, biases. With `base="int8"` the
-    frozen weights of products are stored as 8-bit integers while adapters are trained, in a quarter of the memory.
+    `also_train` names parameters, or patterns, that are trained too, as they are: a new output layer, norms, biases. With `base="int8"` or
+    "int4" the frozen weights of products are stored as integers of 8 or 4 bits while adapters are trained.
 
     >>> import fluidx as fx
     >>> fx.onnx.Lora(rank=4, targets=["q", "v"]).scale
@@ -58,8 +59,8 @@ class Lora:
             if wrong := [n for n in names if not isinstance(n, str) or not n]:
                 raise OnnxError(f"Lora: {option} must be a name or a list of names, got {wrong[0]!r}")
             object.__setattr__(self, option, names)
-        if self.base not in (None, "int8"):
-            raise OnnxError(f"Lora: base must be None, as the weights are, or 'int8', got {self.base!r}")
+        if self.base not in (None, "int8", "int4"):
+            raise OnnxError(f"Lora: base must be None, as the weights are, 'int8' or 'int4', got {self.base!r}")
         if not self.targets:
             raise OnnxError('Lora: targets is empty; name modules, such as ["q", "v"], or leave it at "all-linear"')
 

@@ -20,7 +20,7 @@ from .rank_models import refuse_rank_model
 from .read import parse_model, read
 from .roles import Roles, with_own_copies
 from .sessions import Session
-from .values import Weight
+from .values import Frozen, Weight
 from .whole_model import WholeModel, import_model
 
 
@@ -51,8 +51,22 @@ class OnnxModel:
     @property
     def trained_names(self) -> dict[str, str]:
         """Names of weights in the model -> names of the parameters of `program` that hold them. These are trained unless frozen."""
-        weights = {w.name: v for w, v in self._importer._made.values() if isinstance(w, Weight)}
-        return {name: v.name for name, v in weights.items() if self.program.global_block().has_var(v.name)}
+        return self._names(Weight)
+
+    @property
+    def frozen_names(self) -> dict[str, str]:
+        """The same for the parts of quantized weights, which are not trained."""
+        return self._names(Frozen)
+
+    def _names(self, kind: type) -> dict[str, str]:
+        found = {w.name: v for w, v in self._importer._made.values() if isinstance(w, kind)}
+        return {name: v.name for name, v in found.items() if self.program.global_block().has_var(v.name)}
+
+    @property
+    def parameter_modules(self) -> dict[str, str]:
+        """Names of parameters of `program` -> the modules of the weights that they hold."""
+        names = self.trained_names | self.frozen_names
+        return {own: self.modules[name] for name, own in names.items() if name in self.modules}
 
     @property
     def half(self) -> str:

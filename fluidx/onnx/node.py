@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,11 @@ class Node:
     def x(self, k: int = 0) -> Any:
         """Operand k as a variable of the program; None if it is left out."""
         return self.importer.variable(self.operands[k]) if self.has(k) else None
+
+    def frozen(self, k: int, shape: Sequence[int]) -> Any:
+        """Operand k, a known part of a quantized weight, as a parameter that is not trained; None if it is left out. Files may write its
+        elements in another shape."""
+        return self.importer.frozen(self.proto.input[k], self.importer.array(self.operands[k]), shape) if self.has(k) else None
 
     def xs(self, start: int = 0) -> list[Variable]:
         """All operands from `start` on, as variables."""

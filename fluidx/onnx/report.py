@@ -71,8 +71,7 @@ def _weights(model: Any, whole: bool) -> list[str]:
 
 def _modules(model: OnnxModel) -> list[str]:
     """A line with the modules whose weights can have adapters, by the last part of their names."""
-    known = {own: model.modules[name] for name, own in model.trained_names.items() if name in model.modules}
-    lasts = Counter(module.rpartition(".")[2] for module in product_modules(model.program, known).values())
+    lasts = Counter(module.rpartition(".")[2] for module in product_modules(model.program, model.parameter_modules).values())
     some = [f"{name} ({count})" if count > 1 else name for name, count in lasts.items()]
     return [f"  --lora can adapt {lasts.total()} weights, those of {listed(some)}"] if lasts else []
 

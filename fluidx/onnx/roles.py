@@ -142,6 +142,8 @@ def initializer_roles(graph: Any, parameters: Collection[str] | None) -> list[In
 def _why_not(roles: Roles, name: str, tensor: Any, is_constant: bool) -> str:
     """Why an initializer is not trained; "" if the graph gives no reason."""
     reads = roles.reads.get(name, [])
+    if reads and all(r.node.op_type == "MatMulNBits" and r.slot in (1, 2, 3) for r in reads):
+        return "part of a quantized weight; --lora trains adapters beside it"
     if not _is_float(tensor):
         return "only floats are trained"
     if statistics := roles.statistics(name):

@@ -115,9 +115,7 @@ def _adapt(model: OnnxModel | Program, startup: Program | None, lora: Any, new: 
     if not isinstance(lora, (Lora, str, os.PathLike)):
         raise OnnxError(f"set_training: lora must be fx.onnx.Lora(rank=8, targets=...) or a folder of adapters, got {lora!r}")
     if isinstance(model, OnnxModel):
-        names = model.trained_names
-        modules = {own: model.modules[name] for name, own in names.items() if name in model.modules}
-        add_adapters(ProgramPair(model.program, model.startup), lora, modules, new)
+        add_adapters(ProgramPair(model.program, model.startup), lora, model.parameter_modules, new)
     elif isinstance(startup, Program):
         add_adapters(ProgramPair(model, startup), lora, {}, new)
     else:

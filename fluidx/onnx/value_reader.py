@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ir import Program, Variable
-from .constants import constant
+from .constants import constant, parameter
 from .errors import OnnxError
 from .node import Node
 from .program_writer import ProgramWriter
 from .symbolic_sizes import OpenSizes
-from .values import RuntimeValue, Weight, leaves, map_leaves
+from .values import Frozen, RuntimeValue, Weight, leaves, map_leaves
 
 Evaluate = Callable[[Program, Sequence[Variable]], list[np.ndarray]]
 
@@ -94,5 +94,14 @@ class ValueReader(ProgramWriter):
         known = self._made.get(id(value))
         if known is None:
             known = self._made[id(value)] = value, value.write() if isinstance(value, OpenSizes) else constant(self, value)
+            self._fixed.add(known[1].name)
+        return known[1]
+
+    def frozen(self, name: str, array: np.ndarray, shape: Sequence[int]) -> Variable:
+        """A known array, in this shape, as a parameter that is not trained. `name` is that of the model."""
+        known = self._made.get(id(array))
+        if known is None:
+            part = Frozen(name, array)  # keeps the array alive, and so its id
+            known = self._made[id(array)] = part, parameter(self, part, shape)
             self._fixed.add(known[1].name)
         return known[1]

@@ -39,6 +39,13 @@ class Weight:
         self.name, self.array = name, array
 
 
+class Frozen:
+    """A part of a quantized weight, by the name that the model gives it: a parameter of the program that is not trained."""
+
+    def __init__(self, name: str, array: np.ndarray):
+        self.name, self.array = name, array
+
+
 class RuntimeValue:
     """A value that may differ in another run and that no program can hold. `value` is that of the run that the program is written for."""
 

@@ -215,63 +215,6 @@ def test_four_ranks_train_adapters_as_one_device_does(strategy, tmp_path):
     assert bool(weight.placement) == (strategy in ("zero3", "fsdp")), "these two divide the frozen weights as well"
 
 
-# -- weights as integers -----------------------------------------------------------------------------------------------------------------
-
-
-INT8 = fx.onnx.Lora(rank=2, alpha=6, targets=["q", "k", "v"], base="int8")
-
-
-def test_a_base_of_integers_computes_with_rounded_weights():
-    model, _ = adapted(lora=INT8)
-    scope, x = started(model), data()["x"]
-    w = {t.name: onnx.numpy_helper.to_array(t) for t in net().graph.initializer}
-    for name, axis in (("h.0.attn.q.weight", 0), ("h.0.attn.k.weight", 1), ("onnx::MatMul_12", 1), ("head.weight", 0)):
-        largest = np.abs(w[name]).max(axis=axis, keepdims=True)  # of each output of the product
-        scale = np.where(largest > 0, largest / 127, 1).astype("float32")
-        q = np.rint(w[name] / scale)
-        found = scope.get(name.replace(":", "_"))
-        assert found.dtype == "int8" and (found == q).all()
-        w[name] = q * scale
-    k = np.maximum(x @ w["h.0.attn.q.weight"], 0) @ w["h.0.attn.k.weight"].T + w["h.0.attn.k.bias"]
-    np.testing.assert_allclose(outputs(model, scope, x), k @ w["onnx::MatMul_12"].T @ w["head.weight"], rtol=1e-5, atol=1e-4)  # float32
-
-
-def test_adapters_train_beside_integers_on_ranks_and_are_merged_into_the_file(tmp_path):
-    model, loss = adapted(fx.optimizer.Adam(0.01), lora=INT8)
-    scope, exe = started(model), fx.Executor(fx.CPUPlace())
-    expected = [exe.run(model.program, feed=data(), fetch_list=[loss], scope=scope)[0].item() for _ in range(3)]
-    assert not any(op.type == "matmul" and "@GRAD" in op.inputs["X"][0] and ".lora_" not in str(op) for op in model.program.ops)
-    t = fx.DistributeTranspiler(fx.strategies.fsdp())
-    t.transpile(program=model.program, startup_program=model.startup, trainers=2)
-    assert t.verify() and t.get_trainer_program(0).global_block().desc("h.0.attn.q.weight").placement
-    with fx.ParallelExecutor(t, places=fx.cpu_places(2)) as ranks:
-        ranks.run_startup()
-        found = [ranks.run(feed=data(), fetch_list=[loss])[0].item() for _ in range(3)]
-    np.testing.assert_allclose(found, expected, rtol=1e-4)  # sums in another order, through two steps of Adam
-    x = data()["x"]
-    fx.onnx.save(model.program, tmp_path / "nodes.onnx", fetches=model.fetches, scope=scope)
-    kinds = {t.name: t.data_type for t in onnx.load(tmp_path / "nodes.onnx").graph.initializer}
-    assert kinds["h.0.attn.q.weight"] == onnx.TensorProto.INT8
-    np.testing.assert_allclose(on_runtime(tmp_path / "nodes.onnx", x), outputs(model, scope, x), rtol=1e-5, atol=1e-4)
-    fx.onnx.save_adapters(model.program, tmp_path / "adapters", scope=scope)
-    assert fx.onnx.merge(net(), tmp_path / "adapters", tmp_path / "merged.onnx") == 3
-    with pytest.raises(fx.onnx.OnnxError, match="merge=True needs the float weights, and they are int8 here"):
-        fx.onnx.save(model.program, tmp_path / "no.onnx", fetches=model.fetches, scope=scope, merge=True)
-
-
-def test_a_weight_that_other_operators_read_stays_float():
-    source = onnx.parser.parse_model("""
-        <ir_version: 9, opset_import: ["" : 18]> tied (int64[n] x) => (float[n, 5] y) {
-            h = Gather ("tokens.weight", x)
-            g = MatMul (h, "up.weight")
-            y = Gemm <transB = 1> (g, "tokens.weight") }""")
-    for name, shape in (("tokens.weight", (5, 2)), ("up.weight", (2, 2))):
-        source.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, "float32"), name))
-    model, _ = adapted(source=source, loss=None, lora=fx.onnx.Lora(rank=1, targets="up", base="int8"))
-    block = model.program.global_block()
-    assert (block.var("tokens.weight").dtype, block.var("up.weight").dtype) == ("float32", "int8")
-
-
 # -- files -------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -413,7 +356,7 @@ def test_the_command_says_what_is_wrong(options, message, tmp_path):
         ({"targets": []}, 'Lora: targets is empty; name modules, such as ["q", "v"], or leave it at "all-linear"'),
         ({"targets": ["q", 3]}, "Lora: targets must be a name or a list of names, got 3"),
         ({"also_train": 3}, "Lora: also_train must be a name or a list of names, got 3"),
-        ({"base": "int4"}, "Lora: base must be None, as the weights are, or 'int8', got 'int4'"),
+        ({"base": "int3"}, "Lora: base must be None, as the weights are, 'int8' or 'int4', got 'int3'"),
     ],
 )
 def test_wrong_options(options, message):

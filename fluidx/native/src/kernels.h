@@ -9,6 +9,7 @@
 #include "batch_norm.h"
 #include "gemm.h"
 #include "gemm_16.h"
+#include "n_bits.h"
 #include "rows.h"
 #include "pool2d.h"
 #include "attention.h"
@@ -26,6 +27,7 @@
 const Kernel LEVEL(kernels)[] = {
     BOTH(gemm, GEMM_WORDS),
     {"gemm_16", GEMM_16_WORDS, gemm_16},
+    {"matmul_n_bits_f32", N_BITS_WORDS, matmul_n_bits},
     BOTH(vm, -1),
     BOTH(conv, CONV_WORDS + 1),
     BOTH(conv_back, CONV_WORDS + 1),

@@ -1,17 +1,20 @@
 """Quantized operators of ONNX Runtime's domain `com.microsoft`: operands are dequantized, and the result is quantized again. They train as
-QuantizeLinear and DequantizeLinear do. Weights of a few bits in blocks are dequantized once, and are not trained."""
+QuantizeLinear and DequantizeLinear do. Weights of a few bits in blocks stay as they are, and are not trained."""
 
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from ...ir import Variable
+from ...ops.math.matmul_n_bits import block_size
+from ..export_graph import Op
 from ..node import Node
 from ..normalize import MICROSOFT
-from ..table import imports
+from ..table import exports, imports
 
 microsoft = partial(imports, domain=MICROSOFT)
 
@@ -135,40 +138,46 @@ def _product(n: Node, *operands: Any) -> Any:
 
 @microsoft("MatMulNBits")
 def matmul_n_bits(n: Node) -> object:
-    y = n.apply("MatMul", n.operands[0], _from_blocks(n))
-    return n.apply("Add", y, n.operands[5]) if n.has(5) else y
-
-
-def _from_blocks(n: Node) -> np.ndarray:
-    """The weights [K, N] that operands 1 to 3 hold: for each of N columns blocks of K with a scale and a zero point each."""
+    """Operands A, B, scales, zero points, g_idx, bias."""
     if any(n.has(k) and isinstance(n.operands[k], Variable) for k in (1, 2, 3)):
         raise n.wrong("its weights must be part of the model, not computed")
     bits, size, depth, columns = (n.attr(name) for name in ("bits", "block_size", "K", "N"))
     bits = 4 if bits is None else bits
-    if n.has(4) or n.attr("weight_prepacked", 0) or bits not in (2, 4, 8):
-        raise n.wrong(f"expected 2, 4 or 8 bits without g_idx and weight_prepacked, found {bits} bits")
+    if n.has(4):
+        raise n.wrong("it has g_idx, an order of the rows of its weight, which fluidx does not read; quantize the model without it "
+                      "(GPTQ: desc_act=False)")  # fmt: skip
+    if n.attr("weight_prepacked", 0):
+        raise n.wrong("its weight is packed for one kind of device (weight_prepacked); write the model without that")
+    if bits not in (2, 4, 8):
+        raise n.wrong(f"expected weights of 2, 4 or 8 bits, found {bits} bits")
     blocks = -(-depth // size)
-    held = n.value(1)
-    if held.size != columns * blocks * size * bits // 8:
-        raise n.wrong(f"B must have {columns} x {blocks} blocks of {size * bits // 8} bytes, found shape {list(held.shape)}")
-    scales = n.value(2)
-    found = _unpacked(held.reshape(columns, -1), bits).reshape(columns, blocks, size).astype(scales.dtype)
-    found -= _zero_points(n, bits, columns, blocks).astype(scales.dtype)
-    found *= scales.reshape(columns, blocks, 1)
-    return np.ascontiguousarray(found.reshape(columns, -1)[:, :depth].T)
+    shapes = (columns, blocks, size * bits // 8), (columns, blocks), (columns, -(-blocks * bits // 8))
+    packed = n.has(3) and n.type(3).dtype == "uint8"
+    y, scale, zero = (_part(n, k, shape) for k, shape in zip((1, 2, 3), (*shapes[:2], shapes[2] if packed else shapes[1]), strict=True))
+    out = n.b.matmul_n_bits(n.x(0), y, scale, zero, bits=bits)
+    return n.apply("Add", out, n.operands[5]) if n.has(5) else out
 
 
-def _zero_points(n: Node, bits: int, columns: int, blocks: int) -> np.ndarray:
-    """[columns, blocks or 1, 1]"""
-    zero = n.value(3)
-    if zero is None:
-        return np.full((1, 1, 1), 1 << (bits - 1), np.uint8)
-    if zero.dtype == np.uint8:
-        zero = _unpacked(zero.reshape(columns, -1), bits)[:, :blocks]
-    return zero.reshape(columns, blocks, 1)
+def _part(n: Node, k: int, shape: tuple[int, ...]) -> Any:
+    """Operand k, a part of the weight, in this shape: older files have scales and zero points with one axis."""
+    if n.has(k) and prod(n.shape(k)) != prod(shape):
+        name, what = ("B", "scales", "zero_points")[k - 1], {1: "blocks of bytes", 2: "scales", 3: "zero points"}[k]
+        raise n.wrong(f"{name} must have {list(shape)} {what}, found shape {list(n.shape(k))}")
+    return n.frozen(k, shape)
 
 
-def _unpacked(held: np.ndarray, bits: int) -> np.ndarray:
-    """Numbers of a few bits out of bytes along the last axis, those of the lowest bits first."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return ((held[..., None] >> shifts) & ((1 << bits) - 1)).reshape(*held.shape[:-1], -1).astype(np.uint8)
+@exports("matmul_n_bits")
+def export_matmul_n_bits(op: Op) -> str:
+    """MatMulNBits for its sizes of blocks, or MatMul and the scales of columns."""
+    y, bits = op.type_of("Y"), op.attrs["bits"]
+    (columns, blocks, _), size, rows = y.shape, block_size(y, bits), op.type_of("X").shape[-1]
+    parts = [op[slot] for slot in ("Y", "Scale", "ZeroPoint") if op.has(slot)]
+    if size >= 16 and size & (size - 1) == 0:
+        return op.emit("MatMulNBits", op["X"], *parts, domain=MICROSOFT, K=rows, N=columns, bits=bits, block_size=size)
+    if bits != 8 or blocks != 1 or op.has("ZeroPoint") and op.dtype("ZeroPoint") != "uint8":
+        raise op.wrong(f"ONNX has no product with a weight of {bits} bits in blocks of {size}")
+    ints = [op.emit("Reshape", parts[0], op.ints([columns, size])), *(op.emit("Reshape", p, op.ints([columns, 1])) for p in parts[2:])]
+    whole, *zero = (op.emit("Cast", v, to=op.code("float32")) for v in ints)
+    whole = op.emit("Sub", whole, zero[0] if zero else op.const(np.float32(128)))
+    product = op.emit("MatMul", op["X"], op.emit("Transpose", whole, perm=[1, 0]))
+    return op.emit("Mul", product, op.emit("Reshape", parts[1], op.ints([columns])))

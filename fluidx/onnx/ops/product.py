@@ -112,12 +112,6 @@ def swapped(ndim: int) -> list[int]:
     return [*range(ndim - 2), ndim - 1, ndim - 2]
 
 
-@exports("matmul_int8")
-def matmul_int8(op: Op) -> str:
-    weight = op.emit("Transpose", op["Y"], perm=[1, 0]) if op.attrs["transpose_y"] else op["Y"]
-    return op.emit("MatMul", op["X"], op.emit("Cast", weight, to=op.code(op.dtype("X"))))
-
-
 @exports("mul")
 def mul(op: Op) -> str:
     x, y, nx, ny = op.type_of("X"), op.type_of("Y"), op.attrs["x_num_col_dims"], op.attrs["y_num_col_dims"]
