@@ -134,7 +134,7 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("--target", multiple=True, help="Modules to adapt: q,v, or a pattern. Can be repeated.  [default: all-linear]")
 @click.option("--lora-alpha", type=click.FloatRange(0, min_open=True), default=16.0, show_default=True, help="Adapters count alpha/rank.")
 @click.option("--lora-dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="The rate of dropout before adapters.")
-@click.option("--lora-base", type=click.Choice(["int8"]), help="Store the weights that are not trained as 8-bit integers meanwhile.")
+@click.option("--lora-base", type=click.Choice(["int8", "int4"]), help="Store weights that are not trained as integers meanwhile.")
 @click.option("--quantize", is_flag=True, help="Train for 8-bit integers, and write QuantizeLinear and int8 weights.")
 @click.option("--head", type=click.IntRange(1), help="Replace the last layer by one for this many classes.")
 @click.option("--shapes", type=OpenShapes(), help="Shapes of inputs that replace those of the file: image=?x3x224x224, ? is an open axis.")
@@ -235,10 +235,11 @@ def _launched_by_mpi(ranks: int) -> int | None:
 @program_file
 @click.argument("adapters", type=click.Path(exists=True, path_type=Path))
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File for the merged model.")
-def onnx_merge(file: str, adapters: Path, output: Path) -> None:
+@click.option("--untie", multiple=True, help="Give each node its own copy of these shared weights, as when the adapters were trained.")
+def onnx_merge(file: str, adapters: Path, output: Path, untie: tuple[str, ...]) -> None:
     """Add the ADAPTERS in a folder, as `fluidx onnx train --lora` or PEFT writes them, to the weights of the model in FILE."""
     from .onnx import merge
 
     check_output(output, file)
-    count = merge(file, adapters, output)
+    count = merge(file, adapters, output, untie)
     click.echo(f"wrote {output}: {count} weights changed")

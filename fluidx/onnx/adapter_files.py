@@ -41,7 +41,10 @@ class Weights(NamedTuple):
 
     @property
     def delta(self) -> np.ndarray:
-        """What the adapter adds to a weight [in, out], in float64."""
+        """What the adapter adds to a weight [in, out], or to a filter [out, in, height, width], in float64."""
+        if self.a.ndim > 2:
+            b, a = self.b.astype(np.float64)[:, :, 0, 0], self.a.astype(np.float64)
+            return self.scale * np.tensordot(b, a, 1)
         return self.scale * (self.a.astype(np.float64).T @ self.b.astype(np.float64).T)
 
 
@@ -190,11 +193,17 @@ def read_adapters(path: Any) -> AdapterFile:
     """The adapters in a folder that fluidx or PEFT wrote. Raises OnnxError if a file is missing or has something else than LoRA."""
     folder = Path(path)
     if folder.is_file():
+        if folder.name not in (CONFIG, ARRAYS):
+            raise OnnxError(f"{path} has no adapters: expected a folder with {CONFIG} and {ARRAYS}, as save_adapters, PEFT and "
+                            f"fluidx onnx train --lora write it, found a file {folder.name!r}")  # fmt: skip
         folder = folder.parent
     config = _config(folder)
     with ArrayFile(str(folder / ARRAYS)) as file:
         arrays = {name.removeprefix(_PREFIX): file.array(name) for name in file.names}
     modules = sorted(n.removesuffix(A) for n in arrays if n.endswith(A))
+    if alone := next((n for n in arrays if n.endswith(B) and n.removesuffix(B) not in modules), None):
+        raise OnnxError(f"{folder / ARRAYS} has {alone} but no {alone.removesuffix(B) + A}")
+    _refuse_equal_names(folder / ARRAYS, modules)
     if not modules:
         raise OnnxError(f"{folder / ARRAYS} has no adapter: no array is named {_PREFIX}<module>{A}")
     found = {m: _weights(folder, config, m, arrays) for m in modules}
@@ -202,6 +211,15 @@ def read_adapters(path: Any) -> AdapterFile:
     if odd := next((n for n in others if ".lora_" in n), None):
         raise OnnxError(f"{folder / ARRAYS} has {odd!r}; fluidx knows adapters of products: {A[1:]} and {B[1:]}")
     return AdapterFile(str(folder), found, others, float(config.get("lora_dropout", 0.0)))
+
+
+def _refuse_equal_names(path: Path, modules: Sequence[str]) -> None:
+    """Raise OnnxError for modules that have one name in a program."""
+    first = dict[str, str]()
+    for module in modules:
+        if (other := first.setdefault(valid_name(module), module)) != module:
+            raise OnnxError(f"{path} adapts modules {other!r} and {module!r}, whose names differ only in characters that names of programs "
+                            "lack; rename one of them, here and in the model")  # fmt: skip
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -235,9 +253,11 @@ def _weights(folder: Path, config: Mapping[str, Any], module: str, arrays: Mappi
     a, b = arrays[module + A], arrays.get(module + B)
     if b is None:
         raise OnnxError(f"{folder / ARRAYS} has {module + A} but no {module + B}")
-    if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or a.dtype.kind not in "fV" or b.dtype.kind not in "fV":
-        found = f"{a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}"
-        raise OnnxError(f"{folder / ARRAYS}: the adapter of {module!r} must be floats [rank, in] and [out, rank], found {found}")
+    fits = a.ndim == b.ndim and a.ndim in (2, 4) and len(a) == b.shape[1] and b.shape[2:] == (1,) * (a.ndim - 2)
+    if not fits or a.dtype.kind not in "fV" or b.dtype.kind not in "fV":
+        found, of_filter = f"{a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}", "[rank, in, height, width] and [out, rank, 1, 1]"
+        raise OnnxError(f"{folder / ARRAYS}: the adapter of {module!r} must be floats [rank, in] and [out, rank], or of a convolution "
+                        f"{of_filter}, found {found}")  # fmt: skip
     if not len(a):
         raise OnnxError(f"{folder / ARRAYS}: the adapter of {module!r} must have a rank of 1 or more, found {A[1:]} {list(a.shape)}")
     alpha, rank = _of_module(config, "alpha_pattern", module, config.get("lora_alpha", 8)), len(a)

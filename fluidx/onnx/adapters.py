@@ -1,6 +1,7 @@
 """Passes that add low-rank adapters to a program, and the adapters that a program has.
 
-A is a parameter `<module>.lora_A.weight` of shape [rank, in], and B is `<module>.lora_B.weight` of shape [out, rank], as in PEFT.
+A is a parameter `<module>.lora_A.weight` of shape [rank, in], and B is `<module>.lora_B.weight` of shape [out, rank], as in PEFT. Of a
+convolution A is a filter [rank, in, height, width], and B one of [out, rank, 1, 1].
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import prod
 from typing import NamedTuple
 
 from ..initializer import Constant, Uniform, derive_seed
@@ -26,15 +28,22 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 class WeightProduct(NamedTuple):
     """A product of a computed value and a weight of two axes: an operator, its weight, the sizes of the axes that it sums and keeps, and
     whether it multiplies by the transpose. Its factor is that of the product alone, or, if `outer`, that of its sum with an adapter: ONNX
-    has a product with a factor, Gemm, for two axes, and multiplies others afterwards."""
+    has a product with a factor, Gemm, for two axes, and multiplies others afterwards. A convolution has a window, and sums over channels
+    and window."""
 
     op: Operator
     weight: str
     rows: int
     columns: int
-    transposed: bool
-    factor: float
-    outer: bool
+    transposed: bool = False
+    factor: float = 1.0
+    outer: bool = True
+    window: tuple[int, ...] = ()
+
+    @property
+    def x(self) -> str:
+        """The name of the computed value."""
+        return self.op.inputs["Input" if self.window else "X"][0]
 
 
 def products(program: Program) -> Iterator[WeightProduct]:
@@ -42,13 +51,18 @@ def products(program: Program) -> Iterator[WeightProduct]:
     block = program.global_block()
     makers = {n: op for op in block.oplist for n in op.output_arg_names}
     for op in block.oplist:
-        if op.type not in ("matmul", "mul", "matmul_n_bits") or op.role is not Role.FORWARD:
+        if op.role is not Role.FORWARD:
+            continue
+        if op.type == "conv2d" and op.attrs["groups"] == 1:
+            weight, _ = _origin(block, makers, op.inputs["Filter"][0], ndim=4)
+            if weight is not None and _origin(block, makers, op.inputs["Input"][0], ndim=4)[0] is None:
+                out, *sizes = block.desc(weight).type.shape
+                yield WeightProduct(op, weight, prod(sizes), out, window=tuple(sizes[1:]))
+        elif op.type == "matmul_n_bits" and block.desc(y := op.inputs["Y"][0]).is_parameter:
+            yield WeightProduct(op, y, block.desc(op.inputs["X"][0]).type.shape[-1], block.desc(y).type.shape[0])
+        if op.type not in ("matmul", "mul"):
             continue
         (x,), (y,) = op.inputs["X"], op.inputs["Y"]
-        if op.type == "matmul_n_bits":
-            if block.desc(y).is_parameter:
-                yield WeightProduct(op, y, block.desc(x).type.shape[-1], block.desc(y).type.shape[0], False, 1.0, True)
-            continue
         weight, transposed = _origin(block, makers, y)
         if weight is None or _origin(block, makers, x)[0] is not None or block.desc(x).type.ndim < 2:
             continue
@@ -61,14 +75,15 @@ def products(program: Program) -> Iterator[WeightProduct]:
         yield WeightProduct(op, weight, rows, columns, transposed, float(op.attrs.get("alpha", 1.0)), block.desc(x).type.ndim > 2)
 
 
-def _origin(block: Block, makers: Mapping[str, Operator], name: str) -> tuple[str | None, bool]:
-    """The float parameter of two axes that a value is, or is another precision or the transpose of; and is it the transpose?"""
+def _origin(block: Block, makers: Mapping[str, Operator], name: str, ndim: int = 2) -> tuple[str | None, bool]:
+    """The float parameter of `ndim` axes that a value is, or is in another precision, or, of two axes, the transpose of; is it that?"""
     transposed = False
-    while (maker := makers.get(name)) is not None and maker.type in ("transpose", "cast") and block.desc(name).type.is_float:
+    passed = ("transpose", "cast") if ndim == 2 else ("cast",)
+    while (maker := makers.get(name)) is not None and maker.type in passed and block.desc(name).type.is_float:
         transposed ^= maker.type == "transpose" and tuple(maker.attrs["axis"]) == (1, 0)
         name = maker.inputs["X"][0]
     desc = block.desc(name)
-    known = desc.is_parameter and desc.type.ndim == 2 and desc.type.is_float and name not in makers
+    known = desc.is_parameter and desc.type.ndim == ndim and desc.type.is_float and name not in makers
     return name if known else None, transposed
 
 
@@ -100,7 +115,8 @@ class AddAdapters(Pass):
         if there := next((p.weight for p in found if p.weight.endswith((A, B))), None):
             raise OnnxError(f"Lora: {pair.main.label()} has adapters already, such as {there}")
         modules = product_modules(pair.main, dict(self.modules), trained)
-        chosen = self.lora.chosen(list(modules.items()), _scopes(pair.main, dict(self.modules)))
+        linear = {p.weight for p in found if not p.window}
+        chosen = self.lora.chosen(list(modules.items()), _scopes(pair.main, dict(self.modules)), linear)
         adapted = {id(p.op): p for p in found if p.weight in chosen}
         _expect_one_kind(list(adapted.values()))
         main, startup = pair.main.copy(), pair.startup.copy()
@@ -139,8 +155,9 @@ class AddAdapters(Pass):
             raise OnnxError(f"Lora: rank {rank} is more than the {min(p.rows, p.columns)} that the weight of {module!r}, "
                             f"{p.rows} x {p.columns}, can have; give a smaller rank, or leave the module out of targets")  # fmt: skip
         dtype, bound = _dtype(block, p), p.rows**-0.5
-        a = create_parameter([rank, p.rows], dtype, valid_name(module) + A, default_initializer=Uniform(-bound, bound))
-        return a, create_parameter([p.columns, rank], dtype, valid_name(module) + B, default_initializer=Constant(0.0))
+        name, inner = valid_name(module), [p.rows // prod(p.window), *p.window]
+        a = create_parameter([rank, *inner], dtype, name + A, default_initializer=Uniform(-bound, bound))
+        return a, create_parameter([p.columns, rank, *[1] * len(p.window)], dtype, name + B, default_initializer=Constant(0.0))
 
     def _write(self, block: Block, p: WeightProduct, a: Variable, b: Variable) -> None:
         """The product under another name, the adapter, and their sum under the name of the product."""
@@ -152,15 +169,19 @@ class AddAdapters(Pass):
         block.oplist.append(p.op.renamed({out: base}, outputs=True))
         w = Builder(block, role=p.op.role)
         w.site, w.device = p.op.site, p.op.device
-        x, dtype = block.var(p.op.inputs["X"][0]), a.desc.type.dtype
+        x, dtype = block.var(p.x), a.desc.type.dtype
         if x.desc.type.dtype != dtype:
             x = w.cast(x, dtype=dtype, name=f"{out}.lora_X")
         if self.lora.dropout:
             seed, how = derive_seed(block.program, out), "upscale_in_train"
             x, _ = w.dropout(x, dropout_prob=float(self.lora.dropout), seed=seed, dropout_implementation=how, name=f"{out}.lora_D")
-        flipped = p.op.attrs.get("transpose_x", False)
-        low = w.matmul(x, a, transpose_x=flipped, transpose_y=True, name=f"{out}.lora_A")
-        up = w.matmul(low, b, transpose_y=True, alpha=self.lora.scale * p.factor / _inner(p), name=f"{out}.lora_B")
+        factor, to = self.lora.scale * p.factor / _inner(p), f"{out}.lora_B"
+        if p.window:
+            low = w.conv2d(x, a, **p.op.attrs, name=f"{out}.lora_A")
+            up = w.scale(w.conv2d(low, b, data_format=p.op.attrs["data_format"], name=f"{out}.lora_C"), scale=factor, name=to)
+        else:
+            low = w.matmul(x, a, transpose_x=p.op.attrs.get("transpose_x", False), transpose_y=True, name=f"{out}.lora_A")
+            up = w.matmul(low, b, transpose_y=True, alpha=factor, name=to)
         if y.type.dtype != dtype:
             up = w.cast(up, dtype=y.type.dtype, name=f"{out}.lora_Y")
         w.elementwise_add(block.var(base), up, name=out)
@@ -227,11 +248,14 @@ class RemoveAdapters(Pass):
 
 
 def _adapters(block: Block) -> Iterator[tuple[Operator, str, str]]:
-    """The last product of each adapter, the name of its B, and the name of the product that it adds to. Mixed precision casts B."""
+    """The operator with the factor of each adapter, its B, and the name of the product that it adds to. Mixed precision casts B."""
     makers = {n: op for op in block.oplist if op.role is Role.FORWARD for n in op.output_arg_names}
     for op in block.oplist:
-        if op.type == "matmul" and op.output_arg_names[0].endswith(".lora_B"):
-            name, _ = _origin(block, makers, op.inputs["Y"][0])
+        if op.type in ("matmul", "scale") and op.output_arg_names[0].endswith(".lora_B"):
+            if op.type == "matmul":
+                name, _ = _origin(block, makers, op.inputs["Y"][0])
+            else:
+                name, _ = _origin(block, makers, makers[op.inputs["X"][0]].inputs["Filter"][0], ndim=4)
             if name is not None and name.endswith(B):
                 yield op, name, op.output_arg_names[0].removesuffix(".lora_B")
 
@@ -254,6 +278,7 @@ def adapters_of(program: Program) -> list[Adapter]:
     for op, name, out in _adapters(block):
         rank, rate = block.desc(name).type.shape[1], float(rates.get(f"{out}.lora_D", 0.0))
         p = known.get(out)
-        scale = op.attrs["alpha"] if p is None else op.attrs["alpha"] * _inner(p) / p.factor
+        scale = op.attrs["alpha" if op.type == "matmul" else "scale"]
+        scale = scale if p is None else scale * _inner(p) / p.factor
         found[name] = Adapter(name.removesuffix(B), "" if p is None else p.weight, rank, scale, rate)
     return list(found.values())

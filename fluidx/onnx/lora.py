@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from ast import literal_eval
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Real
@@ -28,7 +28,8 @@ class Lora:
     are trained. A starts uniform and B at 0, as in PEFT.
 
     `targets` chooses the products by their module: the last part of its name (`"q"` for `h.0.attn.q`), several parts (`"attn.q"`), or a
-    pattern (`"h.[01].*"`), or a list of these. "all-linear" means all products with a weight except the last one, the output layer. The
+    pattern (`"h.[01].*"`), or a list of these. "all-linear" means all products with a weight except the last one, the output layer;
+    convolutions are adapted where a target names them. The
     module is what precedes `.weight` in the weight's name; if an exporter left that name out, it is taken from the names of nodes.
 
     `also_train` names parameters, or patterns, that are trained too, as they are: a new output layer, norms, biases. With `base="int8"` or
@@ -69,16 +70,17 @@ class Lora:
         """The factor of the adapter's product."""
         return self.alpha / self.rank
 
-    def chosen(self, products: Sequence[tuple[str, str]], scopes: Mapping[str, str] | None = None) -> set[str]:
+    def chosen(self, products: Sequence[tuple[str, str]], scopes: Mapping[str, str], linear: Collection[str]) -> set[str]:
         """The weights to adapt, of (weight, module) pairs in execution order. `scopes` has the modules that several weights share, which
-        targets may name too. Raises OnnxError for a target without a match."""
-        scopes = scopes or {}
-        if not products:
-            raise OnnxError("Lora: the program multiplies no computed value by a float weight of two axes, so nothing can be adapted")
+        targets may name too, and `linear` the weights of matrix products. Raises OnnxError for a target without a match."""
+        if not products or self.targets == (ALL_LINEAR,) and not linear:
+            raise OnnxError("Lora: the program multiplies no computed value by a float weight of two axes, so nothing can be adapted; "
+                            "convolutions are adapted where targets names them")
         found = set[str]()
         for target in self.targets:
             if target == ALL_LINEAR:
-                some = {weight for weight, _ in products[:-1] or products}
+                dense = [weight for weight, _ in products if weight in linear]
+                some = set(dense[:-1] or dense)
             else:
                 some = {w for w, m in products if _matches(target, m) or _matches(target, scopes.get(w, m)) or fnmatchcase(w, target)}
             if not some:

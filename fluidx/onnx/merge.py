@@ -15,6 +15,7 @@ from .errors import OnnxError
 from .lora import unique_modules, weight_modules
 from .normalize import domain_of
 from .program_writer import valid_name
+from .model import with_untied
 from .read import parse_model
 from .roles import Read, Roles
 from .stored_values import write_model
@@ -22,7 +23,8 @@ from .values import array_of, numpy_dtype
 
 # operators that multiply by operand 1 -> the attribute that transposes it
 _PRODUCTS = {
-    ("", "MatMul"): "", ("", "Gemm"): "transB", ("com.microsoft", "FusedMatMul"): "transB", ("com.microsoft", "TransposeMatMul"): "transB",
+    ("", "Conv"): "", ("", "MatMul"): "", ("", "Gemm"): "transB",
+    ("com.microsoft", "FusedMatMul"): "transB", ("com.microsoft", "TransposeMatMul"): "transB",
 }  # fmt: skip
 
 
@@ -35,16 +37,16 @@ class _Use(NamedTuple):
     alpha: float
 
 
-def merge(model: Any, adapters: Any, output: Any) -> int:
+def merge(model: Any, adapters: Any, output: Any, untie: bool | str | Sequence[str] = ()) -> int:
     """Write a model with the adapters of a folder added to its weights: `W + (alpha / rank) * A B`. It has the nodes of `model`, and runs
     as fast. Returns the number of weights that changed.
 
     `model` is a path, bytes or a ModelProto; `adapters` is a folder that `save_adapters` or PEFT wrote. A weight that other nodes read too,
-    such as an embedding that the output layer shares, is copied first. Raises OnnxError if the model lacks a module of the adapters, or if
-    shapes do not match.
+    such as an embedding that the output layer shares, or that is an output, is copied first. `untie` is that of `load`, with which the
+    adapters were trained. Raises OnnxError if the model lacks a module of the adapters, or if shapes do not match.
     """
-    file = read_adapters(adapters)
-    write_model(merged(parse_model(model), file), output)
+    file, source = read_adapters(adapters), parse_model(model)
+    write_model(merged(with_untied(source, untie) if untie else source, file), output)
     return len(file.adapters) + len(file.others)
 
 
@@ -58,18 +60,24 @@ def merged(source: Any, file: AdapterFile, modules: Mapping[str, str] | None = N
         modules = unique_modules({w: m for w, m in weight_modules(graph).items() if uses[w] and _can_be_adapted(roles, w)})
     for module, weight in file.weights(modules).items():
         _add(graph, roles, weight, uses[weight], file.adapters[module])
-    known = {valid_name(n): t for n, t in {**roles.tensors, **roles.held}.items()}
+    known: dict[str, list[str]] = {}
+    for n in (*roles.tensors, *roles.held):
+        known.setdefault(valid_name(n), []).append(n)
     for name, value in file.others.items():
-        if name not in known:
+        if len(like := known.get(name, ())) != 1:
+            if like:
+                both = " and ".join(map(repr, like))
+                raise OnnxError(f"{file.path} has a value of {name!r}, which stands for {both} of the model: these names differ only in "
+                                "characters that names of programs lack; rename one of them")  # fmt: skip
             raise OnnxError(f"{file.path} has a value of {name!r}, which the model lacks; {nearest(name, known, 'it has')}")
-        _put(known[name], value, name)
+        _put(roles.tensors.get(like[0]) or roles.held[like[0]], value, name)
     return model
 
 
 def _can_be_adapted(roles: Roles, weight: str) -> bool:
-    """Has a weight two axes of floats, as those of products that can be adapted?"""
+    """Has a weight two axes of floats, or four, as those of products and convolutions that can be adapted?"""
     tensor = roles.tensors.get(weight) or roles.held[weight]
-    return len(tensor.dims) == 2 and numpy_dtype(tensor.data_type).name in FLOATS
+    return len(tensor.dims) in (2, 4) and numpy_dtype(tensor.data_type).name in FLOATS
 
 
 def _products(roles: Roles, weight: str) -> Iterator[_Use]:
@@ -77,7 +85,7 @@ def _products(roles: Roles, weight: str) -> Iterator[_Use]:
     for chain, transposed in _chains(roles, weight):
         node = chain[-1].node
         key, attrs = (domain_of(node.domain), node.op_type), {a.name: a for a in node.attribute}
-        if key in _PRODUCTS and chain[-1].slot == 1:
+        if key in _PRODUCTS and chain[-1].slot == 1 and not ("group" in attrs and attrs["group"].i != 1):
             turned = _PRODUCTS[key] in attrs and bool(attrs[_PRODUCTS[key]].i)
             # FusedMatMul applies its alpha to the sum of the product and the adapter
             yield _Use(chain, transposed != turned, attrs["alpha"].f if node.op_type == "Gemm" and "alpha" in attrs else 1.0)
@@ -116,22 +124,26 @@ def _add(graph: Any, roles: Roles, weight: str, uses: Sequence[_Use], adapter: W
         raise OnnxError(f"weight {weight!r} is multiplied with alpha=0 (node {_label(uses[0].chain[-1].node)}), so no weight has the "
                         "effect of its adapter; leave the module out of targets, or set alpha to 1 in the model")  # fmt: skip
     delta = adapter.delta / uses[0].alpha
-    delta = delta.T if uses[0].transposed else delta
+    delta = delta.T if uses[0].transposed and delta.ndim == 2 else delta
     value = array_of(tensor)
     if value.shape != delta.shape or value.dtype.kind not in "fV":
         raise OnnxError(f"an adapter is for a weight of {list(delta.shape)}, but {weight!r} is {value.dtype}{list(value.shape)}")
-    if len(uses) < len(list(_chains(roles, weight))):
+    given = {o.name for o in graph.output}
+    shown = given & {weight, *(r.node.output[0] for use in uses for r in use.chain[:-1])}
+    if shown or len(uses) < len(list(_chains(roles, weight))):
         taken = set(roles.reads) | {name for node in graph.node for name in (*node.input, *node.output)}
         own, copy = unused(f"{weight}.merged", taken, "_{}".format), graph.initializer.add()
         copy.CopyFrom(tensor)
         copy.name, tensor = own, copy
-        _read_instead(roles, weight, uses, own, taken | {own})
+        _read_instead(roles, weight, uses, own, taken | {own}, given)
     _put(tensor, value.astype(np.float64) + delta, weight)
 
 
-def _read_instead(roles: Roles, weight: str, uses: Sequence[_Use], own: str, taken: set[str]) -> None:
-    """Let products read another weight. Nodes that transpose or convert it for others too are written again."""
+def _read_instead(roles: Roles, weight: str, uses: Sequence[_Use], own: str, taken: set[str], given: set[str]) -> None:
+    """Let products read another weight. Nodes that transpose or convert it for others too, or for an output, are written again."""
     others = {id(r.node) for chain, _ in _chains(roles, weight) if chain not in [u.chain for u in uses] for r in chain}
+    shown = [max((k for k, r in enumerate(use.chain[:-1]) if r.node.output[0] in given), default=-1) for use in uses]
+    others |= {id(r.node) for use, last in zip(uses, shown, strict=True) for r in use.chain[: last + 1]}
     values = dict[int, str]()  # nodes that are written again -> what they give
     for use in uses:
         value, before = own, use.chain[-1]

@@ -145,8 +145,7 @@ def load(
     source = parse_model(source)
     refuse_rank_model(source)
     proto = read(source, strict=True)
-    shared = Roles(proto.graph).shared()
-    proto = with_own_copies(proto, shared if untie is True else _named("untie", untie or (), list(shared), "shared weight"))
+    proto = with_untied(proto, untie)
     own = source.producer_name == "fluidx"
     roles = Roles(proto.graph)
     trained = _named("also_train", also_train, roles.floats(), "float")
@@ -156,6 +155,12 @@ def load(
         made = import_model(proto, shapes or {}, own, constants_train=not own, constants=constants, trained=trained, fake_quantized=True)
     modules = weight_modules(proto.graph) | weight_modules(source.graph)  # conversion drops the metadata of nodes, untying adds weights
     return OnnxModel(proto, made, modules)
+
+
+def with_untied(proto: Any, untie: bool | str | Sequence[str]) -> Any:
+    """The model with statistics of their own for normalizations, and weights of their own for the nodes that `untie` says."""
+    shared = Roles(proto.graph).shared()
+    return with_own_copies(proto, shared if untie is True else _named("untie", untie or (), list(shared), "shared weight"))
 
 
 def _named(option: str, patterns: str | Sequence[str], names: Sequence[str], what: str) -> set[str]:

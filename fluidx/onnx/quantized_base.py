@@ -89,6 +89,8 @@ def _uses(program: Program) -> dict[str, list[_ReadWeight]]:
             for n in op.input_arg_names:
                 read.setdefault(n, []).append(op)
     for p in products(program):
+        if p.op.type not in ("matmul", "mul"):
+            continue
         desc, y = block.desc(p.weight), p.op.inputs["Y"][0]
         plain = not p.op.attrs.get("transpose_x") and p.op.attrs.get("alpha", 1.0) == 1.0
         if desc.attrs.get("trainable", True) or desc.type.dtype != "float32" or p.weight.endswith((A, B)) or not plain:
@@ -125,8 +127,8 @@ def _value(startup: Program, name: str) -> np.ndarray:
 
 
 def quantized(w: np.ndarray, bits: int, size: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The columns of a weight, rows of `w`, as matmul_n_bits reads them: integers in blocks of `size`, by default whole columns, and a scale
-    for each block. The zero point is the middle. 8 bits go from -127 to 127; 4 bits from -8, which the largest element of a block becomes.
+    """The columns of a weight, rows of `w`, as matmul_n_bits reads them: integers in blocks of `size`, by default whole columns, and a
+    scale for each block. The zero point is the middle. 8 bits go from -127 to 127; of 4 bits -8 is the largest element of a block.
 
     >>> y, scale = quantized(np.array([[0.5, -4.0, 1.0, 3.4]], np.float32), 4)
     >>> [(int(b) & 15) - 8 for b in y.ravel()], [(int(b) >> 4) - 8 for b in y.ravel()], scale.tolist()

@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import fluidx as fx
+from fluidx.cli import main
 from fluidx.files.safetensors import save_arrays
 
 onnx = pytest.importorskip("onnx")
@@ -253,3 +255,70 @@ def test_a_product_with_a_factor_is_merged_as_it_was_trained(shape, expected, tm
     fx.onnx.save(main, tmp_path / "program.onnx", fetches=[y], scope=scope, merge=True)
     for name in ("file", "program"):
         assert (on_runtime(tmp_path / f"{name}.onnx", x) == wanted).all()
+
+
+# -- shared weights, outputs, and names ----------------------------------------------------------------------------------------------
+
+
+def test_adapters_of_untied_weights_are_merged_into_weights_of_their_own(tmp_path):
+    source, _ = model_of('h = MatMul (x, "shared.weight")  y = MatMul (h, "shared.weight")', {"shared.weight": (4, 4)})
+    for node, name in zip(source.graph.node, ("/up/MatMul", "/down/MatMul"), strict=True):
+        node.name = name
+    model = fx.onnx.load(source, untie=True)
+    fx.onnx.set_training(model, lora=fx.onnx.Lora(rank=1, targets="*"))
+    scope, rng = fx.Scope(), np.random.default_rng(1)
+    fx.Executor(fx.CPUPlace()).run(model.startup, scope=scope)
+    for name in [n for n in scope.arrays if ".lora_" in n]:
+        scope.set(name, np.float32(rng.integers(-2, 3, scope.get(name).shape)))
+    fx.onnx.save_adapters(model.program, tmp_path / "adapters", scope=scope)
+    onnx.save(source, tmp_path / "source.onnx")
+    command = ["onnx", "merge", str(tmp_path / "source.onnx"), str(tmp_path / "adapters"), "-o", str(tmp_path / "m.onnx")]
+    assert CliRunner().invoke(main, [*command, "--untie", "*"], catch_exceptions=False).exit_code == 0
+    np.testing.assert_array_equal(on_runtime(tmp_path / "m.onnx", X), outputs(model, scope, X))
+    assert CliRunner().invoke(main, command).exit_code != 0, "without it there is one weight for two adapters"
+
+
+@pytest.mark.parametrize("nodes", ['w = Identity ("a.weight")  y = MatMul (x, "a.weight")', 'w = Transpose ("a.weight")  y = MatMul (x, w)'])
+def test_a_weight_that_is_an_output_keeps_its_value_there(nodes, tmp_path):
+    source, weights = model_of(nodes, {"a.weight": (4, 4)})
+    source.graph.output.append(onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [4, 4]))
+    if "Transpose" not in nodes:
+        del source.graph.node[0], source.graph.output[1]
+        source.graph.output.append(onnx.helper.make_tensor_value_info("a.weight", onnx.TensorProto.FLOAT, [4, 4]))
+    fx.onnx.merge(source, written(tmp_path / "a", {"a": (A, B)}), tmp_path / "m.onnx")
+    y, w = ort.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"]).run(None, {"x": X})
+    held = weights["a.weight"].T if "Transpose" in nodes else weights["a.weight"]
+    np.testing.assert_array_equal(w, held)
+    np.testing.assert_array_equal(y, X @ (held + 1))
+
+
+def test_an_adapter_without_its_first_half_is_named(tmp_path):
+    source, _ = model_of('y = MatMul (x, "a.weight")', {"a.weight": (4, 4)})
+    folder = written(tmp_path / "a", {"a": (A, B)})
+    save_arrays(str(folder / "adapter_model.safetensors"), {"base_model.model.a.lora_A.weight": A, "base_model.model.a.lora_B.weight": B,
+                                                            "base_model.model.c.lora_B.weight": B}, {"format": "pt"})  # fmt: skip
+    with pytest.raises(fx.onnx.OnnxError, match="has c.lora_B.weight but no c.lora_A.weight"):
+        fx.onnx.merge(source, folder, tmp_path / "m.onnx")
+
+
+def test_names_that_differ_only_in_replaced_characters_are_refused(tmp_path):
+    source, _ = model_of('h = MatMul (x, "a:b.weight")  y = MatMul (h, "a_b.weight")', {"a:b.weight": (4, 4), "a_b.weight": (4, 4)})
+    with pytest.raises(fx.onnx.OnnxError, match="adapts modules 'a:b' and 'a_b', whose names differ only in characters"):
+        fx.onnx.merge(source, written(tmp_path / "a", {"a:b": (A, B), "a_b": (A, B)}), tmp_path / "m.onnx")
+    source, _ = model_of('h = MatMul (x, "a.weight")  i = Mul (h, "s:t")  y = Add (i, "s_t")', {"a.weight": (4, 4), "s:t": (4,), "s_t": (4,)})
+    folder = written(tmp_path / "b", {"a": (A, B)})
+    save_arrays(str(folder / "adapter_model.safetensors"), {"base_model.model.a.lora_A.weight": A, "base_model.model.a.lora_B.weight": B,
+                                                            "base_model.model.s_t": np.ones(4, "float32")}, {"format": "pt"})  # fmt: skip
+    with pytest.raises(fx.onnx.OnnxError, match="has a value of 's_t', which stands for 's:t' and 's_t' of the model"):
+        fx.onnx.merge(source, folder, tmp_path / "m.onnx")
+
+
+def test_a_table_given_as_adapters_is_no_folder(tmp_path):
+    source, _ = model_of('y = MatMul (x, "a.weight")', {"a.weight": (4, 4)})
+    (tmp_path / "data.csv").write_text("x,label\n1,2\n")
+    with pytest.raises(fx.onnx.OnnxError) as e:
+        fx.onnx.merge(source, tmp_path / "data.csv", tmp_path / "m.onnx")
+    assert str(e.value) == (
+        f"{tmp_path / 'data.csv'} has no adapters: expected a folder with adapter_config.json and adapter_model.safetensors, as save_adapters, "
+        "PEFT and fluidx onnx train --lora write it, found a file 'data.csv'"
+    )

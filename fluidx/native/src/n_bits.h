@@ -9,44 +9,68 @@
 
 enum { N_BITS_WORDS = 14, N_BITS_STRIP = 64, N_BITS_FEW = 4, N_BITS_LINE = 1024, N_BITS_LANES = 32 };
 
-INLINE void line_of_bits(const int bits, float *to, const uint8_t *from, int64_t n, float zero, float scale) {
-    const int in_word = 32 / bits, in_byte = 8 / bits, mask = (1 << bits) - 1;
+/* A vector of integers as floats, from whole bytes */
+#if HAVE_512
+enum { N_BITS_VECTOR = 16 };
+INLINE __m512 n_bits_vector(const int bits, const uint8_t *from) {
+    if (bits == 8) return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
+    int32_t word[2] = {0};
+    memcpy(word, from, (size_t)(2 * bits));
+    __m512i v = _mm512_set1_epi32(word[0]), lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    if (bits == 4) v = _mm512_mask_set1_epi32(v, 0xff00, word[1]);
+    v = _mm512_srlv_epi32(v, _mm512_and_si512(_mm512_slli_epi32(lane, bits / 2), _mm512_set1_epi32(31)));
+    return _mm512_cvtepi32_ps(_mm512_and_si512(v, _mm512_set1_epi32((1 << bits) - 1)));
+}
+#elif HAVE_FMA
+enum { N_BITS_VECTOR = 8 };
+INLINE __m256 n_bits_vector(const int bits, const uint8_t *from) {
+    if (bits == 8) return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+    int32_t word = 0;
+    memcpy(&word, from, (size_t)bits);
+    __m256i v = _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_slli_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), bits / 2));
+    return _mm256_cvtepi32_ps(_mm256_and_si256(v, _mm256_set1_epi32((1 << bits) - 1)));
+}
+#endif
+
+/* A part of a block, which begins with a byte */
+INLINE void n_bits_part(const int bits, float *to, const uint8_t *from, int64_t n, float zero, float scale) {
+    const int in_byte = 8 / bits, mask = (1 << bits) - 1;
     int64_t c = 0;
-    for (; c + in_word <= n; c += in_word, from += 4) {
-        uint32_t word = (uint32_t)from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
-        for (int i = 0; i < in_word; i++) to[c + i] = ((float)(int32_t)(word >> bits * i & (uint32_t)mask) - zero) * scale;
-    }
+#if HAVE_FMA
+    PS z = PS_(set1)(zero), s = PS_(set1)(scale);
+    for (; c + N_BITS_VECTOR <= n; c += N_BITS_VECTOR, from += N_BITS_VECTOR / in_byte)
+        PS_(storeu)(to + c, PS_(mul)(PS_(sub)(n_bits_vector(bits, from), z), s));
+#else
+    for (; bits == 8 && c + 16 <= n; c += 16, from += 16)
+        for (int i = 0; i < 16; i++) to[c + i] = ((float)from[i] - zero) * scale;
+#endif
     for (int64_t i = 0; c < n; c++, i++) to[c] = ((float)(from[i / in_byte] >> bits * (i % in_byte) & mask) - zero) * scale;
 }
 
-static void line_of_bytes(float *to, const uint8_t *from, int64_t n, float zero, float scale) {
-    int64_t c = 0;
-    for (; c + 16 <= n; c += 16)
-        for (int i = 0; i < 16; i++) to[c + i] = ((float)from[c + i] - zero) * scale;
-    for (; c < n; c++) to[c] = ((float)from[c] - zero) * scale;
-}
-
-/* Elements `first`, ... of a column of W. `first` is a multiple of 4. */
-static void n_bits_line(const int64_t *a, int64_t column, int64_t first, int64_t count, float *to) {
-    int64_t bits = a[4], size = a[5], blocks = a[6], stop = first + count;
-    const uint8_t *y = PTR(const uint8_t, a[10]) + column * blocks * (size * bits / 8);
-    const float *scale = PTR(const float, a[11]) + column * blocks;
-    for (int64_t at = first, end; at < stop; to += end - at, at = end) {
-        int64_t b = at / size;
-        end = (b + 1) * size < stop ? (b + 1) * size : stop;
+/* Elements of a column of W from number `at` of block b on; `at` is a multiple of 4. */
+INLINE void n_bits_blocks(const int bits, const int64_t *a, int64_t column, int64_t b, int64_t at, int64_t count, float *to) {
+    int64_t size = a[5], bytes = size * bits / 8;
+    const uint8_t *y = PTR(const uint8_t, a[10]) + (column * a[6] + b) * bytes, *packed = PTR(const uint8_t, a[12]) + column * a[8];
+    const float *scale = PTR(const float, a[11]) + column * a[6], *zeros = PTR(const float, a[12]) + column * a[8];
+    for (; count > 0; b++, y += bytes, at = 0) {
+        int64_t n = size - at < count ? size - at : count;
         float zero = (float)(1 << (bits - 1));
         if (a[7] == 1)
-            zero = (float)(PTR(const uint8_t, a[12])[column * a[8] + b * bits / 8] >> b * bits % 8 & ((1 << bits) - 1));
+            zero = (float)(packed[b * bits / 8] >> b * bits % 8 & ((1 << bits) - 1));
         else if (a[7])
-            zero = PTR(const float, a[12])[column * a[8] + b];
-        const uint8_t *from = y + at * bits / 8; /* a block ends with a byte */
-        if (bits == 8)
-            line_of_bytes(to, from, end - at, zero, scale[b]);
-        else if (bits == 4)
-            line_of_bits(4, to, from, end - at, zero, scale[b]);
-        else
-            line_of_bits(2, to, from, end - at, zero, scale[b]);
+            zero = zeros[b];
+        n_bits_part(bits, to, y + at * bits / 8, n, zero, scale[b]);
+        to += n, count -= n;
     }
+}
+
+static void n_bits_line(const int64_t *a, int64_t column, int64_t b, int64_t at, int64_t count, float *to) {
+    if (a[4] == 8)
+        n_bits_blocks(8, a, column, b, at, count, to);
+    else if (a[4] == 4)
+        n_bits_blocks(4, a, column, b, at, count, to);
+    else
+        n_bits_blocks(2, a, column, b, at, count, to);
 }
 
 typedef struct {
@@ -66,14 +90,10 @@ static int n_bits_strip(const int64_t *a, int64_t j, int64_t wide, float *room) 
     const float *A = PTR(const float, a[9]);
     float *c = PTR(float, a[13]) + j;
     for (int64_t p = 0; p == 0 || p < k; p += depth) {
-        int64_t deep = k - p < depth ? k - p : depth;
-        for (int64_t i = 0; i < (turned ? deep : wide); i++) {
-            if (turned)
-                n_bits_line(a, p + i, j, wide, room + i * wide);
-            else
-                n_bits_line(a, j + i, p, deep, room + i * deep);
-        }
-        if (product_f32(0, !turned, m, wide, deep, 1, A + p, k, room, turned ? wide : deep, p ? 1 : 0, c, n)) return -1;
+        int64_t deep = k - p < depth ? k - p : depth, line = turned ? wide : deep, lines = turned ? deep : wide;
+        int64_t first = turned ? j : p, b = first / a[5];
+        for (int64_t i = 0; i < lines; i++) n_bits_line(a, (turned ? p : j) + i, b, first - b * a[5], line, room + i * line);
+        if (product_f32(0, !turned, m, wide, deep, 1, A + p, k, room, line, p ? 1 : 0, c, n)) return -1;
     }
     return 0;
 }
@@ -86,7 +106,7 @@ static void n_bits_few(const int64_t *a, int64_t j, int64_t wide) {
         float sums[N_BITS_FEW][N_BITS_LANES] = {{0}}, line[N_BITS_LINE];
         for (int64_t p = 0; p < k; p += N_BITS_LINE) {
             int64_t deep = k - p < N_BITS_LINE ? k - p : N_BITS_LINE;
-            n_bits_line(a, i, p, deep, line);
+            n_bits_line(a, i, p / a[5], p % a[5], deep, line);
             for (int64_t r = 0; r < m; r++) {
                 const float *x = PTR(const float, a[9]) + r * k + p;
                 float s[N_BITS_LANES];

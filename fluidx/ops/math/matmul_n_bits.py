@@ -123,9 +123,9 @@ class _NBits(OpDef):
 class MatMulNBits(_NBits):
     """The product of the rows of X with a weight W [k, m] of `bits` bits, in blocks along k that have a scale and a zero point each.
 
-    Y [m, blocks, bytes of a block] holds the columns of W, uint8, the lowest bits first: W = (Y - ZeroPoint) * Scale. Scale and ZeroPoint are
-    [m, blocks]; a ZeroPoint of uint8 is packed as Y is; without one it is 2^(bits - 1). A block may be a whole column, and the last block
-    may be longer than what is left of k. Only X has a gradient. Source: ONNX Runtime `com.microsoft.MatMulNBits`.
+    Y [m, blocks, bytes of a block] holds the columns of W, uint8, the lowest bits first: W = (Y - ZeroPoint) * Scale. Scale and ZeroPoint
+    are [m, blocks]; a ZeroPoint of uint8 is packed as Y is; without one it is 2^(bits - 1). A block may be a whole column, and the last
+    block may be longer than what is left of k. Only X has a gradient. Source: ONNX Runtime `com.microsoft.MatMulNBits`.
     """
 
     name = "matmul_n_bits"
