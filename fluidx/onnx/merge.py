@@ -13,9 +13,9 @@ from ..ir.unique_name import unused
 from .adapter_files import AdapterFile, Weights, read_adapters
 from .errors import OnnxError
 from .lora import unique_modules, weight_modules
+from .model import with_untied
 from .normalize import domain_of
 from .program_writer import valid_name
-from .model import with_untied
 from .read import parse_model
 from .roles import Read, Roles
 from .stored_values import write_model
@@ -60,15 +60,16 @@ def merged(source: Any, file: AdapterFile, modules: Mapping[str, str] | None = N
         modules = unique_modules({w: m for w, m in weight_modules(graph).items() if uses[w] and _can_be_adapted(roles, w)})
     for module, weight in file.weights(modules).items():
         _add(graph, roles, weight, uses[weight], file.adapters[module])
-    known: dict[str, list[str]] = {}
+    known = dict[str, list[str]]()
     for n in (*roles.tensors, *roles.held):
         known.setdefault(valid_name(n), []).append(n)
     for name, value in file.others.items():
-        if len(like := known.get(name, ())) != 1:
-            if like:
-                both = " and ".join(map(repr, like))
-                raise OnnxError(f"{file.path} has a value of {name!r}, which stands for {both} of the model: these names differ only in "
-                                "characters that names of programs lack; rename one of them")  # fmt: skip
+        like = known.get(name, [])
+        if len(like) > 1:
+            both = " and ".join(map(repr, like))
+            raise OnnxError(f"{file.path} has a value of {name!r}, which stands for {both} of the model: these names differ only in "
+                            "characters that names of programs lack; rename one of them")  # fmt: skip
+        if not like:
             raise OnnxError(f"{file.path} has a value of {name!r}, which the model lacks; {nearest(name, known, 'it has')}")
         _put(roles.tensors.get(like[0]) or roles.held[like[0]], value, name)
     return model

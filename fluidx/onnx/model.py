@@ -58,7 +58,7 @@ class OnnxModel:
         """The same for the parts of quantized weights, which are not trained."""
         return self._names(Frozen)
 
-    def _names(self, kind: type) -> dict[str, str]:
+    def _names(self, kind: type[Weight] | type[Frozen]) -> dict[str, str]:
         found = {w.name: v for w, v in self._importer._made.values() if isinstance(w, kind)}
         return {name: v.name for name, v in found.items() if self.program.global_block().has_var(v.name)}
 
