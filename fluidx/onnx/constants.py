@@ -13,7 +13,7 @@ from ..ir.constants import elements
 from ..ir.dtypes import as_dtype
 from ..ir.valuetypes import OptionalType, SequenceType
 from .types import value_type
-from .values import ABSENT, Frozen, Weight, fits_program, in_float, is_string_array
+from .values import ABSENT, FrozenPart, Weight, fits_program, in_float, is_string_array
 
 if TYPE_CHECKING:
     from .importer import Importer
@@ -48,7 +48,7 @@ def constant(importer: ValueReader, value: Any) -> Variable:
     return made
 
 
-def parameter(importer: ValueReader, weight: Weight | Frozen, shape: Sequence[int] | None = None) -> Variable:
+def parameter(importer: ValueReader, weight: Weight | FrozenPart, shape: Sequence[int] | None = None) -> Variable:
     """A parameter with the values of a weight, or of a part of a quantized one, which is not trained."""
     array, name = weight.array if shape is None else weight.array.reshape(shape), importer.fresh(weight.name)
     blocks = importer.main.global_block(), importer.startup.global_block()

@@ -20,7 +20,7 @@ from .rank_models import refuse_rank_model
 from .read import parse_model, read
 from .roles import Roles, with_own_copies
 from .sessions import Session
-from .values import Frozen, Weight
+from .values import FrozenPart, Weight
 from .whole_model import WholeModel, import_model
 
 
@@ -56,9 +56,9 @@ class OnnxModel:
     @property
     def frozen_names(self) -> dict[str, str]:
         """The same for the parts of quantized weights, which are not trained."""
-        return self._names(Frozen)
+        return self._names(FrozenPart)
 
-    def _names(self, kind: type[Weight] | type[Frozen]) -> dict[str, str]:
+    def _names(self, kind: type[Weight] | type[FrozenPart]) -> dict[str, str]:
         found = {w.name: v for w, v in self._importer._made.values() if isinstance(w, kind)}
         return {name: v.name for name, v in found.items() if self.program.global_block().has_var(v.name)}
 

@@ -14,7 +14,7 @@ from .errors import OnnxError
 from .node import Node
 from .program_writer import ProgramWriter
 from .symbolic_sizes import OpenSizes
-from .values import Frozen, RuntimeValue, Weight, leaves, map_leaves
+from .values import FrozenPart, RuntimeValue, Weight, leaves, map_leaves
 
 Evaluate = Callable[[Program, Sequence[Variable]], list[np.ndarray]]
 
@@ -101,7 +101,7 @@ class ValueReader(ProgramWriter):
         """A known array, in this shape, as a parameter that is not trained. `name` is that of the model."""
         known = self._made.get(id(array))
         if known is None:
-            part = Frozen(name, array)  # keeps the array alive, and so its id
+            part = FrozenPart(name, array)  # keeps the array alive, and so its id
             known = self._made[id(array)] = part, parameter(self, part, shape)
             self._fixed.add(known[1].name)
         return known[1]

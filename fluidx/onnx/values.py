@@ -39,7 +39,7 @@ class Weight:
         self.name, self.array = name, array
 
 
-class Frozen:
+class FrozenPart:
     """A part of a quantized weight, by the name that the model gives it: a parameter of the program that is not trained."""
 
     def __init__(self, name: str, array: np.ndarray):

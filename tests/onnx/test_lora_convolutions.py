@@ -88,5 +88,5 @@ def test_files_of_other_shapes_are_named(tmp_path):
     with pytest.raises(fx.onnx.OnnxError, match=r"or of a convolution \[rank, in, height, width\] and \[out, rank, 1, 1\], found"):
         fx.onnx.merge(net(), folder, tmp_path / "m.onnx")
     folder = written(tmp_path / "b", {"body.0": (np.ones((1, 3, 1, 1), "float32"), np.ones((5, 1, 1, 1), "float32"))})
-    with pytest.raises(fx.onnx.OnnxError, match=r"an adapter is for a weight of \[5, 3, 1, 1\], but 'body.0.weight' is float32\[5, 3, 3, 3\]"):
+    with pytest.raises(fx.onnx.OnnxError, match=r"for a weight of \[5, 3, 1, 1\], but 'body.0.weight' is float32\[5, 3, 3, 3\]"):
         fx.onnx.merge(net(), folder, tmp_path / "m.onnx")

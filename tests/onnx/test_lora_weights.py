@@ -278,7 +278,9 @@ def test_adapters_of_untied_weights_are_merged_into_weights_of_their_own(tmp_pat
     assert CliRunner().invoke(main, command).exit_code != 0, "without it there is one weight for two adapters"
 
 
-@pytest.mark.parametrize("nodes", ['w = Identity ("a.weight")  y = MatMul (x, "a.weight")', 'w = Transpose ("a.weight")  y = MatMul (x, w)'])
+@pytest.mark.parametrize(
+    "nodes", ['w = Identity ("a.weight")  y = MatMul (x, "a.weight")', 'w = Transpose ("a.weight")  y = MatMul (x, w)']
+)
 def test_a_weight_that_is_an_output_keeps_its_value_there(nodes, tmp_path):
     source, weights = model_of(nodes, {"a.weight": (4, 4)})
     source.graph.output.append(onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [4, 4]))
@@ -305,7 +307,8 @@ def test_names_that_differ_only_in_replaced_characters_are_refused(tmp_path):
     source, _ = model_of('h = MatMul (x, "a:b.weight")  y = MatMul (h, "a_b.weight")', {"a:b.weight": (4, 4), "a_b.weight": (4, 4)})
     with pytest.raises(fx.onnx.OnnxError, match="adapts modules 'a:b' and 'a_b', whose names differ only in characters"):
         fx.onnx.merge(source, written(tmp_path / "a", {"a:b": (A, B), "a_b": (A, B)}), tmp_path / "m.onnx")
-    source, _ = model_of('h = MatMul (x, "a.weight")  i = Mul (h, "s:t")  y = Add (i, "s_t")', {"a.weight": (4, 4), "s:t": (4,), "s_t": (4,)})
+    shapes = {"a.weight": (4, 4), "s:t": (4,), "s_t": (4,)}
+    source, _ = model_of('h = MatMul (x, "a.weight")  i = Mul (h, "s:t")  y = Add (i, "s_t")', shapes)
     folder = written(tmp_path / "b", {"a": (A, B)})
     save_arrays(str(folder / "adapter_model.safetensors"), {"base_model.model.a.lora_A.weight": A, "base_model.model.a.lora_B.weight": B,
                                                             "base_model.model.s_t": np.ones(4, "float32")}, {"format": "pt"})  # fmt: skip
@@ -319,6 +322,6 @@ def test_a_table_given_as_adapters_is_no_folder(tmp_path):
     with pytest.raises(fx.onnx.OnnxError) as e:
         fx.onnx.merge(source, tmp_path / "data.csv", tmp_path / "m.onnx")
     assert str(e.value) == (
-        f"{tmp_path / 'data.csv'} has no adapters: expected a folder with adapter_config.json and adapter_model.safetensors, as save_adapters, "
-        "PEFT and fluidx onnx train --lora write it, found a file 'data.csv'"
+        f"{tmp_path / 'data.csv'} has no adapters: expected a folder with adapter_config.json and adapter_model.safetensors, as "
+        "save_adapters, PEFT and fluidx onnx train --lora write it, found a file 'data.csv'"
     )
