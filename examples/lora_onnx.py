@@ -1,6 +1,7 @@
 """Adapters for an ONNX file: a network that reads digits learns to read them upside down, by rank-4 adapters trained on 4 ranks.
 
 The base model is written first and does not change. The adapters are a small folder, and are merged into a second model file at the end.
+With --base int4 the ranks hold the weights of the base in 4 bits meanwhile.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def train_adapters(base: Path, folder: Path, x: np.ndarray, y: np.ndarray, how: 
     """Train adapters on several ranks, each of which holds a part of the base weights, and write them."""
     model = fx.onnx.load(base)
     model.startup.random_seed = 1
-    lora = fx.onnx.Lora(rank=how.rank, alpha=2 * how.rank, targets="encoder.*")
+    lora = fx.onnx.Lora(rank=how.rank, alpha=2 * how.rank, targets="encoder.*", base=how.base)
     loss = fx.onnx.set_training(model, lora=lora, loss="softmax_with_cross_entropy")
     with fx.program_guard(model.program, model.startup):
         fx.optimizer.Adam(1e-2).minimize(loss)
@@ -73,6 +74,7 @@ def accuracy(path: Path, x: np.ndarray, y: np.ndarray) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", type=int, default=4, help="rank of the adapters")
+    parser.add_argument("--base", choices=["int8", "int4"], help="store the weights that are not trained as integers")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--strategy", default="fsdp")
     parser.add_argument("--epochs", type=int, default=20)

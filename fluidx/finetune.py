@@ -243,7 +243,8 @@ def _write(path: str, exe: Any, built: Built, how: Training, output: Path, class
         metadata = {p.key: p.value for p in built.model.proto.metadata_props}
         if classes is not None:
             metadata["classes"] = json.dumps(classes)
-        save(built.plain, output, fetches=built.model.outputs, merge=how.lora is not None, metadata=metadata, **of)
+        stays = any(op.type == "matmul_n_bits" for op in built.plain.ops)  # integers of the file, to which no adapter can be added
+        save(built.plain, output, fetches=built.model.outputs, merge=how.lora is not None and not stays, metadata=metadata, **of)
     else:
         save_adapters(built.plain, output, base=path, **of)
 

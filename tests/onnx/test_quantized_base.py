@@ -8,7 +8,7 @@ from fluidx.ir.mapped_file import owner
 from fluidx.onnx.quantized_base import quantized
 from fluidx.onnx.report import info
 from fluidx.ops.math.matmul_n_bits import dequantized
-from tests.onnx.test_lora import adapted, data, net, on_runtime, outputs, started
+from tests.onnx.test_lora import adapted, data, fluidx, net, on_runtime, outputs, started
 
 onnx = pytest.importorskip("onnx")
 
@@ -181,6 +181,21 @@ def test_without_adapters_the_float_weights_train_and_the_report_says_so(tmp_pat
     said = info(str(tmp_path / "q.onnx"))
     assert said.count("part of a quantized weight; --lora trains adapters beside it") == 3
     assert "--lora can adapt 2 weights, those of q, head" in said
+
+
+def test_the_command_trains_beside_a_quantized_file_and_beside_a_base_of_4_bits(tmp_path):
+    onnx.save(quantized_net(), tmp_path / "q.onnx")
+    onnx.save(net(), tmp_path / "net.onnx")
+    np.savez(tmp_path / "q.npz", **batch(32))
+    np.savez(tmp_path / "net.npz", **data(32))
+    common = ["--lora", 2, "--target", "q", "--epochs", 1, "--batch", 16]
+    code, said = fluidx("train", tmp_path / "q.onnx", "--data", tmp_path / "q.npz", *common, "-o", tmp_path / "tuned.onnx")
+    assert code == 0, said
+    kinds = [n.op_type for n in onnx.load(tmp_path / "tuned.onnx").graph.node]
+    assert kinds.count("MatMulNBits") == 1 and kinds.count("Add") == 1, kinds
+    options = [*common, "--lora-base", "int4", "-o", tmp_path / "adapters"]
+    code, said = fluidx("train", tmp_path / "net.onnx", "--data", tmp_path / "net.npz", *options)
+    assert code == 0 and fluidx("merge", tmp_path / "net.onnx", tmp_path / "adapters", "-o", tmp_path / "m.onnx")[0] == 0, said
 
 
 @pytest.mark.parametrize(
