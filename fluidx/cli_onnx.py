@@ -150,7 +150,7 @@ def onnx_train(
 
     With validation examples (--val, --val-split) the best epoch is written, else the last one.
 
-    With --lora, an output that ends in .onnx is the model with the adapters added to its weights, or beside them as nodes if the weights are
+    With --lora, an output that ends in .onnx is the model with the adapters added to its weights, or beside them as nodes if these are
     quantized (MatMulNBits); any other is a folder for the adapters alone, as PEFT writes them, which `fluidx onnx merge` adds to a model.
     """
     from .finetune import Training, train
