@@ -199,10 +199,14 @@ def arrays_of_columns(
     """An array for each input, and one for the labels, of the columns that they claim."""
     for c in claimed[label]:
         _check_labels(path, c, columns[c])
-    return {
-        name: _labels(columns[own[0]], v) if name == label and len(own) == 1 else _stacked(path, columns, name, v, own, name == label)
-        for name, v, own in ((name, v, claimed[name]) for name, v in wanted.items())
-    }
+    found = dict[str, Values]()
+    for name, v in wanted.items():
+        own, is_label = claimed[name], name == label
+        if is_label and len(own) == 1:
+            found[name] = _labels(columns[own[0]], v, f"column {own[0]!r} of {path}")
+        else:
+            found[name] = _stacked(path, columns, name, v, own, is_label)
+    return found
 
 
 def _check_labels(path: Path, name: str, given: Values) -> None:
@@ -215,10 +219,12 @@ def _check_labels(path: Path, name: str, given: Values) -> None:
         raise OnnxError(f"{row} of {path} has no label: its cell in column {name!r} is empty; fill it in, or remove the row")
 
 
-def _labels(found: Values, v: Variable) -> Values:
-    """One column of labels; whole numbers are integers where the loss takes those."""
+def _labels(found: Values, v: Variable, what: str) -> Values:
+    """One column of labels; whole numbers are integers where the loss takes those, and cells of text are the words of its positions."""
     if isinstance(found, Ragged):
         return found
+    if found.dtype.kind in "UO" and found.ndim == 1 and v.ndim > 1 and v.shape[1] == ANY:
+        return same_or_ragged([_words(str(cell).split()) for cell in found], what)
     whole = found.dtype.kind == "f" and v.dtype.startswith("int") and np.isfinite(found).all() and (found == np.rint(found)).all()
     return found.astype("int64") if whole else found
 

@@ -115,6 +115,17 @@ def test_classes_of_tokens_may_have_names(folder):
     assert all(np.array_equal(weights()[n], a) for n, a in named.items())
 
 
+def test_words_in_a_cell_are_classes_of_positions(folder):
+    names = [" ".join(["in", "out", "to"][k] for k in row) for row in LABELS]
+    cells = [f"{' '.join(map(str, row))},{label}" for row, label in zip(IDS, names)]
+    table(folder / "data.csv", "ids,label", cells)
+    table(folder / "val.csv", "ids,label", ["4 4,out to", "1,in"])
+    assert "classes: 0 in, 1 out, 2 to" in trained(*BASIC, "--val", "val.csv", model="bare.onnx", data="data.csv")
+    table(folder / "val.csv", "ids,label", ["4 4,out off"])
+    code, said = train(*BASIC, "--val", "val.csv", model="bare.onnx", data="data.csv")
+    assert code == 1 and "class 'off' of val.csv is not in the examples to train on, which have in, out, to" in said
+
+
 @pytest.mark.parametrize("options, arrays, expected", [
     (("--pad", "idz=1"), {}, "--pad idz=1: the model has no input 'idz'; did you mean 'ids'?"),
     (("--pad", "label=1"), {}, "labels get the ignored one, -100"),
