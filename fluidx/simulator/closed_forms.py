@@ -273,7 +273,7 @@ class _Holding:
                 order = [(order[0][0], order[-1][1], unit) for _, _, unit in order]
             begins = [first for first, _, _ in order]
             for k, (_, last, unit) in enumerate(order):
-                size = sum(self.nbytes(self.one.trained[n].var, n) for n in unit)
+                size = sum(self.nbytes(self.one.trained[n].read, n) for n in unit)
                 yield begins[max(0, k - self.at.ahead)], last, size
 
 
@@ -323,7 +323,7 @@ class _Exchanges:
             self.spreads.append(self._seconds("spread", sum(model.nbytes(trained[n].var, n) for n in back)))
         for order in _gather_order(model.one, at) if at.ranks > 1 else ():
             for _, _, unit in order:
-                self.gathers.append(self._seconds("spread", sum(model.nbytes(trained[n].var, n) for n in unit)))
+                self.gathers.append(self._seconds("spread", sum(model.nbytes(trained[n].read, n) for n in unit)))
 
     def _seconds(self, method: str, nbytes: float) -> float:
         self.sent += share(method, self.model.at.ranks) * nbytes

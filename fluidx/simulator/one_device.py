@@ -11,7 +11,8 @@ import numpy as np
 
 from ..executor.plan.dry_run import dry_plan
 from ..executor.plan.records import Plan, Step
-from ..ir.opdef import opdef
+from ..ir.memory_spaces import pattern_in
+from ..ir.opdef import Effect, opdef
 from ..ir.operator import Operator, Role
 from ..ir.program import Program
 from ..ir.var import Var
@@ -30,6 +31,7 @@ class Trained(NamedTuple):
     updates: tuple[int, ...]  # the steps that update it
     forward: tuple[int, int] | None  # its first and last reader in forward
     backward: tuple[int, int] | None  # and in backward
+    read: Var  # what these read: the parameter, or a smaller value that is computed from it alone, such as its cast to 16 bits
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,9 @@ def _trained(program: Program, plan: Plan) -> dict[str, Trained]:
             for param, grad in zip(op.role_var[::2], op.role_var[1::2], strict=True):
                 if param in descs and grad in descs:
                     made[param] = grad, k
-    readers, updates = _readers(plan, made)
+    smaller = _smaller(program, made)
+    readers, updates = _readers(plan, made, smaller)
+    read = {param: descs[n] for n, param in smaller.items() if (param, None) not in readers}
     found = {}
     for name, (grad, k) in sorted(made.items(), key=lambda item: item[1][1]):
         near = dict.fromkeys(n for at in updates.get(name, ()) for n in plan.steps[at].writes)
@@ -121,24 +125,43 @@ def _trained(program: Program, plan: Plan) -> dict[str, Trained]:
         if numel == 1:  # powers of betas are numbers, too, and stay on every rank
             state = ()
         forward, backward = (_ends(readers.get((name, side))) for side in (True, False))
-        found[name] = Trained(descs[name], descs[grad], k, state, tuple(updates.get(name, ())), forward, backward)
+        uses = tuple(updates.get(name, ())), forward, backward, read.get(name, descs[name])
+        found[name] = Trained(descs[name], descs[grad], k, state, *uses)
     return found
 
 
-def _readers(plan: Plan, params: Container[str]) -> tuple[dict[tuple[str, bool], list[int]], dict[str, list[int]]]:
-    """The steps of forward (True) and of backward that compute with a parameter, and the steps that update it."""
-    readers: dict[tuple[str, bool], list[int]] = {}
+def _smaller(program: Program, params: Container[str]) -> dict[str, str]:
+    """The values that an operator computes from one parameter alone, element by element and in fewer bytes -> the parameter."""
+    found: dict[str, str] = {}
+    for op in program.global_block().oplist:
+        if op.role not in UPDATES and len(op.input_arg_names) == len(op.output_arg_names) == 1 and opdef(op.type).effect is Effect.PURE:
+            (x,), (out,) = op.input_arg_names, op.output_arg_names
+            if (x in params or x in found) and pattern_in(op, program.global_block()).no_axes:
+                before, after = (program.global_block().desc(n).type for n in (x, out))
+                if after.shape == before.shape and after.nbytes < before.nbytes:
+                    found[out] = found.get(x, x)
+    return found
+
+
+def _readers(
+    plan: Plan, params: Container[str], smaller: Mapping[str, str]
+) -> tuple[dict[tuple[str, bool | None], list[int]], dict[str, list[int]]]:  # fmt: skip
+    """The steps of forward (True) and of backward that compute with a parameter or a smaller value of it, the steps of either that compute
+    with the parameter itself (None), and the steps that update it."""
+    readers: dict[tuple[str, bool | None], list[int]] = {}
     updates: dict[str, list[int]] = {}
     for k, step in enumerate(plan.steps):
         for op in step.ops:
-            names = [n for n in op.input_arg_names if n in params]
+            names = [n for n in op.input_arg_names if n in params or n in smaller]
             if names and op.role in UPDATES:
                 for name in names:
                     updates.setdefault(name, []).append(k)
-            elif names:
+            elif names and smaller.keys().isdisjoint(op.output_arg_names):
                 for name in _computed_with(op, plan):
                     if name in params:
-                        readers.setdefault((name, op.role in _FORWARD), []).append(k)
+                        readers.setdefault((name, None), []).append(k)
+                    if name in params or name in smaller:
+                        readers.setdefault((smaller.get(name, name), op.role in _FORWARD), []).append(k)
     return readers, updates
 
 

@@ -76,6 +76,27 @@ def test_state_and_bytes_sent_are_those_of_the_transpiled_program(strategy):
     assert found.sent == sum(t.traffic(r).total for r in range(RANKS)) / RANKS
 
 
+@pytest.mark.parametrize("strategy", [s.zero3(), s.fsdp(units=0.03), s.fsdp(units=0.03, reshard_after_forward=False)], ids=lambda v: v.call)
+def test_in_mixed_precision_the_cast_is_gathered(strategy):
+    """Forward and backward read the cast to 16 bits, which each rank makes of its shard."""
+    main, startup = deep()
+    half = fx.rewrite.Amp().run(main)
+    one = one_device(half, 8, a_second)
+    assert {t.read.type.dtype for t in one.trained.values()} == {"bfloat16"}
+    found = closed_form(strategy, one, fx.Cluster(1, RANKS), nothing)
+    t = transpiled(strategy, half, startup)
+    assert found.sent == sum(t.traffic(r).total for r in range(RANKS)) / RANKS
+
+
+@pytest.mark.parametrize("reshard", [1, 3, 9])
+def test_units_that_stay_are_not_gathered_again(reshard):
+    main, startup = deep()
+    strategy = s.fsdp(units=0.03, reshard_after_forward=reshard)
+    found = closed_form(strategy, one_device(main, 8, a_second), fx.Cluster(1, RANKS), nothing)
+    t = transpiled(strategy, main, startup)
+    assert found.sent == sum(t.traffic(r).total for r in range(RANKS)) / RANKS
+
+
 @pytest.mark.parametrize(
     "strategy",
     [s.data_parallel(), s.zero1(), s.zero2(bucket_mb=0.03), s.zero3(), s.fsdp(units=0.03), s.fsdp(units=0.03, prefetch=2),
