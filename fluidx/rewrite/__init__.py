@@ -8,6 +8,7 @@ from .base import EXACT, DropDead, DropIdentities, FoldConstants, MergeEqual, re
 from .cross_entropy import JoinCrossEntropy
 from .layer_norm import JoinLayerNorm
 from .layout import ChannelsLast
+from .offload_activations import OffloadActivations
 from .raise_updates import RaiseUpdates
 from .recompute import Recompute
 
@@ -15,5 +16,5 @@ Rewrite = Pass  # its name from when rewrites for one device had a class of thei
 
 __all__ = [
     "EXACT", "Amp", "ChannelsLast", "DropDead", "DropIdentities", "FoldConstants", "Job", "JoinAttention", "JoinCrossEntropy",
-    "JoinLayerNorm", "MergeEqual", "Pass", "RaiseUpdates", "Recompute", "Rewrite", "rewritten", "simplified",
+    "JoinLayerNorm", "MergeEqual", "OffloadActivations", "Pass", "RaiseUpdates", "Recompute", "Rewrite", "rewritten", "simplified",
 ]  # fmt: skip

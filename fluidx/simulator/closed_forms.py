@@ -284,7 +284,7 @@ class _Live:
         self.one, self.split = one, split
         self.changes = np.zeros(len(one.roles) + 2)
         for number, b in enumerate(one.plan.buffers):
-            if b.kind == "arena":
+            if b.kind == "arena" and not b.on_host:
                 self.add(b.start, one.shapes.get(number, b.stop), b.nbytes * split)
 
     def add(self, start: float, stop: float, nbytes: float) -> None:

@@ -11,7 +11,8 @@ from ..view.diff import show_bytes
 
 
 class Traffic(dict[str, float]):
-    """{group: bytes} that a rank sends; `operators` is the number of operators that send.
+    """{group: bytes} that a rank sends; `operators` is the number of operators that send. `copied` are the bytes that it copies between
+    device memory and host memory, which are not sent.
 
     A collective without an algorithm counts as the best algorithm in which all ranks send equally much (Thakur et al. 2005): an all_reduce
     among n ranks sends 2(n-1)/n of its value; all_gather, reduce_scatter, broadcast and reduce send (n-1)/n, all_to_all
@@ -19,13 +20,15 @@ class Traffic(dict[str, float]):
     """
 
     operators: int = 0
+    copied: float = 0.0
 
     @property
     def total(self) -> float:
         return sum(self.values())
 
     def __str__(self) -> str:
-        return ", ".join(f"{show_bytes(round(n))} over {g}" for g, n in self.items()) or "nothing is sent"
+        sent = [f"{show_bytes(round(n))} over {g}" for g, n in self.items()] or ["nothing is sent"]
+        return ", ".join([*sent, *([f"{show_bytes(round(self.copied))} to and from the host"] if self.copied else [])])
 
 
 def traffic(program: Program, rank: int, batch: int = 1) -> Traffic:
@@ -51,6 +54,8 @@ def traffic(program: Program, rank: int, batch: int = 1) -> Traffic:
             elif definition.comm.sent is not None and op.attrs["group"] in coords:
                 share = definition.comm.sent(coords[op.attrs["group"]][1], _local_type(op, block, coords, batch), op.attrs)
             else:
+                if definition.storage.copies_to:
+                    found.copied += _local_type(op, block, coords, batch).nbytes
                 continue
             group = op.attrs["group"]
             found[group] = found.get(group, 0) + share * _local_type(op, block, coords, batch).nbytes
@@ -62,6 +67,6 @@ def _local_type(op: Operator, block: Block, coords: Coords, batch: int) -> Tenso
     """The type of the value that the ranks of the operator's group hold together; for a message, the type of the sender's local value."""
     d = block.desc(op.input_arg_names[0])
     shape = [batch if s == ANY else s for s in d.type.shape]
-    mine = () if opdef(op.type).effect is Effect.P2P else (op.attrs["group"],)
+    mine = () if opdef(op.type).effect is Effect.P2P or "group" not in op.attrs else (op.attrs["group"],)
     others = tuple(e for e in d.placement if e.group and e.group not in mine and not e.op)
     return TensorType(d.type.dtype, local_shape(shape, others, coords))

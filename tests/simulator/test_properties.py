@@ -251,6 +251,12 @@ def test_offloaded_state_is_in_host_memory_and_its_way_takes_time():
     assert there.seconds > here.seconds
 
 
+def test_offloaded_activations_are_in_host_memory_and_their_way_takes_time():
+    here, there = (predicted(transpiled(f"data_parallel{rewrite}")) for rewrite in ("", ",offload_activations{least_mb=0}"))
+    assert there.memory(0).host > 0 == here.memory(0).host
+    assert there.seconds > here.seconds
+
+
 # -- profiles -----------------------------------------------------------------------------------------------------------------
 
 

@@ -147,13 +147,15 @@ class _Memories(FormWalk):
         return op.role is not Role.DIST
 
     def choose(self, op: Operator, definition: type[OpDef], ins: Names, outs: Names) -> FormChoice:
+        if to := definition.storage.copies_to:  # a copy that the program has already
+            return FormChoice.of([DEVICE if to == HOST else HOST for _ in ins], [Held((to,))] * len(outs))
         here = HOST if self._on_host(op, definition) else DEVICE
         read = op.input_arg_names if op.role is Role.DIST else elements_read(op, self.block)
         return FormChoice.of([here if n in read else None for n in ins], [Held((here,))] * len(outs))
 
     def _on_host(self, op: Operator, definition: type[OpDef]) -> bool:
         """Does the host run the operator? It runs updates, operators that only move host values, and sources of values stored there."""
-        if definition.effect in _TALKS:
+        if definition.effect in _TALKS or definition.storage.copies_to:
             return False
         if op.role in _UPDATES:
             return True
