@@ -54,7 +54,7 @@ class OffloadActivations(Pass):
 
     def rewrite(self, program: Program, job: Job) -> Program:
         made = program.copy()
-        found = _Kept(made, self.least_mb * 2**20)
+        found = _ActivationCopies(made, self.least_mb * 2**20)
         sections = found.sections()[self.ahead :]
         if not sections:
             what = f"backward of {program.label()} reads no value of {self.least_mb} MiB late enough"
@@ -68,10 +68,10 @@ class OffloadActivations(Pass):
         return made
 
     def conversions(self) -> Conversions:
-        return _Copies()
+        return _ActivationConversions()
 
 
-class _Copies(Conversions):
+class _ActivationConversions(Conversions):
     """The conversions of this rewrite, for the proof: copies between the memories."""
 
     def converts(self, op: Operator, block: Block) -> Order | None:
@@ -83,14 +83,14 @@ class _Copies(Conversions):
 
 
 @dataclass
-class _Value:
+class _KeptValue:
     """A value that forward computes and backward reads, alone or as a view of it. Numbers are those of operators."""
 
     last: int  # the last operator of forward that reads or makes it
     readers: dict[int, list[str]] = field(default_factory=dict)  # operator of backward -> the names that it reads: the value, or views
 
 
-class _Kept:
+class _ActivationCopies:
     """The values that forward computes for backward, and the copies between the memories."""
 
     def __init__(self, program: Program, least: float):
@@ -104,16 +104,16 @@ class _Kept:
         self.before: dict[int, list[Operator]] = {}
         self.renamed: dict[int, dict[str, str]] = {}
 
-    def _values(self) -> dict[str, _Value]:
+    def _values(self) -> dict[str, _KeptValue]:
         """The values that may be copied, by name."""
         fixed = self._fixed()
-        found: dict[str, _Value] = {}
+        found: dict[str, _KeptValue] = {}
         for k, op in enumerate(self.ops):
             for n in dict.fromkeys((*op.input_arg_names, *(op.output_arg_names if k < self.start else ()))):
                 root = self._root(n, fixed)
                 if root is None:
                     continue
-                value = found.setdefault(root, _Value(k))
+                value = found.setdefault(root, _KeptValue(k))
                 if k < self.start:
                     value.last = k
                 else:

@@ -83,7 +83,10 @@ def test_values_below_the_size_stay_and_the_log_says_so():
     assert any("OffloadActivations changed nothing" in str(line) for line in t.explain())
 
 
-WRONG = [({"least_mb": -1}, "least_mb is a number of MiB, 0 or more, got -1"), ({"ahead": 0}, "ahead is a number of sections, 1 or more, got 0")]
+WRONG = [
+    ({"least_mb": -1}, "least_mb is a number of MiB, 0 or more, got -1"),
+    ({"ahead": 0}, "ahead is a number of sections, 1 or more, got 0"),
+]
 
 
 @pytest.mark.parametrize("wrong, message", WRONG)
