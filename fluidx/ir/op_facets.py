@@ -126,15 +126,17 @@ class Rewrite(Facet):
 class Autocast(Facet):
     """The dtypes in which the kernels compute, and so the casts around them."""
 
-    # do the kernels compute on 16-bit floats directly? Or (device, outs) -> bool, over a flat list of types. None: yes for an op that only
+    # do all kernels compute on 16-bit floats directly? Or (device, outs) -> bool, over a flat list of types. None: yes for an op that only
     # moves elements (`flops` is 0, views), communicates or prints. All other kernels get float32: converted before the call and rounded
-    # after it
+    # after it. A C kernel that supports 16-bit arrays gets them in any case
     takes_16_bit: Any = None
     # does the op take dtypes without arithmetic (dtypes.py: TINY)? True for ops that move elements, and cast
     takes_low_bit: bool = False
     # in mixed precision: "half" computes in 16 bits, "float32" in 32 bits, "any" in the dtype of its operands. None: "any" for an op that
     # only moves elements, "float32" for every other
     mixed: str | None = None
+    # input slots that stay float32 if the op works in 16 bits, such as weights and statistics of norms; they do not decide what it works in
+    wide: tuple[str, ...] = ()
     # for an op that the proof treats as exact although it rounds: (attrs) -> a sentence about its error, for the report
     rounds: Callable[..., str] | None = None
 

@@ -1,7 +1,8 @@
 """Automatic mixed precision (amp): rewrite a program so that operators that may compute in 16 bits do so.
 
 An operator's declaration says in which precision it computes: 16 bits, float32 or any. Each of its operands is read in that precision, from
-an existing copy or from a new cast; a value is cast once. An operator that takes any precision follows its operands: it computes in float32
+an existing copy or from a new cast; a value is cast once. Weights and statistics of norms are read in float32 in any case.
+An operator that takes any precision follows its operands: it computes in float32
 if one of them was computed in float32, else in 16 bits if one of them has 16 bits. Parameters, data and constants do not count.
 
 A value computed in 16 bits becomes a 16-bit variable. Some names must stay float32: state, data, variables that are written twice,
@@ -83,12 +84,13 @@ class Casts(Conversions):
     def misfit(self, before: Operator, after: Operator, block: Block, made: Block) -> str:
         said = self.lists.of(before) if before.role in self.roles else "float32"
         definition = opdef(after.type)
-        if said == "any" or definition.storage.same_variable or definition.rewrite.constant:
+        if said == "any" and not definition.autocast.wide or definition.storage.same_variable or definition.rewrite.constant:
             return ""
-        works_in = self.dtype if said == "half" else WIDE
-        for m, n in zip(before.input_arg_names, after.input_arg_names, strict=True):
+        for slot, m, n in zip(_slots(after, definition), before.input_arg_names, after.input_arg_names, strict=True):
             was, found = block.desc(m).type.dtype, made.desc(n).type.dtype
-            if was == WIDE and found != works_in:
+            is_wide = slot in definition.autocast.wide
+            works_in = self.dtype if said == "half" and not is_wide else WIDE
+            if was == WIDE and found != works_in and (is_wide or said != "any"):
                 return f"works in {works_in} and reads %{n} in {found}"
         return ""
 
@@ -125,7 +127,10 @@ class _Dtypes(FormWalk):
         if op.role not in self.roles:
             return None
         works_in = self._works_in(op, definition)
-        wanted = [works_in if n is not None and works_in and self.held(n).forms[0] else None for n in ins]
+        wide = () if works_in == WIDE else definition.autocast.wide
+        slots = _slots(op, definition, len(ins))
+        wanted = [(WIDE if slot in wide else works_in) if n is not None and works_in and self.held(n).forms[0] else None
+                  for slot, n in zip(slots, ins, strict=True)]  # fmt: skip
         in_names = {n: form for n, form in zip(ins, wanted, strict=True) if n is not None}
         types = {s: [self._type(n, in_names[n]) for n in names] for s, names in op.inputs.items()}
         try:
@@ -149,7 +154,8 @@ class _Dtypes(FormWalk):
         said = self.lists.of(op)
         if said != "any":
             return self.dtype if said == "half" else WIDE
-        found = {self.held(n).mark for n in op.input_arg_names if self._type(n).is_float}
+        wide = definition.autocast.wide
+        found = {self.held(n).mark for s, names in op.inputs.items() if s not in wide for n in names if self._type(n).is_float}
         return next((d for d in (WIDE, self.dtype) if d in found), "")
 
     def _type(self, name: str, form: str | None = None) -> Any:
@@ -186,6 +192,12 @@ class _Dtypes(FormWalk):
 
     def numbered(self, k: int) -> str:
         return f"_{k}"
+
+
+def _slots(op: Operator, definition: type[OpDef], count: int = -1) -> list[str]:
+    """The slot of each operand; of `count` operands, absent ones are among them."""
+    absent = count > len(op.input_arg_names)
+    return [s.name for s in definition.in_slots for _ in op.inputs.get(s.name, ()) or (("",) if absent and not s.many else ())]
 
 
 def _fixed(program: Program, roles: Container[Role]) -> set[str]:

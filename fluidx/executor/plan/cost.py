@@ -116,9 +116,10 @@ def thread_bytes(step: Step, values: Mapping[str, Value]) -> int:
         return shadows.of(aside.get((name, True)) or values[name].type)
 
     def written(name: str) -> np.ndarray:
-        # in a chain, the first results of all operators have one type
-        found = name if name in values else next(n for o in step.ops if (n := o.output_arg_names[0]) in values)
-        return shadows.of(aside.get((name, False)) or values[found].type)
+        # in a chain, the first results of all operators have one shape, and the first has the dtype of its operand
+        dtype = values[op.input_arg_names[0]].type.dtype
+        stored = [t for o in step.ops if (n := o.output_arg_names[0]) in values and (t := values[n].type).dtype == dtype]
+        return shadows.of(aside.get((name, False)) or (values[name].type if name in values else stored[0]))
 
     outs = definition.arrange(op.outputs, definition.out_slots, written)
     body = bodies(definition, natively=True)[0]

@@ -1,7 +1,8 @@
 """Fusion: a chain of neighbouring elementwise operators over values of one shape becomes one step, which passes over memory once.
 
 A chain is an operator and the following operators that read its result. A result that nothing else reads is not stored. The order of
-operations on each element stays, so fused and separate steps of the vector machine give the same bits.
+operations on each element stays, so fused and separate steps of the vector machine give the same bits. A 16-bit result that is not stored
+is rounded as if it were. Casts between float32 and 16 bits are operators of a chain like others: loads and stores of another type.
 
 The first operator may be one whose kernel takes a tail, such as a matrix product. The others (the tail) then run over each part of its
 result as soon as the part is computed.
@@ -10,15 +11,16 @@ result as soon as the part is computed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain as joined
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ... import native
-from ...ir.opdef import opdef
+from ...ir.dtypes import HALVES, dtype_name, np_dtype
+from ...ir.opdef import OpDef, opdef
 from ...ir.operator import Operator, op_types
 from ...ir.types import TensorType
 from ...ops.expr.native import always_fits, bind_native
@@ -28,8 +30,12 @@ from .selection import Outline
 from .shadows import LayoutKeys, Shadows
 from .sizes import RankSizes
 
+Array = Callable[[str], np.ndarray]  # the array of a value
+Dtype = Callable[[str], str]  # its dtype, also if it has no array
+
 _MOST_ANSWERS = 1 << 14
 _ANSWERS: dict[Hashable, tuple[bool, Any]] = {}  # are there kernel calls for a chain? Attributes are kept because the key has their ids
+_PICKS = ("neg", "abs", "sign", "min", "max", "floor", "ceil", "round")  # functions of 16-bit numbers that need no rounding
 _MOST = 16  # operators in one chain: more would not fit into the registers of the vector machine
 
 
@@ -44,6 +50,9 @@ def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, layouts: Mappin
     def shadow(name: str) -> np.ndarray:
         return shadows.of(types[name])
 
+    def dtype(name: str) -> str:
+        return types[name].dtype
+
     def covered(stored: Sequence[str]) -> bool:
         names = [n for op in chain for n in op.input_arg_names]
         # the number of loops depends on no size above 1. Whether rows are long enough for a tail depends on all sizes but axis 0, because
@@ -54,8 +63,8 @@ def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, layouts: Mappin
         if known is None:
             alike = row, *_wired(chain, stored, layouts)
             if (found := _ANSWERS.get(alike)) is None:
-                known = covers(chain, stored, shadow)
-                if not _any_size(chain, stored, shadow):
+                known = covers(chain, stored, shadow, dtype)
+                if not _any_size(chain, stored, shadow, dtype):
                     return known
                 if len(_ANSWERS) >= _MOST_ANSWERS:
                     _ANSWERS.clear()
@@ -79,7 +88,7 @@ def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, layouts: Mappin
         fits = may and id(op) not in here and _is_float(op, types)
         if chain:
             goes_on = fits and not opdef(op.type).native.tail and len(chain) < _MOST and not made.isdisjoint(op.input_arg_names)
-            if not (goes_on and types[op.output_arg_names[0]] == types[chain[0].output_arg_names[0]]):
+            if not (goes_on and types[op.output_arg_names[0]].shape == types[chain[0].output_arg_names[0]].shape):
                 close()
         if fits:
             chain.append(op)
@@ -91,17 +100,18 @@ def chains(sizes: RankSizes, shadows: Shadows, outline: Outline, layouts: Mappin
 
 
 def fused(
-    chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], scratch: Sequence[np.ndarray] = ()
+    chain: Sequence[Operator], stored: Sequence[str], array: Array, dtype: Dtype, scratch: Sequence[np.ndarray] = ()
 ) -> list[native.NativeCall]:
-    """The kernel calls of a chain, over the arrays that it reads and stores. `scratch` are the scratch arrays of its first operator."""
-    calls = _calls(chain, stored, array, scratch)
+    """The kernel calls of a chain, over the arrays that it reads and stores; `dtype` is that of each result. `scratch` are the scratch
+    arrays of its first operator."""
+    calls = _calls(chain, stored, array, dtype, scratch)
     assert calls is not None, "the operands of a planned chain have other layouts now"
     return calls
 
 
-def covers(chain: Sequence[Operator], stored: Sequence[str], shadow: Callable[[str], np.ndarray]) -> bool:
+def covers(chain: Sequence[Operator], stored: Sequence[str], shadow: Array, dtype: Dtype) -> bool:
     """Are there kernel calls for a chain whose operands have the layouts of these shadow arrays?"""
-    return _calls(chain, stored, shadow, dry=True) is not None
+    return _calls(chain, stored, shadow, dtype, dry=True) is not None
 
 
 def _outputs(chain: Sequence[Operator], needed: Mapping[str, int]) -> list[str]:
@@ -114,17 +124,17 @@ def _outputs(chain: Sequence[Operator], needed: Mapping[str, int]) -> list[str]:
 
 
 def _calls(
-    chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], scratch: Sequence[np.ndarray] = (),
-    dry: bool = False,
-) -> list[native.NativeCall] | None:  # fmt: skip
+    chain: Sequence[Operator], stored: Sequence[str], array: Array, dtype: Dtype, scratch: Sequence[np.ndarray] = (), dry: bool = False
+) -> list[native.NativeCall] | None:
     first, definition = chain[0], opdef(chain[0].type)
     if not definition.native.tail:
-        call = _elementwise(chain, stored, array, dry)
+        call = _elementwise(chain, stored, array, dtype, dry)
         return None if call is None else [call]
     out, rest = first.output_arg_names[0], [n for op in chain[1:] if (n := op.output_arg_names[0]) in stored]
-    if not rest:
+    # holds the first operator's result until the tail has read it
+    place = next((array(n) for n in ((out,) if out in stored else rest) if dtype(n) == dtype(out)), None)
+    if not rest or place is None:
         return None
-    place = array(out if out in stored else rest[0])  # holds the first operator's result until the tail has read it
 
     def layouts(name: str) -> np.ndarray:
         return place if name == out else array(name)
@@ -132,16 +142,16 @@ def _calls(
     ins, outs = definition.operands(first, layouts, layouts)
     made: Any = definition.native.calls
     calls = made(ins, outs, first.attrs, dry=dry, **({"scratch": scratch} if scratch else {}))
-    tail = _elementwise(chain[1:], rest, layouts, dry, tail=True)
+    tail = _elementwise(chain[1:], rest, layouts, dtype, dry, tail=True)
     if not calls or tail is None or not calls[-1].tail:
         return None
     return calls if dry else [*calls[:-1], native.then(calls[-1], tail)]
 
 
 def _elementwise(
-    chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray], dry: bool, tail: bool = False
+    chain: Sequence[Operator], stored: Sequence[str], array: Array, dtype: Dtype, dry: bool, tail: bool = False
 ) -> native.NativeCall | None:
-    return bind_native(*_operands(chain, stored, array), dry, tail)
+    return bind_native(*_operands(chain, stored, array, dtype), dry, tail)
 
 
 def _wired(chain: Sequence[Operator], stored: Sequence[str], layouts: Mapping[str, LayoutKeys]) -> Iterator[Hashable]:
@@ -154,7 +164,7 @@ def _wired(chain: Sequence[Operator], stored: Sequence[str], layouts: Mapping[st
     yield tuple([layouts[n].rough for n in number])
 
 
-def _any_size(chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray]) -> bool:
+def _any_size(chain: Sequence[Operator], stored: Sequence[str], array: Array, dtype: Dtype) -> bool:
     """Does it depend on the loops over the results alone whether there are calls for a chain?"""
     first, formulas = opdef(chain[0].type), chain
     if first.native.tail:
@@ -162,21 +172,21 @@ def _any_size(chain: Sequence[Operator], stored: Sequence[str], array: Callable[
         stored = [n for op in formulas if (n := op.output_arg_names[0]) in stored]
         if not stored or not (said(chain[0].attrs) if callable(said) else said):
             return False
-    exprs, values, outs = _operands(formulas, stored, array)
+    exprs, values, outs = _operands(formulas, stored, array, dtype)
     return always_fits(exprs, len(values) + len(outs))
 
 
 def _operands(
-    chain: Sequence[Operator], stored: Sequence[str], array: Callable[[str], np.ndarray]
+    chain: Sequence[Operator], stored: Sequence[str], array: Array, dtype: Dtype
 ) -> tuple[list[Expr], dict[str, np.ndarray], list[np.ndarray]]:
     """Three results: an expression for each stored value, over symbols for the operands (one symbol for each shape that an operand is read
     in); the arrays of the symbols; the arrays of the stored values."""
     number: dict[str, int] = {}  # of the values that the chain computes
     symbols: dict[tuple[str, tuple[int, ...]], str] = {}  # equal chains get equal symbols, so they are assembled once
     shape = array(stored[0]).shape
-    parts: list[tuple[Expr, tuple[tuple[str, int | str], ...]]] = []
+    parts: list[_Part] = []
     for op in chain:
-        element, reads = opdef(op.type).expr, op.input_arg_names
+        element, reads = _formula(opdef(op.type)), op.input_arg_names
         assert element is not None
         e, shapes = element(op.attrs, [shape if n in number else array(n).shape for n in reads], len(shape))
         operands = tuple([
@@ -184,19 +194,43 @@ def _operands(
             for (name, aligned), n in zip(shapes.items(), reads, strict=True)
         ])  # fmt: skip
         number[op.output_arg_names[0]] = len(parts)
-        parts.append((e, operands))
+        rounded = d if (d := dtype(op.output_arg_names[0])) in HALVES else ""
+        alike = [s for (_, s), n in zip(operands, reads, strict=True) if isinstance(s, str) and dtype_name(array(n).dtype) == rounded]
+        parts.append(_Part(e, operands, rounded, frozenset(alike)))
     exprs = _composed(tuple(parts), tuple([number[n] for n in stored]))
     values = {symbol: a if (a := array(n)).shape == aligned else a.reshape(aligned) for (n, aligned), symbol in symbols.items()}
     return exprs, values, [array(n) for n in stored]
 
 
+class _Part(NamedTuple):
+    """The expression of one operator in a chain."""
+
+    expr: Expr
+    operands: tuple[tuple[str, int | str], ...]  # an earlier part or another symbol for each symbol of the expression
+    rounded: str  # the dtype of the result if it has 16 bits, otherwise ""
+    alike: frozenset[str]  # operands from memory that have this dtype
+
+
 @lru_cache(maxsize=1024)
-def _composed(parts: tuple[tuple[Expr, tuple[tuple[str, int | str], ...]], ...], stored: tuple[int, ...]) -> list[Expr]:
-    """The expressions of the stored parts. A part is an expression, with an earlier part or another symbol for each of its symbols."""
+def _composed(parts: tuple[_Part, ...], stored: tuple[int, ...]) -> list[Expr]:
+    """The expressions of the stored parts. What is stored is rounded then; what later parts read of a 16-bit result is rounded here."""
     made: list[Expr] = []
-    for e, operands in parts:
-        made.append(_grafted(e, {name: sym(o) if isinstance(o, str) else made[o] for name, o in operands}))
+    read: list[Expr] = []
+    for e, operands, rounded, alike in parts:
+        made.append(_grafted(e, {name: sym(o) if isinstance(o, str) else read[o] for name, o in operands}))
+        read.append(make_node(rounded, made[-1]) if rounded and not _is_exact(made[-1], rounded, alike) else made[-1])
     return [made[k] for k in stored]
+
+
+def _is_exact(e: Expr, dtype: str, alike: Container[str]) -> bool:
+    """Is the value one of this 16-bit dtype without rounding, if the symbols in `alike` are?"""
+    if e.fn == "const":
+        with np.errstate(over="ignore"):
+            return float(np_dtype(dtype).type(e.args[0])) == e.args[0]
+    if e.fn in ("sym", dtype):
+        return e.fn == dtype or e.args[0] in alike
+    picks = e.args[1:] if e.fn == "where" else e.args if e.fn in _PICKS else ()
+    return bool(picks) and all(_is_exact(a, dtype, alike) for a in picks)
 
 
 def _grafted(e: Expr, values: Mapping[str, Expr]) -> Expr:
@@ -213,7 +247,7 @@ def _needed(outline: Outline, sizes: RankSizes | None = None) -> dict[str, int]:
 
 def _fusable(outline: Outline) -> list[bool]:
     """For each operator: is it elementwise or does it take a tail, and is its result a temporary value that is written once in a run?"""
-    fusable = {t for t in op_types(outline.ops) if opdef(t).native.tail or opdef(t).expr is not None}
+    fusable = {t for t in op_types(outline.ops) if opdef(t).native.tail or _formula(opdef(t)) is not None}
     written = Counter(joined.from_iterable(outline.fact(op_writes)))
     given, descs = {*outline.given}, outline.program.global_block().descs
 
@@ -224,6 +258,15 @@ def _fusable(outline: Outline) -> list[bool]:
 
 
 def _is_float(op: Operator, types: Mapping[str, TensorType]) -> bool:
-    """Do all operands have one dtype, which the vector machine supports?"""
+    """Do all operands have dtypes for which the vector machine has one kind of registers?"""
     dtypes = {types[n].dtype for n in (*op.input_arg_names, *op.output_arg_names)}
-    return len(dtypes) == 1 and dtypes <= {"float32", "float64"}
+    return dtypes == {"float64"} or dtypes <= {"float32", *HALVES}
+
+
+def _formula(definition: type[OpDef]) -> Callable[..., tuple[Expr, dict[str, tuple[int, ...]]]] | None:
+    """The expression of an elementwise op over its operands. A cast between floats is its operand: only the element type changes."""
+    return _as_it_is if definition.name == "cast" else definition.expr
+
+
+def _as_it_is(attrs: Mapping[str, Any], shapes: Sequence[tuple[int, ...]], ndim: int) -> tuple[Expr, dict[str, tuple[int, ...]]]:
+    return sym("x"), {"x": shapes[0]}

@@ -154,7 +154,7 @@ class Chooser:
             return "nothing" if here.skip else "fill"
         copied = bool(node.scratch)  # copies that do not follow from the types alone, unlike those of `widen`
         asks = copied or here is not None and here.part is not None
-        if self.storage.halves and self.storage.has_halves(node):
+        if self.storage.halves and len(node.ops) == 1 and self.storage.has_halves(node):
             taken = self._body(node) if asks else self._known_body(node)[0]
             if taken.name != "native":  # there is no C kernel for the 16-bit operands themselves
                 self.storage.widen(node, self.device)
@@ -174,7 +174,7 @@ class Chooser:
         if not lying:
             return
         if len(node.ops) > 1:
-            taken = covers(node.ops, [n for n in made if n in storage.roots], storage.shadow.__getitem__)
+            taken = covers(node.ops, [n for n in made if n in storage.roots], storage.shadow.__getitem__, storage.dtype)
         else:
             widened = storage.halves and storage.has_halves(node)  # that copies them, too
             taken = widened or node.definition.native.calls is None or self._known_body(node)[0].name == "native"

@@ -11,6 +11,7 @@ from ...ir.program import Program
 from ...ir.types import TensorType
 from ..context import RunContext
 from ..error_text import no_memory
+from .casts import without_casts
 from .fusion import chains
 from .kernel_selection import Chooser, KernelAnswers, PartChoice
 from .liveness import FOREVER, lifetimes
@@ -84,6 +85,8 @@ def _planned(
     """The plan of operators whose sizes are known, and the kernel choices that depend on the rank's part."""
     program, fetch = outline.program, outline.fetch
     shadows = Shadows(sizes.types.values())
+    if natively and fuse:
+        outline = without_casts(outline, sizes, shadows, ctx)
     answers = KernelAnswers.of(device, natively)
     layouts = answers.plain(sizes.types)
     units = chains(sizes, shadows, outline, layouts) if natively and fuse else [(op,) for op in outline.ops]

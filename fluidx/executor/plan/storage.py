@@ -274,6 +274,9 @@ class StorageAssignment:
         node.scratch.append(UnplacedScratch(t, Root(t.nbytes, start, stop, "arena", on_host=node.on_host), of, reads))
         self.all_scratch.append(node.scratch[-1])
 
+    def dtype(self, name: str) -> str:
+        return self.types[name].dtype
+
     def has_halves(self, node: PlanNode) -> bool:
         """Does the operator of a step read or write 16-bit floats?"""
         return any(self.types[n].dtype in HALVES for n in node.op.input_arg_names + node.op.output_arg_names)

@@ -161,7 +161,11 @@ class _Binder:
             case "fused":
                 aside, before, _ = self._copies(step)
                 stored = [n for n in step.writes if n in self.plan.values]
-                calls = fused(step.ops, stored, lambda n: aside[n, True] if (n, True) in aside else self.array(n), self._scratch(step))
+
+                def array(n: str) -> Any:
+                    return aside[n, True] if (n, True) in aside else self.array(n)
+
+                calls = fused(step.ops, stored, array, self._dtype, self._scratch(step))
                 return _sequence([*before, kernels.NativeStep(calls)])
             case "nothing":
                 for n in op.output_arg_names:  # a state variable is created even if it is empty
@@ -208,6 +212,11 @@ class _Binder:
         view = np.frombuffer(self.private[place.file], place.array.dtype, place.array.size, place.offset).reshape(v.type.shape)
         self.scope.bind(name, view)
         return _ReadAgain(place, view)
+
+    def _dtype(self, name: str) -> str:
+        """The dtype of a value, also of one that a chain does not store."""
+        known = self.plan.values.get(name) or self.plan.program.global_block().descs[name]
+        return known.type.dtype
 
     def _scratch(self, step: Step) -> list[Any]:
         """The scratch arrays of a step's kernel body."""

@@ -16,13 +16,47 @@ enum { BN_WORDS = 18, BN_GRAD_WORDS = 13, BN_LANES = 32, BN_ROWS = 16, BN_PARTS 
 INLINE int64_t bn_parts(int64_t rows) { return rows < BN_ROWS * BN_PARTS ? 1 : BN_PARTS; }
 
 #define T float
+#define TFN(name) name##_f32
+#define S float
+#define LOAD(x) (x)
+#define STORE(x) (x)
 #define FN(name) name##_f32
 #include "batch_norm_body.h"
+#undef S
+#undef LOAD
+#undef STORE
+#undef FN
+
+#define S uint16_t
+#define LOAD(x) float_of_f16(x)
+#define STORE(x) f16_of_float(x)
+#define FN(name) name##_f16
+#include "batch_norm_body.h"
+#undef LOAD
+#undef STORE
+#undef FN
+
+#define LOAD(x) float_of_bf16(x)
+#define STORE(x) bf16_of_float(x)
+#define FN(name) name##_bf16
+#include "batch_norm_body.h"
 #undef T
+#undef TFN
+#undef S
+#undef LOAD
+#undef STORE
 #undef FN
 
 #define T double
+#define TFN(name) name##_f64
+#define S double
+#define LOAD(x) (x)
+#define STORE(x) (x)
 #define FN(name) name##_f64
 #include "batch_norm_body.h"
 #undef T
+#undef TFN
+#undef S
+#undef LOAD
+#undef STORE
 #undef FN

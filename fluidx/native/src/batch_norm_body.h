@@ -1,8 +1,10 @@
-/* batch_norm.h for one type: T, FN(name). */
+/* batch_norm.h for one type: T, FN(name); and S, in which x, y and their gradients are stored, with LOAD and STORE from and to it. */
 
 typedef struct {
-    const T *x, *g, *scale, *bias, *mean, *var;
-    T *y, *mean_out, *var_out, *saved_mean, *saved_inv, *dscale, *dbias;
+    const S *x, *g;
+    S *y;
+    const T *scale, *bias, *mean, *var;
+    T *mean_out, *var_out, *saved_mean, *saved_inv, *dscale, *dbias;
     int64_t n, c, k, given, block, parts;
     T keep, eps;
     double *sums;
@@ -28,32 +30,32 @@ static void FN(bn_put)(const FN(BatchNorm) *j, int64_t c, T mean, T var) {
 INLINE T FN(bn_factor)(const FN(BatchNorm) *j, int64_t c, T var) { return j->scale[c] / (T)sqrt((double)(T)(var + j->eps)); }
 
 /* Sums along a run: of x; of (x - mean)^2; of g and g (x - mean). Lanes keep each chain of roundings short, doubles join the runs. */
-INLINE double FN(bn_sum)(const T *x, int64_t n) {
+INLINE double FN(bn_sum)(const S *x, int64_t n) {
     T s[BN_LANES] = {0};
     double total = 0;
     int64_t i = 0;
     for (; i + BN_LANES <= n; i += BN_LANES)
-        for (int l = 0; l < BN_LANES; l++) s[l] += x[i + l];
-    for (int l = 0; i < n; i++, l++) s[l] += x[i];
+        for (int l = 0; l < BN_LANES; l++) s[l] += LOAD(x[i + l]);
+    for (int l = 0; i < n; i++, l++) s[l] += LOAD(x[i]);
     for (int l = 0; l < BN_LANES; l++) total += (double)s[l];
     return total;
 }
-INLINE double FN(bn_squares)(const T *x, int64_t n, T mean) {
+INLINE double FN(bn_squares)(const S *x, int64_t n, T mean) {
     T s[BN_LANES] = {0};
     double total = 0;
     int64_t i = 0;
     for (; i + BN_LANES <= n; i += BN_LANES)
-        for (int l = 0; l < BN_LANES; l++) s[l] += (x[i + l] - mean) * (x[i + l] - mean);
-    for (int l = 0; i < n; i++, l++) s[l] += (x[i] - mean) * (x[i] - mean);
+        for (int l = 0; l < BN_LANES; l++) s[l] += (LOAD(x[i + l]) - mean) * (LOAD(x[i + l]) - mean);
+    for (int l = 0; i < n; i++, l++) s[l] += (LOAD(x[i]) - mean) * (LOAD(x[i]) - mean);
     for (int l = 0; l < BN_LANES; l++) total += (double)s[l];
     return total;
 }
-INLINE void FN(bn_products)(const T *x, const T *g, int64_t n, T mean, double *sum, double *dot) {
+INLINE void FN(bn_products)(const S *x, const S *g, int64_t n, T mean, double *sum, double *dot) {
     T s[BN_LANES] = {0}, d[BN_LANES] = {0};
     int64_t i = 0;
     for (; i + BN_LANES <= n; i += BN_LANES)
-        for (int l = 0; l < BN_LANES; l++) s[l] += g[i + l], d[l] += g[i + l] * (x[i + l] - mean);
-    for (int l = 0; i < n; i++, l++) s[l] += g[i], d[l] += g[i] * (x[i] - mean);
+        for (int l = 0; l < BN_LANES; l++) s[l] += LOAD(g[i + l]), d[l] += LOAD(g[i + l]) * (LOAD(x[i + l]) - mean);
+    for (int l = 0; i < n; i++, l++) s[l] += LOAD(g[i]), d[l] += LOAD(g[i]) * (LOAD(x[i]) - mean);
     for (int l = 0; l < BN_LANES; l++) *sum += (double)s[l], *dot += (double)d[l];
 }
 
@@ -64,8 +66,9 @@ static void FN(bn_channels)(void *ctx, int64_t begin, int64_t end) {
     int64_t apart = j->c * j->k;
     for (int64_t b = begin; b < end; b++)
         for (int64_t c = b * j->block; c < at_most((b + 1) * j->block, j->c); c++) {
-            const T *x = j->x + c * j->k;
-            T *y = j->y + c * j->k, mean, var, shift;
+            const S *x = j->x + c * j->k;
+            S *y = j->y + c * j->k;
+            T mean, var, shift;
             if (j->given) {
                 mean = j->mean[c], var = j->var[c];
             } else {
@@ -79,14 +82,14 @@ static void FN(bn_channels)(void *ctx, int64_t begin, int64_t end) {
             FN(bn_put)(j, c, mean, var);
             shift = bias - mean * factor;
             for (int64_t n = 0; n < j->n; n++) {
-                const T *from = x + n * apart;
-                T *to = y + n * apart;
+                const S *from = x + n * apart;
+                S *to = y + n * apart;
                 if (j->given) {
-                    IVDEP for (int64_t i = 0; i < j->k; i++) to[i] = from[i] * factor + shift;
+                    IVDEP for (int64_t i = 0; i < j->k; i++) to[i] = STORE(LOAD(from[i]) * factor + shift);
                 } else {
-                    IVDEP for (int64_t i = 0; i < j->k; i++) to[i] = (from[i] - mean) * factor + bias;
+                    IVDEP for (int64_t i = 0; i < j->k; i++) to[i] = STORE((LOAD(from[i]) - mean) * factor + bias);
                 }
-                if (j->tail) FN(vm_part)(j->tail, to, 1, j->k, j->k);
+                if (j->tail) TFN(vm_part)(j->tail, to, 1, j->k, j->k);
             }
         }
 }
@@ -96,19 +99,20 @@ static void FN(bn_grad_channels)(void *ctx, int64_t begin, int64_t end) {
     int64_t apart = j->c * j->k;
     for (int64_t b = begin; b < end; b++)
         for (int64_t c = b * j->block; c < at_most((b + 1) * j->block, j->c); c++) {
-            const T *x = j->x + c * j->k, *g = j->g + c * j->k;
-            T *y = j->y + c * j->k, mean = j->mean[c], inv = j->var[c];
+            const S *x = j->x + c * j->k, *g = j->g + c * j->k;
+            S *y = j->y + c * j->k;
+            T mean = j->mean[c], inv = j->var[c];
             double sum = 0, dot = 0, count = (double)j->n * (double)j->k;
             for (int64_t n = 0; n < j->n; n++) FN(bn_products)(x + n * apart, g + n * apart, j->k, mean, &sum, &dot);
             T factor = j->scale[c] * inv, slope = (T)(dot * (double)inv * (double)inv / count), shift = (T)(sum / count);
             j->dbias[c] = (T)sum, j->dscale[c] = (T)(dot * (double)inv);
             for (int64_t n = 0; n < j->n; n++) {
-                const T *from = x + n * apart, *d = g + n * apart;
-                T *to = y + n * apart;
+                const S *from = x + n * apart, *d = g + n * apart;
+                S *to = y + n * apart;
                 if (j->given) {
-                    IVDEP for (int64_t i = 0; i < j->k; i++) to[i] = d[i] * factor;
+                    IVDEP for (int64_t i = 0; i < j->k; i++) to[i] = STORE(LOAD(d[i]) * factor);
                 } else {
-                    IVDEP for (int64_t i = 0; i < j->k; i++) to[i] = (d[i] - (from[i] - mean) * slope - shift) * factor;
+                    IVDEP for (int64_t i = 0; i < j->k; i++) to[i] = STORE((LOAD(d[i]) - (LOAD(from[i]) - mean) * slope - shift) * factor);
                 }
             }
         }
@@ -127,14 +131,14 @@ static void FN(bn_part_moments)(void *ctx, int64_t begin, int64_t end) {
         memset(mean, 0, sizeof(double) * (size_t)(2 * c));
         for (int64_t r = first; r < last; r += BN_ROWS) {
             int64_t rows = at_most(BN_ROWS, last - r);
-            const T *x = j->x + r * c;
+            const S *x = j->x + r * c;
             for (int64_t i = 0; i < c; i++) sum[i] = 0, square[i] = 0, rest[i] = 0;
             for (int64_t q = 0; q < rows; q++)
-                IVDEP for (int64_t i = 0; i < c; i++) sum[i] += x[q * c + i];
+                IVDEP for (int64_t i = 0; i < c; i++) sum[i] += LOAD(x[q * c + i]);
             for (int64_t i = 0; i < c; i++) sum[i] /= (T)rows;
             for (int64_t q = 0; q < rows; q++)
                 IVDEP for (int64_t i = 0; i < c; i++) {
-                    T d = x[q * c + i] - sum[i];
+                    T d = LOAD(x[q * c + i]) - sum[i];
                     rest[i] += d, square[i] += d * d;
                 }
             /* sum[i] is the block's mean rounded to T, and rest[i] the rounding error */
@@ -152,17 +156,17 @@ static void FN(bn_part_moments)(void *ctx, int64_t begin, int64_t end) {
 static void FN(bn_rows)(void *ctx, int64_t begin, int64_t end) {
     const FN(BatchNorm) *j = ctx;
     const T *mean = j->mean_out, *factor = j->saved_mean, *shift = j->saved_inv;
-    int64_t c = j->c, some = at_least(1, FN(VM_BLOCK) / c), behind = begin; /* rows that the tail has not seen yet */
+    int64_t c = j->c, some = at_least(1, TFN(VM_BLOCK) / c), behind = begin; /* rows that the tail has not seen yet */
     for (int64_t r = begin; r < end; r++) {
-        const T *x = j->x + r * c;
-        T *y = j->y + r * c;
+        const S *x = j->x + r * c;
+        S *y = j->y + r * c;
         if (j->given) {
-            IVDEP for (int64_t i = 0; i < c; i++) y[i] = x[i] * factor[i] + shift[i];
+            IVDEP for (int64_t i = 0; i < c; i++) y[i] = STORE(LOAD(x[i]) * factor[i] + shift[i]);
         } else {
-            IVDEP for (int64_t i = 0; i < c; i++) y[i] = (x[i] - mean[i]) * factor[i] + shift[i];
+            IVDEP for (int64_t i = 0; i < c; i++) y[i] = STORE((LOAD(x[i]) - mean[i]) * factor[i] + shift[i]);
         }
         if (j->tail && (r + 1 == end || r + 1 - behind == some)) {
-            FN(vm_part)(j->tail, j->y + behind * c, r + 1 - behind, c, c);
+            TFN(vm_part)(j->tail, j->y + behind * c, r + 1 - behind, c, c);
             behind = r + 1;
         }
     }
@@ -180,8 +184,8 @@ static void FN(bn_part_products)(void *ctx, int64_t begin, int64_t end) {
         for (int64_t r = j->n * p / j->parts; r < last; r += 2 * BN_ROWS) {
             for (int64_t i = 0; i < c; i++) sum[i] = 0, dot[i] = 0;
             for (int64_t q = r; q < at_most(r + 2 * BN_ROWS, last); q++) {
-                const T *x = j->x + q * c, *g = j->g + q * c;
-                IVDEP for (int64_t i = 0; i < c; i++) sum[i] += g[i], dot[i] += g[i] * (x[i] - j->mean[i]);
+                const S *x = j->x + q * c, *g = j->g + q * c;
+                IVDEP for (int64_t i = 0; i < c; i++) sum[i] += LOAD(g[i]), dot[i] += LOAD(g[i]) * (LOAD(x[i]) - j->mean[i]);
             }
             IVDEP for (int64_t i = 0; i < c; i++) sums[i] += (double)sum[i], dots[i] += (double)dot[i];
         }
@@ -193,12 +197,12 @@ static void FN(bn_grad_rows)(void *ctx, int64_t begin, int64_t end) {
     const T *factor = j->mean_out, *slope = j->saved_mean, *shift = j->saved_inv, *mean = j->mean;
     int64_t c = j->c;
     for (int64_t r = begin; r < end; r++) {
-        const T *x = j->x + r * c, *g = j->g + r * c;
-        T *y = j->y + r * c;
+        const S *x = j->x + r * c, *g = j->g + r * c;
+        S *y = j->y + r * c;
         if (j->given) {
-            IVDEP for (int64_t i = 0; i < c; i++) y[i] = g[i] * factor[i];
+            IVDEP for (int64_t i = 0; i < c; i++) y[i] = STORE(LOAD(g[i]) * factor[i]);
         } else {
-            IVDEP for (int64_t i = 0; i < c; i++) y[i] = (g[i] - (x[i] - mean[i]) * slope[i] - shift[i]) * factor[i];
+            IVDEP for (int64_t i = 0; i < c; i++) y[i] = STORE((LOAD(g[i]) - (LOAD(x[i]) - mean[i]) * slope[i] - shift[i]) * factor[i]);
         }
     }
 }
@@ -209,11 +213,11 @@ static int64_t FN(bn_grain)(int64_t elements) { return (1 << 15) / at_least(elem
 
 static void FN(batch_norm)(const int64_t *a, Team *team) {
     Tail tail;
-    FN(BatchNorm) j = {.x = PTR(T, a[0]), .y = PTR(T, a[1]), .scale = PTR(T, a[2]), .bias = PTR(T, a[3]), .mean = PTR(T, a[4]),
+    FN(BatchNorm) j = {.x = PTR(S, a[0]), .y = PTR(S, a[1]), .scale = PTR(T, a[2]), .bias = PTR(T, a[3]), .mean = PTR(T, a[4]),
                   .var = PTR(T, a[5]), .mean_out = PTR(T, a[6]), .var_out = PTR(T, a[7]), .saved_mean = PTR(T, a[8]),
                   .saved_inv = PTR(T, a[9]), .n = a[10], .c = a[11], .k = a[12], .given = a[13], .keep = (T)as_double(a[14]),
                   .eps = (T)as_double(a[15]), .sums = PTR(double, a[16]), .block = 1,
-                  .tail = tail_of(a[17], a[1], FN(VM_BLOCK), &tail)};
+                  .tail = tail_of(a[17], a[1], TFN(VM_BLOCK), &tail)};
     if (j.k) {
         j.block = at_least(1, 64 / j.k);
         parallel_for(team, up_div(j.c, j.block), FN(bn_grain)(j.n * j.k * j.block), FN(bn_channels), &j);
@@ -250,7 +254,7 @@ static void FN(batch_norm)(const int64_t *a, Team *team) {
 }
 
 static void FN(batch_norm_grad)(const int64_t *a, Team *team) {
-    FN(BatchNorm) j = {.x = PTR(T, a[0]), .g = PTR(T, a[1]), .y = PTR(T, a[2]), .scale = PTR(T, a[3]), .mean = PTR(T, a[4]),
+    FN(BatchNorm) j = {.x = PTR(S, a[0]), .g = PTR(S, a[1]), .y = PTR(S, a[2]), .scale = PTR(T, a[3]), .mean = PTR(T, a[4]),
                   .var = PTR(T, a[5]), .dscale = PTR(T, a[6]), .dbias = PTR(T, a[7]), .n = a[8], .c = a[9], .k = a[10], .given = a[11],
                   .sums = PTR(double, a[12]), .block = 1};
     if (j.k) {

@@ -27,7 +27,7 @@ INLINE uint16_t bf16_of_float(float x) {
     return (uint16_t)((u & 0x7FFFFFFFu) > 0x7F800000u ? (u >> 16 & 0x8000) | 0x7FC0 : rounded);
 }
 
-/* Lines of them. The processor's own conversions give the same bits. */
+/* Lines of them. The processor's own conversions of float16 give the same bits; those of bfloat16 make a subnormal number zero. */
 static void line_of_f16_f32(float *to, const uint16_t *from, int64_t n) {
     int64_t c = 0;
 #ifdef HAVE_F16C
@@ -48,3 +48,57 @@ static void line_of_bf16_f32(float *to, const uint16_t *from, int64_t n) {
 static void bf16_of_line_f32(uint16_t *to, const float *from, int64_t n) {
     IVDEP for (int64_t k = 0; k < n; k++) to[k] = bf16_of_float(from[k]);
 }
+
+/* The same for double, through float */
+static void line_of_f16_f64(double *to, const uint16_t *from, int64_t n) {
+    IVDEP for (int64_t k = 0; k < n; k++) to[k] = float_of_f16(from[k]);
+}
+static void f16_of_line_f64(uint16_t *to, const double *from, int64_t n) {
+    IVDEP for (int64_t k = 0; k < n; k++) to[k] = f16_of_float((float)from[k]);
+}
+static void line_of_bf16_f64(double *to, const uint16_t *from, int64_t n) {
+    IVDEP for (int64_t k = 0; k < n; k++) to[k] = float_of_bf16(from[k]);
+}
+static void bf16_of_line_f64(uint16_t *to, const double *from, int64_t n) {
+    IVDEP for (int64_t k = 0; k < n; k++) to[k] = bf16_of_float((float)from[k]);
+}
+
+/* In which type the elements of an operand lie in memory, beside the one that a kernel computes in: 2 bits of a word for each operand */
+enum { PLAIN, FLOAT16, BFLOAT16 };
+#define FORMAT(formats, k) ((int)((formats) >> 2 * (k) & 3))
+#define FORMATS(T, FN)                                                                                                                  \
+    /* n elements of an operand in a kernel's own type */                                                                               \
+    static void FN(widen)(int format, T *to, const void *from, int64_t n) {                                                             \
+        if (format == FLOAT16)                                                                                                          \
+            FN(line_of_f16)(to, from, n);                                                                                               \
+        else if (format == BFLOAT16)                                                                                                    \
+            FN(line_of_bf16)(to, from, n);                                                                                              \
+        else                                                                                                                            \
+            memcpy(to, from, (size_t)n * sizeof(T));                                                                                    \
+    }                                                                                                                                   \
+    static void FN(narrow)(int format, void *to, const T *from, int64_t n) {                                                            \
+        if (format == FLOAT16)                                                                                                          \
+            FN(f16_of_line)(to, from, n);                                                                                               \
+        else if (format == BFLOAT16)                                                                                                    \
+            FN(bf16_of_line)(to, from, n);                                                                                              \
+        else                                                                                                                            \
+            memcpy(to, from, (size_t)n * sizeof(T));                                                                                    \
+    }                                                                                                                                   \
+    static inline T FN(element)(int format, const void *at, int64_t k) {                                                                \
+        return format == FLOAT16    ? (T)float_of_f16(((const uint16_t *)at)[k])                                                        \
+               : format == BFLOAT16 ? (T)float_of_bf16(((const uint16_t *)at)[k])                                                       \
+                                    : ((const T *)at)[k];                                                                               \
+    }                                                                                                                                   \
+    static inline void FN(put_element)(int format, void *at, int64_t k, T x) {                                                          \
+        if (format)                                                                                                                     \
+            ((uint16_t *)at)[k] = format == FLOAT16 ? f16_of_float((float)x) : bf16_of_float((float)x);                                 \
+        else                                                                                                                            \
+            ((T *)at)[k] = x;                                                                                                           \
+    }
+#define FN(name) name##_f32
+FORMATS(float, FN)
+#undef FN
+#define FN(name) name##_f64
+FORMATS(double, FN)
+#undef FN
+#undef FORMATS

@@ -2,7 +2,6 @@
 #include "native.h"
 
 #include "vm.h"
-#include "halves.h"
 #include "product.h"
 #include "product_16.h"
 #include "conv.h"
@@ -24,6 +23,7 @@
 #include "integer_rows.h"
 
 #define BOTH(name, words) {#name "_f32", words, name##_f32}, {#name "_f64", words, name##_f64}
+#define FLOATS(name, words) BOTH(name, words), {#name "_f16", words, name##_f16}, {#name "_bf16", words, name##_bf16}
 const Kernel LEVEL(kernels)[] = {
     BOTH(gemm, GEMM_WORDS),
     {"gemm_16", GEMM_16_WORDS, gemm_16},
@@ -34,8 +34,8 @@ const Kernel LEVEL(kernels)[] = {
     BOTH(conv_filter, CONV_WORDS),
     BOTH(pool, POOL_WORDS),
     BOTH(pool_grad, POOL_WORDS),
-    BOTH(batch_norm, BN_WORDS),
-    BOTH(batch_norm_grad, BN_GRAD_WORDS),
+    FLOATS(batch_norm, BN_WORDS),
+    FLOATS(batch_norm_grad, BN_GRAD_WORDS),
     BOTH(softmax, ROWS_WORDS),
     BOTH(log_softmax, ROWS_WORDS),
     BOTH(softmax_grad, ROWS_WORDS),
@@ -43,8 +43,8 @@ const Kernel LEVEL(kernels)[] = {
     BOTH(logsumexp, ROWS_WORDS),
     BOTH(xent, ROWS_WORDS),
     BOTH(xent_grad, ROWS_WORDS),
-    BOTH(layer_norm, 10),
-    BOTH(layer_norm_grad, 12),
+    BOTH(layer_norm, 11),
+    BOTH(layer_norm_grad, 13),
     BOTH(attention, ATTENTION_WORDS),
     BOTH(attention_grad, ATTENTION_WORDS),
     BOTH(reduce, REDUCE_WORDS),
@@ -53,7 +53,7 @@ const Kernel LEVEL(kernels)[] = {
     {"reduce_u8", REDUCE_WORDS, reduce_u8},
     BOTH(pick, ROWS_WORDS),
     BOTH(pick_grad, ROWS_WORDS),
-    BOTH(dropout, DROPOUT_WORDS),
+    FLOATS(dropout, DROPOUT_WORDS),
     BOTH(trees, TREES_WORDS),
     {"vectors_f64", VECTORS_WORDS, vectors},
     BOTH(grid_sample, GRID_WORDS),

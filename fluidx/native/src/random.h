@@ -27,11 +27,12 @@ INLINE void philox(uint64_t block, uint64_t seed, uint64_t step, uint64_t *words
 enum { DROPOUT_WORDS = 9, DROPOUT_ITEM = 1024 };
 
 /* x, out, mask (addresses, the last 0 for none), elements, number of the first one, seed, address of the step, limit, scale */
-#define DROPOUT(T, NAME)                                                                                                                \
+#define DROPOUT(T, S, LOAD, STORE, NAME)                                                                                                \
     static void NAME##_range(void *ctx, int64_t begin, int64_t end) {                                                                   \
         const int64_t *a = ctx;                                                                                                         \
-        const T *x = PTR(const T, a[0]);                                                                                                \
-        T *out = PTR(T, a[1]), scale = (T)as_double(a[8]);                                                                              \
+        const S *x = PTR(const S, a[0]);                                                                                                \
+        S *out = PTR(S, a[1]);                                                                                                          \
+        T scale = (T)as_double(a[8]);                                                                                                   \
         uint8_t *mask = PTR(uint8_t, a[2]);                                                                                             \
         uint64_t words[DROPOUT_ITEM / 4 + 4], step = *PTR(const uint64_t, a[6]);                                                        \
         for (int64_t item = begin; item < end; item++) {                                                                                \
@@ -43,13 +44,17 @@ enum { DROPOUT_WORDS = 9, DROPOUT_ITEM = 1024 };
             for (int64_t i = 0; i < n; i++) {                                                                                           \
                 uint8_t kept = lanes[skip + i] >= a[7];                                                                                 \
                 if (mask) mask[at + i] = kept;                                                                                          \
-                out[at + i] = x[at + i] * (T)kept * scale;                                                                              \
+                out[at + i] = STORE(LOAD(x[at + i]) * (T)kept * scale);                                                                 \
             }                                                                                                                           \
         }                                                                                                                               \
     }                                                                                                                                   \
     static void NAME(const int64_t *a, Team *team) {                                                                                    \
         parallel_for(team, (a[3] + DROPOUT_ITEM - 1) / DROPOUT_ITEM, 4, NAME##_range, (void *)(intptr_t)a);                             \
     }
-DROPOUT(float, dropout_f32)
-DROPOUT(double, dropout_f64)
+#define AS_IT_IS(x) (x)
+DROPOUT(float, float, AS_IT_IS, AS_IT_IS, dropout_f32)
+DROPOUT(float, uint16_t, float_of_f16, f16_of_float, dropout_f16)
+DROPOUT(float, uint16_t, float_of_bf16, bf16_of_float, dropout_bf16)
+DROPOUT(double, double, AS_IT_IS, AS_IT_IS, dropout_f64)
+#undef AS_IT_IS
 #undef DROPOUT

@@ -5,10 +5,11 @@
  * REDUCE_PIECE, and where that gives few items, each result is made from panels. Floats are added up in float64 beyond the smallest
  * pieces, integers in int64.
  *
- * words: what to do, addresses of x and of the contiguous result, sizes k0 r0 k1 r1, strides in elements, a divisor */
+ * words: what to do, addresses of x and of the contiguous result, sizes k0 r0 k1 r1, strides in elements, a divisor, the formats of x and of the
+ * result (halves.h), of which only kernels of floats have others than the plain one: 16-bit elements are neighbours along the last loop */
 
 enum { R_SUM, R_MAX, R_MIN, R_PROD, R_SQUARES };
-enum { REDUCE_WORDS = 12, REDUCE_COLUMNS = 1024, REDUCE_GATHERED = 256, REDUCE_PIECE = 4096, REDUCE_ITEMS = 16, REDUCE_LEAST = 16384 };
+enum { REDUCE_WORDS = 13, REDUCE_COLUMNS = 1024, REDUCE_GATHERED = 256, REDUCE_PIECE = 4096, REDUCE_ITEMS = 16, REDUCE_LEAST = 16384 };
 
 typedef struct {
     int op, by_columns;
@@ -16,11 +17,13 @@ typedef struct {
     double divisor;
     int64_t width, chunks, pieces, units, panel, panels, items, grain;
     void *partial;
+    int from, to; /* the formats */
 } Reduce;
 
 static Reduce reduce_plan(const int64_t *a, size_t bytes) {
     Reduce p = {.op = (int)a[0], .x = a[1], .out = a[2], .k0 = a[3], .r0 = a[4], .k1 = a[5], .r1 = a[6], .sk0 = a[7], .sr0 = a[8],
-                .sk1 = a[9], .sr1 = a[10], .divisor = as_double(a[11]), .pieces = 1};
+                .sk1 = a[9], .sr1 = a[10], .divisor = as_double(a[11]), .pieces = 1,
+                .from = FORMAT(a[12], 0), .to = FORMAT(a[12], 1)};
     p.by_columns = p.r1 == 1 && p.k1 > 1;
     p.width = p.sk1 == 1 ? REDUCE_COLUMNS : REDUCE_GATHERED;
     p.chunks = p.by_columns ? (p.k1 + p.width - 1) / p.width : p.k1;

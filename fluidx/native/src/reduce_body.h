@@ -123,11 +123,36 @@ INLINE ACC FN(row)(int op, const T *x, int64_t step, int64_t n, ACC start) {
     }
 }
 
+/* Put a result where it belongs. */
+INLINE void FN(reduced)(const Reduce *p, int64_t k, ACC x) {
+#if FLOAT
+    FN(put_element)(p->to, PTR(void, p->out), k, (T)DIVIDED(x, p->divisor));
+#else
+    PTR(T, p->out)[k] = (T)DIVIDED(x, p->divisor);
+#endif
+}
+
+#if FLOAT
+/* `columns` and `row` of 16-bit elements from number `at` on, in T and in the same order: eight rows, or one piece of a row, at a time */
+static void FN(narrow_columns)(const Reduce *p, int64_t at, int64_t rows, int64_t n, ACC *to) {
+    T own[8 * REDUCE_COLUMNS];
+    for (int64_t r = 0; r < rows; r += 8) {
+        int64_t some = rows - r < 8 ? rows - r : 8;
+        for (int64_t k = 0; k < some; k++) FN(widen)(p->from, own + k * n, PTR(const uint16_t, p->x) + at + (r + k) * p->sr0, n);
+        FN(columns)(p->op, own, n, 1, some, n, to);
+    }
+}
+static ACC FN(narrow_row)(const Reduce *p, int64_t at, int64_t n, ACC start) {
+    T own[REDUCE_PIECE];
+    FN(widen)(p->from, own, PTR(const uint16_t, p->x) + at, n);
+    return FN(row)(p->op, own, 1, n, start);
+}
+#endif
+
 static void FN(reduce_range)(void *ctx, int64_t begin, int64_t end) {
     const Reduce *p = ctx;
     int op = p->op;
     const T *x0 = PTR(const T, p->x);
-    T *out = PTR(T, p->out);
     ACC *partial = p->partial, none = FN(none)(op), acc[REDUCE_COLUMNS];
     for (int64_t item = begin; item < end; item++) {
         int64_t panel = item % p->panels, rest = item / p->panels, at, n = 1;
@@ -137,21 +162,32 @@ static void FN(reduce_range)(void *ctx, int64_t begin, int64_t end) {
             at = k0 * p->k1 + chunk * p->width;
             n = p->k1 - chunk * p->width < p->width ? p->k1 - chunk * p->width : p->width;
             for (int64_t j = 0; j < n; j++) acc[j] = none;
-            const T *x = x0 + k0 * p->sk0 + chunk * p->width * p->sk1 + first * p->sr0;
-            FN(columns)(op, x, p->sr0, p->sk1, last - first, n, acc);
+            int64_t from = k0 * p->sk0 + chunk * p->width * p->sk1 + first * p->sr0;
+#if FLOAT
+            if (p->from)
+                FN(narrow_columns)(p, from, last - first, n, acc);
+            else
+#endif
+                FN(columns)(op, x0 + from, p->sr0, p->sk1, last - first, n, acc);
         } else {
             at = rest;
-            const T *x = x0 + rest / p->k1 * p->sk0 + rest % p->k1 * p->sk1;
+            int64_t row = rest / p->k1 * p->sk0 + rest % p->k1 * p->sk1;
             acc[0] = none;
             for (int64_t u = first; u < last; u++) { /* a unit is a piece of one of the r0 rows */
                 int64_t r = u / p->pieces, from = u % p->pieces * REDUCE_PIECE, left = p->r1 - from;
-                acc[0] = FN(row)(op, x + r * p->sr0 + from * p->sr1, p->sr1, left < REDUCE_PIECE ? left : REDUCE_PIECE, acc[0]);
+                int64_t some = left < REDUCE_PIECE ? left : REDUCE_PIECE, place = row + r * p->sr0 + from * p->sr1;
+#if FLOAT
+                if (p->from)
+                    acc[0] = FN(narrow_row)(p, place, some, acc[0]);
+                else
+#endif
+                    acc[0] = FN(row)(op, x0 + place, p->sr1, some, acc[0]);
             }
         }
         if (partial) {
             memcpy(partial + panel * p->k0 * p->k1 + at, acc, (size_t)n * sizeof *acc);
         } else {
-            for (int64_t j = 0; j < n; j++) out[at + j] = (T)DIVIDED(acc[j], p->divisor);
+            for (int64_t j = 0; j < n; j++) FN(reduced)(p, at + j, acc[j]);
         }
     }
 }
@@ -169,6 +205,6 @@ static void FN(reduce)(const int64_t *a, Team *team) {
     for (int64_t k = 0; partial && k < outs; k++) {
         ACC total = partial[k];
         for (int64_t panel = 1; panel < p.panels; panel++) total = FN(join)(p.op, total, partial[panel * outs + k]);
-        PTR(T, p.out)[k] = (T)DIVIDED(total, p.divisor);
+        FN(reduced)(&p, k, total);
     }
 }

@@ -3,19 +3,21 @@
  * A call describes a box of (outer, rows, columns) elements, operands with a stride in bytes for each of the three, constants, and two
  * lists of instructions over registers. The first list runs on one element per row and makes the values that are the same along it; the
  * second runs on blocks of columns. A register is an operand, a constant, a scalar temporary or a block of scratch, in that order; an
- * operand with unit stride is read and written in place.
+ * operand with unit stride is read and written in place. 16-bit floats are widened by the instructions that load them, and rounded by
+ * those that store them.
  *
  * Short rows may be packed: then a block is several whole rows, and an operand that does not walk rows and columns evenly is spread out
  * into scratch first. A row is then no longer where scalars change.
  *
  * words: outer, rows, columns, packed (0 or 1), picoseconds an element, operands, constants, scalar temporaries, vector temporaries, instructions in the
- * first list, in the second, then 4 words an operand (address, strides), a constant each as a double, an instruction each:
+ * first list, in the second, then 5 words an operand (address, strides, bytes of an element), a constant each as a double, an instruction each:
  * opcode | d << 8 | a << 16 | b << 24 | c << 32 | e << 40 (operator, destination, operands). */
 
 #include "functions.h"
+#include "halves.h"
 #include "vm_ops.h"
 
-enum { VM_BYTES = 4096, VM_REGISTERS = 256 };
+enum { VM_BYTES = 4096, VM_REGISTERS = 256, OPERAND_WORDS = 5 };
 
 #define OP1(name, e) OP_##name##_v,
 #define OP2(name, e) OP_##name##_vv, OP_##name##_vs,
@@ -54,8 +56,8 @@ static Program vm_program(const int64_t *a, int64_t block) {
     }
     p.blocks = (p.columns + p.block - 1) / p.block;
     p.operands = a + 11;
-    for (int i = 0; i < p.n_operands; i++) p.n_spread += vm_spread(&p, p.operands + 4 * i);
-    p.constants = p.operands + 4 * p.n_operands, p.first = p.constants + p.n_constants;
+    for (int i = 0; i < p.n_operands; i++) p.n_spread += vm_spread(&p, p.operands + OPERAND_WORDS * i);
+    p.constants = p.operands + OPERAND_WORDS * p.n_operands, p.first = p.constants + p.n_constants;
     p.second = p.first + p.n_first;
     return p;
 }
@@ -65,12 +67,17 @@ static Program vm_program(const int64_t *a, int64_t block) {
 typedef struct {
     Program program;
     const void *result;
+    int64_t width; /* bytes of an element of the result */
 } Tail;
 
 /* What the last word of a kernel says that may have one: the address of the words of a program, or 0 */
 static Tail *tail_of(int64_t word, int64_t result, int64_t block, Tail *to) {
     if (!word) return NULL;
-    *to = (Tail){vm_program(PTR(const int64_t, word), block), PTR(const void, result)};
+    *to = (Tail){vm_program(PTR(const int64_t, word), block), PTR(const void, result), VM_BYTES / block};
+    for (int i = 0; i < to->program.n_operands; i++) {
+        const int64_t *operand = to->program.operands + OPERAND_WORDS * i;
+        if (operand[0] == result) to->width = operand[4];
+    }
     return to;
 }
 

@@ -11,11 +11,11 @@ static void FN(vm_execute)(const int64_t *at, int count, T *const *R, const int6
         int64_t s;
         switch (w & 255) {
 #define EACH(...)                                                                                                                       \
-    IVDEP for (int64_t k = 0; k < n; k++) { __VA_ARGS__; }                                                                               \
+    IVDEP for (int64_t k = 0; k < n; k++) { __VA_ARGS__; }                                                                              \
     break;
 #define OP1(name, e) case OP_##name##_v: EACH(T x = a[k]; d[k] = e)
 #define OP2(name, e)                                                                                                                    \
-    case OP_##name##_vv: EACH(T x = a[k]; T y = b[k]; d[k] = e)                                                                          \
+    case OP_##name##_vv: EACH(T x = a[k]; T y = b[k]; d[k] = e)                                                                         \
     case OP_##name##_vs: {                                                                                                              \
         T y = *b;                                                                                                                       \
         EACH(T x = a[k]; d[k] = e)                                                                                                      \
@@ -27,7 +27,7 @@ static void FN(vm_execute)(const int64_t *at, int count, T *const *R, const int6
         EACH(T y = b[k]; d[k] = e)                                                                                                      \
     }
 #define OPF(name, e)                                                                                                                    \
-    case OP_##name##_vvv: EACH(T x = a[k]; T y = b[k]; T z = c[k]; d[k] = e)                                                              \
+    case OP_##name##_vvv: EACH(T x = a[k]; T y = b[k]; T z = c[k]; d[k] = e)                                                            \
     case OP_##name##_vvs: {                                                                                                             \
         T z = *c;                                                                                                                       \
         EACH(T x = a[k]; T y = b[k]; d[k] = e)                                                                                          \
@@ -48,7 +48,7 @@ static void FN(vm_execute)(const int64_t *at, int count, T *const *R, const int6
 #undef OP2
 #define OP1(name, e) case OP_##name##_v: EACH(T x = a[k]; di[k] = -(I)(e))
 #define OP2(name, e)                                                                                                                    \
-    case OP_##name##_vv: EACH(T x = a[k]; T y = b[k]; di[k] = -(I)(e))                                                                    \
+    case OP_##name##_vv: EACH(T x = a[k]; T y = b[k]; di[k] = -(I)(e))                                                                  \
     case OP_##name##_vs: {                                                                                                              \
         T y = *b;                                                                                                                       \
         EACH(T x = a[k]; di[k] = -(I)(e))                                                                                               \
@@ -102,6 +102,22 @@ static void FN(vm_execute)(const int64_t *at, int count, T *const *R, const int6
                 EACH(((uint8_t *)d)[k] = (uint8_t)(ai[k] & 1))
             }
             EACH(((uint8_t *)d)[k * s] = (uint8_t)(ai[k] & 1))
+        case OP_load_float16: FN(line_of_f16)(d, (const uint16_t *)a, n); break;
+        case OP_load_bfloat16: FN(line_of_bf16)(d, (const uint16_t *)a, n); break;
+        case OP_store_float16: FN(f16_of_line)((uint16_t *)d, a, n); break;
+        case OP_store_bfloat16: FN(bf16_of_line)((uint16_t *)d, a, n); break;
+        case OP_gather_float16:
+            s = column_stride[ra];
+            EACH(d[k] = (T)float_of_f16(*(const uint16_t *)((const char *)a + k * s)))
+        case OP_gather_bfloat16:
+            s = column_stride[ra];
+            EACH(d[k] = (T)float_of_bf16(*(const uint16_t *)((const char *)a + k * s)))
+        case OP_scatter_float16:
+            s = column_stride[rd];
+            EACH(*(uint16_t *)((char *)d + k * s) = f16_of_float((float)a[k]))
+        case OP_scatter_bfloat16:
+            s = column_stride[rd];
+            EACH(*(uint16_t *)((char *)d + k * s) = bf16_of_float((float)a[k]))
 #undef EACH
         }
     }
@@ -109,16 +125,22 @@ static void FN(vm_execute)(const int64_t *at, int count, T *const *R, const int6
 
 enum { FN(VM_BLOCK) = VM_BYTES / sizeof(T) };
 
-/* Whole rows of an operand, one behind the other. */
-static void FN(vm_gather_rows)(T *to, const char *from, int64_t row_stride, int64_t column_stride, int64_t rows, int64_t columns) {
-    for (int64_t r = 0; r < rows; r++, to += columns, from += row_stride) {
-        if (column_stride == 0) {
-            T x = *(const T *)from;
-            for (int64_t k = 0; k < columns; k++) to[k] = x;
-        } else {
-            for (int64_t k = 0; k < columns; k++) to[k] = *(const T *)(from + k * column_stride);
-        }
+/* Whole rows of an operand, one behind the other. Half of the words of `to` are used for 16-bit elements. */
+static void FN(vm_gather_rows)(T *to, const char *from, int64_t row_stride, int64_t column_stride, int64_t width, int64_t rows, int64_t columns) {
+#define ROWS(type)                                                                                                                      \
+    for (int64_t r = 0; r < rows; r++, from += row_stride) {                                                                            \
+        type *row = (type *)to + r * columns, x = *(const type *)from;                                                                  \
+        if (column_stride == 0)                                                                                                         \
+            for (int64_t k = 0; k < columns; k++) row[k] = x;                                                                           \
+        else                                                                                                                            \
+            for (int64_t k = 0; k < columns; k++) row[k] = *(const type *)(from + k * column_stride);                                   \
     }
+    if (width == 2) {
+        ROWS(uint16_t)
+    } else {
+        ROWS(T)
+    }
+#undef ROWS
 }
 
 /* The registers of one thread that runs a program */
@@ -131,7 +153,7 @@ typedef struct {
 /* 0, or -1 without memory, which the program notes */
 static int FN(vm_ready)(Program *p, FN(Machine) *m) {
     int r = p->n_operands;
-    for (int i = 0; i < r; i++) m->column_stride[i] = p->operands[4 * i + 3];
+    for (int i = 0; i < r; i++) m->column_stride[i] = p->operands[OPERAND_WORDS * i + 3];
     for (int i = 0; i < p->n_constants; i++) {
         m->constants[i] = (T)as_double(p->constants[i]);
         m->R[r++] = m->constants + i;
@@ -152,7 +174,7 @@ static int FN(vm_ready)(Program *p, FN(Machine) *m) {
 static void FN(vm_at)(const Program *p, FN(Machine) *m, int64_t line, int64_t column) {
     int64_t o = line / p->rows, row = line % p->rows, spread = 0;
     for (int i = 0; i < p->n_operands; i++) {
-        const int64_t *w = p->operands + 4 * i;
+        const int64_t *w = p->operands + OPERAND_WORDS * i;
         if (vm_spread(p, w))
             m->column_stride[i] = 0, m->R[i] = m->spread + spread++ * FN(VM_BLOCK);
         else
@@ -177,9 +199,9 @@ static void FN(vm_range)(void *ctx, int64_t begin, int64_t end) {
         for (int64_t k = first; k < stop; k++) {
             int64_t left = p->columns - k * p->block, n = left < p->block ? left : p->block;
             for (int i = 0; p->n_spread && i < p->n_operands; i++) {
-                const int64_t *w = p->operands + 4 * i, at = k * p->block / p->inner;
+                const int64_t *w = p->operands + OPERAND_WORDS * i, at = k * p->block / p->inner;
                 if (vm_spread(p, w) && (k == first || w[2])) /* a row vector is the same in every block */
-                    FN(vm_gather_rows)(m.R[i], PTR(char, w[0]) + o * w[1] + at * w[2], w[2], w[3], n / p->inner, p->inner);
+                    FN(vm_gather_rows)(m.R[i], PTR(char, w[0]) + o * w[1] + at * w[2], w[2], w[3], w[4], n / p->inner, p->inner);
             }
             FN(vm_block)(p, &m, n);
         }
@@ -188,12 +210,12 @@ static void FN(vm_range)(void *ctx, int64_t begin, int64_t end) {
 }
 
 /* Run a tail over a part of the result: `rows` of `columns` elements from `at` on, `apart` elements apart. */
-static void FN(vm_part)(Tail *tail, const T *at, int64_t rows, int64_t columns, int64_t apart) {
+static void FN(vm_part)(Tail *tail, const void *at, int64_t rows, int64_t columns, int64_t apart) {
     Program *p = &tail->program;
     FN(Machine) m;
     if (FN(vm_ready)(p, &m)) return;
     if (apart == columns) columns *= rows, rows = 1;
-    for (int64_t from = at - (const T *)tail->result; rows-- > 0; from += apart)
+    for (int64_t from = ((const char *)at - (const char *)tail->result) / tail->width; rows-- > 0; from += apart)
         for (int64_t k = from, some; k < from + columns; k += some) {
             int64_t row = p->columns - k % p->columns;
             some = from + columns - k < row ? from + columns - k : row;

@@ -19,7 +19,9 @@
     X(sign, x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x)                                                                                    \
     X(floor, FN(floor)(x))                                                                                                              \
     X(ceil, FN(ceil)(x))                                                                                                                \
-    X(round, FN(round)(x))
+    X(round, FN(round)(x))                                                                                                              \
+    X(float16, (T)float_of_f16(f16_of_float((float)x)))                                                                                 \
+    X(bfloat16, (T)float_of_bf16(bf16_of_float((float)x)))
 
 /* A scalar may stand second. */
 #define COMMUTING_OPS(X) X(add, x + y) X(mul, x * y)
@@ -40,5 +42,7 @@
 #define FUSED_OPS(X) X(muladd, x *y + z) X(mulsub, x *y - z) X(submul, z - x * y)
 
 #define ALL_OPS(X1, X2, X3, XM, XF, X)                                                                                                  \
-    UNARY_OPS(X1) COMMUTING_OPS(X2) ORDERED_OPS(X3) COMPARE_OPS(X2) TEST_OPS(X1) MASK_OPS(XM) FUSED_OPS(XF)                              \
-    X(not ) X(axpby) X(where_vv) X(where_vs) X(where_sv) X(where_ss) X(fill) X(gather) X(scatter) X(load_bool) X(store_bool)
+    UNARY_OPS(X1) COMMUTING_OPS(X2) ORDERED_OPS(X3) COMPARE_OPS(X2) TEST_OPS(X1) MASK_OPS(XM) FUSED_OPS(XF)                             \
+    X(not ) X(axpby) X(where_vv) X(where_vs) X(where_sv) X(where_ss) X(fill) X(gather) X(scatter) X(load_bool) X(store_bool)            \
+    X(load_float16) X(gather_float16) X(store_float16) X(scatter_float16) X(load_bfloat16) X(gather_bfloat16) X(store_bfloat16)         \
+    X(scatter_bfloat16)

@@ -1,7 +1,8 @@
 """Scalar expressions on the vector machine of `fluidx.native`: one call computes several outputs in one pass over memory.
 
-`bind_native` returns the call, or None for anything that the machine does not support: dtypes other than float32, float64 and bool, powers,
-remainders, sine, cosine, and operands that need more than three loops. Sums, products, quotients, roots, extrema and comparisons are
+`bind_native` returns the call, or None for anything that the machine does not support: dtypes other than floats and bool, powers,
+remainders, sine, cosine, and operands that need more than three loops. 16-bit floats are widened to float32 where they are loaded, and
+rounded where they are stored; they mix with float32. Sums, products, quotients, roots, extrema and comparisons are
 bitwise equal to NumPy's for the same order of operations. The error of exp, log, tanh, erf and related functions is at most two units in
 the last place.
 """
@@ -16,9 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import native
+from ...ir.dtypes import HALVES, np_dtype
 from .nodes import BOOLEAN, COMPARE, Expr, nodes, symbols
 
-_UNARY = {"neg", "abs", "sqrt", "rsqrt", "exp", "log", "log1p", "tanh", "sigmoid", "softplus", "erf", "sign", "floor", "ceil", "round"}
+_UNARY = {"neg", "abs", "sqrt", "rsqrt", "exp", "log", "log1p", "tanh", "sigmoid", "softplus", "erf", "sign", "floor", "ceil", "round",
+          *HALVES}  # fmt: skip
 _COMMUTING, _ORDERED = {"add", "mul"}, {"sub", "div", "min", "max"}
 _MIRROR = {"gt": "lt", "ge": "le", "lt": "gt", "le": "ge", "eq": "eq", "ne": "ne"}
 _TESTS, _MASKS = {"isnan", "isinf", "isfinite"}, {"and", "or", "xor"}
@@ -52,7 +55,7 @@ def bind_native(
     frame = None if aliases is None else _frame(outs, layout, aliases, tail)
     if frame is None:
         return None
-    operands = [w for address, s in zip(addresses, frame.strides, strict=True) for w in (address, *s)]
+    operands = [w for address, s, one in zip(addresses, frame.strides, layout, strict=True) for w in (address, *s, _WIDTH[one[0]])]
     return native.NativeCall(frame.fn, (*frame.head, *operands, *frame.tail), tuple(arrays))
 
 
@@ -73,9 +76,9 @@ def always_fits(outs: Sequence[Expr], operands: int) -> bool:
 
 _DRY = native.NativeCall("", ())
 _REGISTERS = 256
-_FUNCTIONS: dict[int, str] = {np.dtype("float32").num: "vm_f32", np.dtype("float64").num: "vm_f64"}
-_BOOL = np.dtype(bool).num
-_WIDTH: dict[int, int] = {np.dtype(d).num: np.dtype(d).itemsize for d in ("bool", "float32", "float64")}
+_FUNCTIONS: dict[int, str] = {np_dtype(d).num: "vm_f64" if d == "float64" else "vm_f32" for d in ("float32", "float64", *HALVES)}
+_PREFIX: dict[int, str] = {np_dtype(d).num: d for d in ("bool", *HALVES)}  # of the kind of access to an operand
+_WIDTH: dict[int, int] = {np_dtype(d).num: np_dtype(d).itemsize for d in ("bool", "float32", "float64", *HALVES)}
 
 Layout = tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]  # number of the dtype, shape and strides of each operand
 
@@ -115,20 +118,19 @@ def _loop_nest(outs: tuple[Expr, ...], layout: Layout, tail: bool) -> tuple[str,
     packed.
     """
     lead = layout[-len(outs)]
-    floats = {dtype for dtype, _, _ in layout} - {_BOOL}
-    if len(floats) != 1 or (fn := _FUNCTIONS.get(floats.pop())) is None or any(shape != lead[1] for _, shape, _ in layout[-len(outs) :]):
+    functions = {_FUNCTIONS.get(dtype) for dtype, _, _ in layout if _PREFIX.get(dtype) != "bool"}
+    if len(functions) != 1 or (fn := functions.pop()) is None or any(shape != lead[1] for _, shape, _ in layout[-len(outs) :]):
         return None
     loops = _loops(layout, lead)
     if loops is None:
         return None
     sizes, strides = loops
     names, inputs = _names(outs), len(layout) - len(outs)
-    bools = [dtype == _BOOL for dtype, _, _ in layout]
-    kinds = tuple([_access_kind(b, s[2], _WIDTH[dtype]) for b, s, (dtype, _, _) in zip(bools, strides, layout, strict=True)])
+    kinds = tuple([_access_kind(s[2], dtype) for s, (dtype, _, _) in zip(strides, layout, strict=True)])
     scalars = frozenset(n for n, kind in zip(names, kinds, strict=False) if kind.endswith("scalar"))
     if tail and sizes[:2] != (1, 1) and sizes[2] < _TAIL_COLUMNS:
         return None
-    packed = None if tail else _packed(sizes, bools, strides, kinds, inputs, _has_row_work(outs, scalars))
+    packed = None if tail else _packed(sizes, strides, kinds, inputs, _has_row_work(outs, scalars))
     return fn, sizes, strides, packed or kinds, int(packed is not None)
 
 
@@ -207,10 +209,11 @@ def _steps(one: tuple[int, tuple[int, ...], tuple[int, ...]]) -> list[tuple[int,
     return [(n, s) for n, s in zip(one[1], one[2], strict=True) if n != 1]
 
 
-def _access_kind(is_bool: bool, stride: int, width: int) -> str:
-    """The kind of access to an operand: scalar (constant along a row), vector (contiguous) or strided, with the prefix `?` for bool."""
-    bare = "scalar" if stride == 0 else "vector" if stride == width else "strided"
-    return "?" + bare if is_bool else bare
+def _access_kind(stride: int, dtype: int) -> str:
+    """The kind of access to an operand: scalar (constant along a row), vector (contiguous) or strided; as in "bool scalar" if the operand
+    has another dtype than the registers."""
+    bare = "scalar" if stride == 0 else "vector" if stride == _WIDTH[dtype] else "strided"
+    return f"{_PREFIX[dtype]} {bare}" if dtype in _PREFIX else bare
 
 
 @lru_cache(maxsize=1024)
@@ -219,21 +222,21 @@ def _has_row_work(outs: tuple[Expr, ...], scalars: frozenset[str]) -> bool:
     return any(n.fn not in ("const", "sym") and scalars.issuperset(symbols(n)) for e in outs for n in nodes(e))
 
 
-def _packed(sizes: Any, bools: Sequence[bool], strides: Any, kinds: Sequence[str], inputs: int, work: bool) -> Any:
+def _packed(sizes: Any, strides: Any, kinds: Sequence[str], inputs: int, work: bool) -> Any:
     """The access kinds for a program that processes several rows at a time; None if rows are long enough or an operand does not allow it.
 
     The program then repeats a scalar of each row along the row, and computes functions of scalars (`work`) for every element.
     """
     _, rows, columns = sizes
-    by_row = work and any(kind == "scalar" and s[1] for kind, s in zip(kinds, strides, strict=True))
+    by_row = work and any(kind.endswith("scalar") and s[1] for kind, s in zip(kinds, strides, strict=True))
     if rows < 2 or not 0 < columns < (32 if by_row else 256):
         return None
     made = []
-    for i, (is_bool, s, kind) in enumerate(zip(bools, strides, kinds, strict=True)):
+    for i, (s, kind) in enumerate(zip(strides, kinds, strict=True)):
         even = s[1] == columns * s[2]
-        if not even and (i >= inputs or is_bool):
+        if not even and (i >= inputs or kind.startswith("bool")):
             return None
-        made.append(kind if even else "vector")
+        made.append(kind if even else " ".join([*kind.split()[:-1], "vector"]))
     return tuple(made)
 
 
@@ -282,7 +285,7 @@ class _Assembler:
     """Builds the instructions in the order of the nodes, on values without registers."""
 
     def __init__(self, outs: Sequence[Expr], order: Sequence[Expr], names: Sequence[str], kinds: Sequence[str]) -> None:
-        self.kinds = kinds
+        self.kinds, self.outs = kinds, len(outs)
         self.constants: dict[tuple[float, str], _Value] = {}
         self.first: list[_Instruction] = []
         self.second: list[_Instruction] = []
@@ -336,11 +339,13 @@ class _Assembler:
         return value
 
     def load(self, i: int) -> _Value:
-        """An input as numbers or as a mask; a strided input is gathered into scratch memory."""
-        kind = self.kinds[i]
-        value = _Value(("in", i), kind.endswith("scalar"), False)
-        if kind.startswith("?"):
+        """An input as numbers or as a mask; a strided input is gathered into scratch memory, a 16-bit one widened into it."""
+        *dtype, kind = self.kinds[i].split()
+        value = _Value(("in", i), kind == "scalar", False)
+        if dtype == ["bool"]:
             return self.emit("load_bool", value, scalar=value.scalar, mask=True)
+        if dtype:
+            return self.emit(f"{'gather' if kind == 'strided' else 'load'}_{dtype[0]}", value, scalar=value.scalar)
         return self.emit("gather", value) if kind == "strided" else value
 
     def number(self, v: _Value) -> _Value:
@@ -408,11 +413,14 @@ class _Assembler:
         return "".join("s" if v.scalar else "v" for v in args)
 
     def result(self, e: Expr, kind: str) -> _Value:
-        """The value to store, computed in the vector section: stores come last, and their source must not be an input."""
+        """The value to store, computed in the vector section: stores come last, and the source of one must not be an input, which another
+        may have overwritten."""
         value = self.values[e]
-        value = self.mask(value) if kind.startswith("?") else self.number(value)
+        value = self.mask(value) if kind.startswith("bool") else self.number(value)
         value = self.vector(value)
-        return self.emit("copy_v", value, mask=value.mask) if value.where[0] == "in" else value
+        if value.where[0] != "in" or self.outs == 1 and kind.startswith(HALVES):
+            return value
+        return self.emit("copy_v", value, mask=value.mask)
 
 
 def _allocate(
@@ -464,9 +472,10 @@ def _place(
     stores: list[tuple[str, int, _Value]] = []
     for out, value in enumerate(targets, inputs):
         clash = max((last.get(("in", i), -1) for i, o in aliases if inputs + o == out), default=-1)
-        if kinds[out].startswith("?"):
-            stores.append(("store_bool", out, value))
-        elif not kinds[out].endswith("vector") and kinds[out] != "scalar":
+        *dtype, kind = kinds[out].split()
+        if dtype:
+            stores.append((f"{'scatter' if kind == 'strided' and dtype != ['bool'] else 'store'}_{dtype[0]}", out, value))
+        elif kind == "strided":
             stores.append(("scatter", out, value))
         elif value.where in placed or clash > defined_at[value.where]:
             stores.append(("copy_v", out, value))

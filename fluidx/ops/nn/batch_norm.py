@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...ir import Arithmetic, Native, OpDef, ProgramError, Rewrite, Sample, Storage, TensorType
+from ...ir import Arithmetic, Autocast, Native, OpDef, ProgramError, Rewrite, Sample, Storage, TensorType
 from ..parts_kernel import by_parts
 from ..shared.samples import f32, positive
 from . import batch_norm_native
@@ -29,6 +29,7 @@ class BatchNorm(OpDef):
     """
 
     name = "batch_norm"
+    autocast = Autocast(mixed="any", wide=("Scale", "Bias", "Mean", "Variance"))
     rewrite = Rewrite(layout=("data_layout", ("X", "Y")))
     arithmetic = Arithmetic(flops=7)
     inputs = ("X", "Scale", "Bias", "Mean", "Variance")
@@ -96,6 +97,7 @@ class BatchNormGrad(OpDef):
     """Gradients of batch_norm with respect to X, Scale and Bias from the statistics that the forward pass saved."""
 
     name = "batch_norm_grad"
+    autocast = Autocast(mixed="any", wide=("Scale", "SavedMean", "SavedVariance"))
     rewrite = Rewrite(layout=("data_layout", ("X", "Y@GRAD", "X@GRAD")))
     arithmetic = Arithmetic(flops=11)
     inputs, outputs = ("X", "Scale", "SavedMean", "SavedVariance", "Y@GRAD"), ("X@GRAD", "Scale@GRAD", "Bias@GRAD")

@@ -7,11 +7,10 @@ from math import prod
 from typing import Any
 
 from ... import native
-from ...ir.dtypes import dtype_name
+from ...ir.dtypes import HALVES, dtype_name
 from ...ir.types import TensorType
+from ..shared.native import NARROW_FLOATS
 from ..shared.types import empty_arrays
-
-_SUFFIX = {"float32": "f32", "float64": "f64"}
 
 
 def _sizes(x: Any, layout: str) -> tuple[int, int, int]:
@@ -25,15 +24,17 @@ def _sizes(x: Any, layout: str) -> tuple[int, int, int]:
 def scratch_types(ins: Sequence[Any], outs: Sequence[Any], attrs: Mapping[str, Any]) -> list[TensorType]:
     """Three doubles for each channel and each of 16 parts of the rows, as in the header, and two for the whole."""
     rows, c, pixels = _sizes(ins[0], attrs["data_layout"])
-    return [] if pixels or ins[0].dtype not in _SUFFIX else [TensorType("float64", ((3 * 16 + 2) * c,))]
+    return [] if pixels or ins[0].dtype not in NARROW_FLOATS else [TensorType("float64", ((3 * 16 + 2) * c,))]
 
 
 def _covers(whole: Sequence[Any], vectors: Sequence[Any]) -> bool:
+    """Are all contiguous, arrays like X in one type of floats, and vectors of channels in that in which the kernel computes?"""
     dtype = whole[0].dtype
+    computed = "float32" if dtype_name(dtype) in HALVES else dtype
     return (
-        dtype_name(dtype) in _SUFFIX
-        and all(a.dtype == dtype and a.flags.c_contiguous for a in (*whole, *(v for v in vectors if v is not None)))
-        and all(a.size for a in whole)
+        dtype_name(dtype) in NARROW_FLOATS
+        and all(a.dtype == dtype and a.flags.c_contiguous and a.size for a in whole)
+        and all(v.dtype == computed and v.flags.c_contiguous for v in vectors if v is not None)
     )
 
 
@@ -56,7 +57,7 @@ def forward(
     places = [0 if a is None else native.address(a) for a in (x, y, *weights, *stats)]
     numbers = (float(attrs["momentum"]), float(attrs["epsilon"]), 0 if room is None else native.address(room))
     words = (*places, *sizes, given, *numbers, 0)
-    return [native.NativeCall(f"batch_norm_{_SUFFIX[dtype_name(x.dtype)]}", words, (*ins, *outs, room), tail=True)]
+    return [native.NativeCall(f"batch_norm_{NARROW_FLOATS[dtype_name(x.dtype)]}", words, (*ins, *outs, room), tail=True)]
 
 
 def backward(
@@ -68,4 +69,4 @@ def backward(
     sizes, room = _sizes_and_scratch(x, attrs, scratch, dry)
     places = [native.address(a) for a in (x, g, dx, scale, mean, inv, dscale, dbias)]
     words = (*places, *sizes, int(attrs["use_global_stats"]), 0 if room is None else native.address(room))
-    return [native.NativeCall(f"batch_norm_grad_{_SUFFIX[dtype_name(x.dtype)]}", words, (*ins, *outs, room))]
+    return [native.NativeCall(f"batch_norm_grad_{NARROW_FLOATS[dtype_name(x.dtype)]}", words, (*ins, *outs, room))]

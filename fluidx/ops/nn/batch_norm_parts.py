@@ -109,15 +109,15 @@ class BnVariance(OpDef):
 
     @staticmethod
     def _scratch(ins, outs, attrs):
-        return [ins[0]]
+        return [ins[0].with_dtype(stat_dtype(ins[0]))]
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False, part=None, scratch=()):
         (x, mean), axes, layout = ins, _rest(ins[0], attrs["data_layout"]), attrs["data_layout"]
         count = prod(x.shape[k] for k in axes) if part is None else part.count
-        squares = x if dry else scratch[0] if scratch else np.empty_like(x, order="C")
+        squares = x if dry else scratch[0] if scratch else np.empty(x.shape, np.promote_types(x.dtype, np.float32))
         values = {"a": x, **_along_channels({"m": mean}, x, layout)}
-        made = expression_calls(_SHIFTED * _SHIFTED, values, squares, dry) if count and x.dtype == mean.dtype else None
+        made = expression_calls(_SHIFTED * _SHIFTED, values, squares, dry) if count else None
         return all_of([made, reduce_calls("sum", squares, axes, outs[0], count, dry)])
 
     native = Native(calls=_calls, scratch=_scratch)
@@ -218,14 +218,12 @@ class BnGradSums(OpDef):
 
     @staticmethod
     def _scratch(ins, outs, attrs):
-        return [ins[0]]
+        return [ins[0].with_dtype(stat_dtype(ins[0]))]
 
     @staticmethod
     def _calls(ins, outs, attrs, dry=False, scratch=()):
         (x, _, mean, inv, g), layout = ins, attrs["data_layout"]
-        if any(a.dtype != x.dtype for a in (mean, inv, g)):
-            return None
-        products = x if dry else scratch[0] if scratch else np.empty_like(x, order="C")
+        products = x if dry else scratch[0] if scratch else np.empty(x.shape, np.promote_types(x.dtype, np.float32))
         return all_of([
             expression_calls(_D * (_SHIFTED * _I), {"a": x, "d": g, **_along_channels({"m": mean, "i": inv}, x, layout)}, products, dry),
             reduce_calls("sum", products, _rest(x, layout), outs[1], dry=dry),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ... import native
 from ...ir.dtypes import dtype_name
 from ...ir.errors import ProgramError
@@ -12,7 +14,7 @@ from ...ir.opdef import OpDef, Required, Sample
 from ..data.random import Drawing, float_dtype
 from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
-from ..shared.native import FLOATS
+from ..shared.native import NARROW_FLOATS
 from ..shared.random_numbers import Source, draw_part, flat_start, lanes
 from ..shared.samples import bits, f32
 
@@ -114,9 +116,9 @@ class Dropout(Drawing):
     def _calls(ins, outs, attrs, ctx, dry=False, part=None):
         """The same random numbers; NumPy draws them if the part of the value is not contiguous."""
         (x,), (y, mask), p = ins, outs, attrs["dropout_prob"]
-        kind, start = FLOATS.get(dtype_name(x.dtype)), flat_start(part) if part is not None else 0
+        kind, start = NARROW_FLOATS.get(dtype_name(x.dtype)), flat_start(part) if part is not None else 0
         dense = all(a is None or a.flags.c_contiguous for a in (x, y, mask))
-        if kind is None or start is None or not dense or attrs["is_test"]:
+        if kind is None or y.dtype != x.dtype or start is None or not dense or attrs["is_test"]:
             return None
         if dry:
             return []
@@ -158,7 +160,8 @@ class DropoutGrad(OpDef):
     @staticmethod
     def _calls(ins, outs, attrs, dry=False):
         mask, g = ins
-        scale = float(g.dtype.type(_kept_scale(attrs["dropout_prob"], attrs["dropout_implementation"])))
+        computed = np.promote_types(g.dtype, np.float32).type
+        scale = float(computed(_kept_scale(attrs["dropout_prob"], attrs["dropout_implementation"])))
         e = make_node("mul", sym("g"), sym("kept"))
         e = e if scale == 1.0 else make_node("mul", e, const(scale))
         return expression_calls(e, {"g": g, "kept": mask.view(bool)}, outs[0], dry)

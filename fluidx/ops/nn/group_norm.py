@@ -9,6 +9,7 @@ import numpy as np
 
 from ...ir import ANY, Arithmetic, Native, OpDef, ProgramError, Sample, TensorType
 from ...ir.axis_letters import fold
+from ...ir.dtypes import HALVES, dtype_name
 from ...ir.parts import Part
 from ..expr.native import expression_calls
 from ..expr.nodes import const, make_node, sym
@@ -36,8 +37,9 @@ def _grouped_channels(op: str, x: TensorType, groups: int, layout: str) -> int:
 
 
 def _rows_are_contiguous(x: Any, layout: str, *arrays: Any) -> bool:
-    """Are the channels of a group adjacent in memory, and all arrays contiguous and of one type?"""
-    here = x.size and (layout == "NCHW" or x.ndim == 2)
+    """Are the channels of a group adjacent in memory, and all arrays contiguous and of one type, in which the steps below need no rounding
+    between them?"""
+    here = x.size and dtype_name(x.dtype) not in HALVES and (layout == "NCHW" or x.ndim == 2)
     return bool(here) and all(a is None or a.dtype == x.dtype and a.flags.c_contiguous for a in arrays)
 
 

@@ -6,11 +6,10 @@ from math import prod
 from typing import Any
 
 from ... import native
-from ...ir import Arithmetic, Native, OpDef, Sample, TensorType
+from ...ir import Arithmetic, Autocast, Native, OpDef, Sample, TensorType
 from ...ir.axis_letters import fold, letters
-from ...ir.dtypes import dtype_name
 from ..parts_kernel import by_parts
-from ..shared.native import FLOATS
+from ..shared.native import formats
 from ..shared.samples import f32, positive
 from .norm_shared import RowParts, emit_norm_grad, linear_in_weights, row_statistic
 
@@ -18,17 +17,22 @@ from .norm_shared import RowParts, emit_norm_grad, linear_in_weights, row_statis
 def norm_calls(
     kernel: str, arrays: tuple[Any, ...], rows: int, epsilon: float, dry: bool, centered: bool = True
 ) -> list[native.NativeCall] | None:
-    """The call of a kernel for rows of X, the first of `arrays` (None for an absent one); all are contiguous and of X's float type. If rows
-    are not `centered`, the deviations are the values themselves.
+    """The call of a kernel for rows of X, the first of `arrays` (None for an absent one); all are contiguous. Those of X's shape may be
+    16-bit floats; all others are of one float type. If rows are not `centered`, the deviations are the values themselves.
     """
     x = arrays[0]
-    kind = FLOATS.get(dtype_name(x.dtype))
-    if kind is None or not x.size or any(a is not None and (a.dtype != x.dtype or not a.flags.c_contiguous) for a in arrays):
+    present = [a for a in arrays if a is not None]
+    known = formats([a for a in present if a.shape == x.shape])
+    if known is None or not x.size or not all(a.flags.c_contiguous for a in present):
+        return None
+    kind, how_stored = known
+    computed = "float64" if kind == "f64" else "float32"
+    if any(a.dtype != computed for a in present if a.shape != x.shape):
         return None
     if dry:
         return []
     words = [0 if a is None else native.address(a) for a in arrays]
-    return [native.NativeCall(f"{kernel}_{kind}", (*words, rows, x.size // rows, float(epsilon), int(centered)), arrays)]
+    return [native.NativeCall(f"{kernel}_{kind}", (*words, rows, x.size // rows, float(epsilon), int(centered), how_stored), arrays)]
 
 
 def words_of(x: TensorType, axis: int) -> tuple[str, str, str]:
@@ -45,6 +49,7 @@ class LayerNorm(OpDef):
     """
 
     name = "layer_norm"
+    autocast = Autocast(mixed="any", wide=("Scale", "Bias"))
     arithmetic = Arithmetic(flops=7)
     inputs, outputs = ("X", "Scale?", "Bias?"), ("Y", "Mean?", "Variance?")
     attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}
@@ -97,6 +102,7 @@ class LayerNormGrad(OpDef):
     """Gradients of layer_norm with respect to X, Scale and Bias; each may be absent."""
 
     name = "layer_norm_grad"
+    autocast = Autocast(mixed="any", wide=("Scale", "Bias", "Mean", "Variance"))
     arithmetic = Arithmetic(flops=11)
     inputs, outputs = ("X", "Scale?", "Bias?", "Mean", "Variance", "Y@GRAD"), ("X@GRAD?", "Scale@GRAD?", "Bias@GRAD?")
     attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}

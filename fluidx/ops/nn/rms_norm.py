@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from ...ir import Arithmetic, Native, OpDef, Sample
+from ...ir import Arithmetic, Autocast, Native, OpDef, Sample
 from ..parts_kernel import by_parts
 from ..shared.samples import f32, positive
 from .layer_norm import norm_calls, words_of
@@ -19,6 +19,7 @@ class RMSNorm(OpDef):
     """
 
     name = "rms_norm"
+    autocast = Autocast(mixed="any", wide=("Scale",))
     arithmetic = Arithmetic(flops=4)
     inputs, outputs = ("X", "Scale?"), ("Y", "MeanSquare?")
     attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}
@@ -68,6 +69,7 @@ class RMSNormGrad(OpDef):
     """Gradients of rms_norm with respect to X and Scale; each may be absent."""
 
     name = "rms_norm_grad"
+    autocast = Autocast(mixed="any", wide=("Scale", "MeanSquare"))
     arithmetic = Arithmetic(flops=8)
     inputs, outputs = ("X", "Scale?", "MeanSquare", "Y@GRAD"), ("X@GRAD?", "Scale@GRAD?")
     attrs = {"begin_norm_axis": 1, "epsilon": 1e-5}

@@ -19,12 +19,32 @@ from ...ir.parts import Part
 Calls = list[native.NativeCall]
 
 FLOATS = {"float32": "f32", "float64": "f64"}
+# the same with 16-bit floats, on which kernels for them compute in float32
+NARROW_FLOATS = {**FLOATS, "float16": "f16", "bfloat16": "bf16"}
+_FORMATS = {"float32": 0, "float16": 1, "bfloat16": 2}  # the numbers of halves.h: types of elements for kernels of float32
 _REDUCED = {**FLOATS, "int32": "i32", "int64": "i64", "bool": "u8"}
 _CASTS = {"float32": 0, "float64": 1, "int32": 2, "int64": 3, "bool": 4}  # the numbers of move.h
 # the numbers of move.h
 _HALVES = {("float16", "float32"): 41, ("float32", "float16"): 42, ("bfloat16", "float32"): 43, ("float32", "bfloat16"): 44,
            ("float16", "bfloat16"): 45, ("bfloat16", "float16"): 46}  # fmt: skip
 _HOW = {"sum": 0, "max": 1, "min": 2, "prod": 3, "squares": 4}  # the numbers of reduce.h
+
+
+def formats(arrays: Sequence[Any]) -> tuple[str, int] | None:
+    """The name of the type that a kernel computes in on these arrays, None for an absent one, and the word with their formats (halves.h);
+    None if there is no such kernel.
+
+    >>> formats([np.zeros(2, "float32"), None, np.zeros(2, "float16")]), formats([np.zeros(2)])
+    (('f32', 16), ('f64', 0))
+    >>> formats([np.zeros(2, "float32"), np.zeros(2)]) is None
+    True
+    """
+    dtypes = [a if a is None else dtype_name(a.dtype) for a in arrays]
+    if {*dtypes} <= {"float64", None}:
+        return "f64", 0
+    if not {*dtypes} <= {*_FORMATS, None}:
+        return None
+    return "f32", sum(_FORMATS[d] << 2 * k for k, d in enumerate(dtypes) if d is not None)
 
 
 # -- copies -------------------------------------------------------------------------------------------------------------------------
@@ -91,11 +111,13 @@ def reduce_calls(how: str, x: Any, axes: Sequence[int], out: Any, divisor: float
     """Calls that reduce `x` over `axes` by "sum", "max", "min", "prod" or "squares" (the sum of squares) into the contiguous `out`; sums
     are divided by `divisor`.
     """
-    kind = _REDUCED.get(dtype_name(x.dtype))
-    if kind is None or x.dtype != out.dtype or not out.flags.c_contiguous or how in ("max", "min") and not x.size:
+    kind, how_stored = formats([x, out]) or (_REDUCED.get(dtype_name(x.dtype)) if x.dtype == out.dtype else None, 0)
+    if kind is None or not out.flags.c_contiguous or how in ("max", "min") and not x.size:
         return None
     kept, gone = _loops(x, axes)
     if len(kept) > 2 or len(gone) > 2:
+        return None
+    if how_stored & 3 and x.size > 1 and min(abs(s) for _, s in (*kept, *gone)) != 1:
         return None
     if dry:
         return []
@@ -106,7 +128,7 @@ def reduce_calls(how: str, x: Any, axes: Sequence[int], out: Any, divisor: float
     gone = [(1, 0)] * (2 - len(gone)) + gone
     kept = [(1, 0)] * (2 - len(kept)) + kept
     loops = (kept[0], gone[0], kept[1], gone[1])
-    words = (_HOW[how], native.address(x), native.address(out), *(n for n, _ in loops), *(s for _, s in loops), float(divisor))
+    words = (_HOW[how], native.address(x), native.address(out), *(n for n, _ in loops), *(s for _, s in loops), float(divisor), how_stored)
     return [native.NativeCall(f"reduce_{kind}", words, (x, out))]
 
 
@@ -135,9 +157,9 @@ def row_calls(
     """Calls of a kernel of rows.h: `arrays` have one shape; `single` and integer `labels` have one element for each row along `axis`. With
     a `part`, that axis holds a part of the classes that labels name.
     """
-    x = arrays[0]
-    kind, present = FLOATS.get(dtype_name(x.dtype)), [*arrays, *([] if single is None else [single])]
-    if kind is None or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in present):
+    x, present = arrays[0], [*arrays, *([] if single is None else [single])]
+    known = formats([*arrays, *[None] * (3 - len(arrays)), single])
+    if known is None or not all(a.flags.c_contiguous for a in present):
         return None
     if labels is not None and (dtype_name(labels.dtype) not in ("int32", "int64") or not labels.flags.c_contiguous):
         return None
@@ -148,8 +170,8 @@ def row_calls(
     words = [native.address(a) for a in arrays] + [0] * (3 - len(arrays))
     words += [0 if single is None else native.address(single), *((0, 8) if labels is None else (native.address(labels), labels.itemsize))]
     words += [ignore, prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :]), native.address(message)]
-    words += [0, x.shape[axis]] if part is None else [part.start, part.size]
-    return [native.NativeCall(f"{name}_{kind}", tuple(words), (*present, labels, message))]
+    words += [*((0, x.shape[axis]) if part is None else (part.start, part.size)), known[1]]
+    return [native.NativeCall(f"{name}_{known[0]}", tuple(words), (*present, labels, message))]
 
 
 def text_of(text: str) -> np.ndarray:

@@ -1,0 +1,150 @@
+"""Casts that kernels make themselves: an operator whose C kernel reads or writes the other float type does so, and the cast goes.
+
+Such a kernel computes in float32, widens what it reads and rounds what it writes once, so no bit changes:
+
+- an operator that reads a cast of a 16-bit value to float32 reads the value;
+- an operator whose float32 result only a cast to 16 bits reads writes it in 16 bits.
+
+Only the operators of a plan change: the program and the declared types stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ...ir.dtypes import HALVES
+from ...ir.opdef import opdef
+from ...ir.operator import Operator
+from ...ir.sub_blocks import bodies as blocks_of
+from ...ops.kernels import bodies
+from ..context import RunContext
+from .liveness import nested, op_reads, op_writes
+from .selection import Outline
+from .shadows import Shadows
+from .sizes import RankSizes
+
+
+class _Change(NamedTuple):
+    """Operator number `at` has the name `new` in place of `old`, among its inputs or among its outputs."""
+
+    at: int
+    is_input: bool
+    old: str
+    new: str
+
+
+def without_casts(outline: Outline, sizes: RankSizes, shadows: Shadows, ctx: RunContext) -> Outline:
+    """The outline without the casts that C kernels make."""
+    casts = outline.fact(_casts)
+    return outline.fact(_changed, tuple(_Search(outline, sizes, shadows, ctx).changes(casts))) if casts else outline
+
+
+class _Search:
+    """Asks the kernels which casts they make."""
+
+    def __init__(self, outline: Outline, sizes: RankSizes, shadows: Shadows, ctx: RunContext):
+        self.outline, self.types, self.here, self.ctx = outline, sizes.types, sizes.here, ctx
+        self.ops = list(outline.ops)
+        self.readers, self.writers = ({n: [*at] for n, at in found.items()} for found in outline.fact(_touching))
+        self.touched = outline.fact(_of_blocks)
+        self.found: list[_Change] = []
+        self._shadow = lambda n: shadows.of(sizes.types[n])
+
+    def changes(self, casts: Sequence[int]) -> list[_Change]:
+        for k in casts:
+            (source,), (made,) = self.ops[k].input_arg_names, self.ops[k].output_arg_names
+            narrows = self.types[made].dtype in HALVES
+            if id(self.ops[k]) in self.here or self._is_state(made) or not self._is_between_floats(source, made, narrows):
+                continue
+            if narrows and self._is_only_for(source, k):
+                self._write(_Change(self.writers[source][0], False, source, made))
+            for at in () if narrows else tuple(self.readers.get(made, ())):
+                if not any(k < w < at for w in self.writers.get(source, ())):  # it is still there
+                    self._read(_Change(at, True, made, source))
+        return self.found
+
+    def _is_between_floats(self, source: str, made: str, narrows: bool) -> bool:
+        """Is it a cast between float32 and 16 bits, of values that no sub-block touches?"""
+        wide, half = (source, made) if narrows else (made, source)
+        return self.touched.isdisjoint((source, made)) and self.types[wide].dtype == "float32" and self.types[half].dtype in HALVES
+
+    def _write(self, change: _Change) -> None:
+        if self._supports(change):
+            self.writers[change.new] = self.writers.pop(change.old)
+            self.readers.pop(change.old)
+
+    def _read(self, change: _Change) -> None:
+        if self._supports(change):
+            self.readers[change.old].remove(change.at)
+            self.readers.setdefault(change.new, []).append(change.at)
+
+    def _is_only_for(self, name: str, k: int) -> bool:
+        """Does one earlier operator compute a value, and is operator `k` all that needs it?"""
+        alone = self.readers.get(name) == [k] and name not in self.outline.fetch and not self._is_state(name)
+        return alone and [at < k for at in self.writers.get(name, ())] == [True]
+
+    def _is_state(self, name: str) -> bool:
+        d = self.outline.program.global_block().descs.get(name)
+        return d is not None and d.persistable
+
+    def _supports(self, change: _Change) -> bool:
+        """Does a C kernel compute the operator after a change? Then it changes."""
+        op = self.ops[change.at]
+        definition = opdef(op.type)
+        if op.type == "cast" or op.sub_blocks() or id(op) in self.here or definition.native.calls is None:
+            return False
+        if not definition.widens("cpu", [self.types[n] for n in op.output_arg_names]):
+            return False
+        new = _replaced(op, change)
+        ins, outs = definition.operands(new, self._shadow, self._shadow)
+        if not bodies(definition, "cpu", True)[0].covers(ins, outs, op.attrs, self.ctx, None):
+            return False
+        self.ops[change.at] = new
+        self.found.append(change)
+        return True
+
+
+def _replaced(op: Operator, change: _Change) -> Operator:
+    slots = op.inputs if change.is_input else op.outputs
+    renamed = {slot: tuple([change.new if n == change.old else n for n in names]) for slot, names in slots.items()}
+    return op.replace(inputs=renamed) if change.is_input else op.replace(outputs=renamed)
+
+
+def _casts(outline: Outline) -> list[int]:
+    return [k for k, op in enumerate(outline.ops) if op.type == "cast"]
+
+
+def _of_blocks(outline: Outline) -> frozenset[str]:
+    """The values that operators with sub-blocks and those in sub-blocks name."""
+    found = [op for op in outline.ops if outline.runs_blocks and op.sub_blocks()]
+    inside = [inner for op in found for _, inner in nested(outline.program, op)]
+    results = [n for op in (*found, *inside) for body in blocks_of(op) for n in body.results(op)]
+    return frozenset([*results, *[n for op in (*found, *inside) for n in (*op.input_arg_names, *op.output_arg_names)]])
+
+
+def _touching(outline: Outline) -> tuple[Mapping[str, list[int]], Mapping[str, list[int]]]:
+    """The numbers of the operators that read each value, and of those that write it, with those of their sub-blocks."""
+    found: tuple[dict[str, list[int]], dict[str, list[int]]] = {}, {}
+    for names_of, numbers in zip((outline.fact(op_reads), outline.fact(op_writes)), found, strict=True):
+        for k, names in enumerate(names_of):
+            for n in dict.fromkeys(names):
+                numbers.setdefault(n, []).append(k)
+    return found
+
+
+def _changed(outline: Outline, changes: tuple[_Change, ...]) -> Outline:
+    """The outline after these changes, without casts whose results nobody needs now or somebody else makes."""
+    ops = list(outline.ops)
+    for change in changes:
+        ops[change.at] = _replaced(ops[change.at], change)
+    made = {change.new for change in changes if not change.is_input}
+    left = Outline(outline.program, ops, outline.given, outline.fetch)
+    needed = {n for names in op_reads(left) for n in names} | {*outline.fetch}
+    descs = outline.program.global_block().descs
+
+    def stays(op: Operator) -> bool:
+        name = op.output_arg_names[0] if op.type == "cast" else ""
+        return not name or name not in made and (name in needed or name in descs and descs[name].persistable)
+
+    return Outline(outline.program, [op for op in ops if stays(op)], outline.given, outline.fetch)
