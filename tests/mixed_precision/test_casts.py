@@ -6,7 +6,7 @@ import pytest
 import fluidx as fx
 from fluidx.ir import OPS, ProgramError, TensorType
 from fluidx.mixed_precision import AutoMixedPrecisionLists
-from fluidx.rewrite.amp import cast_program
+from fluidx.rewrite.amp import TRAINING, cast_program
 
 L = fx.layers
 
@@ -51,9 +51,25 @@ def test_a_value_is_cast_once(main):
 
 def test_what_needs_range_or_digits_works_in_float32(main):
     h = L.matmul(fx.data("x", [-1, 4], "float32"), weight("w", 4, 4))
-    made = [L.softmax(h), L.exp(h), L.mean(h), L.reduce_sum(h), L.layer_norm(h), L.square(h)]
+    made = [L.softmax(h), L.exp(h), L.mean(h), L.reduce_sum(h), L.group_norm(L.reshape(h, [-1, 4, 1, 1]), 2), L.square(h)]
     forward(main)
     assert {v.dtype for v in made} == {"float32"} and h.dtype == "float16"
+
+
+@pytest.mark.parametrize("norm", [L.layer_norm, L.rms_norm, L.batch_norm])
+def test_a_norm_of_16_bits_has_weights_and_statistics_in_float32(main, norm):
+    """Its kernel computes in float32, so only what lies in memory has 16 bits."""
+    x, w = fx.data("x", [-1, 4], "float32"), weight("w", 4, 4)
+    before, y = norm(x), norm(L.matmul(x, w))
+    fx.backward.append_backward(L.mean(L.matmul(y, w)))
+    cast_program(main, AutoMixedPrecisionLists(), "bfloat16", TRAINING)
+    descs = main.global_block().descs
+    ops = [op for op in main.ops if op.type in (norm.__name__, f"{norm.__name__}_grad")]
+    _, forward, backward = ({s: descs[names[0]].type.dtype for s, names in {**op.inputs, **op.outputs}.items()} for op in ops)
+    assert before.dtype == "float32" and y.dtype == "bfloat16"
+    of_image = {"X", "Y", "X@GRAD", "Y@GRAD"}
+    assert {d for s, d in (*forward.items(), *backward.items()) if s in of_image} == {"bfloat16"}
+    assert {d for s, d in (*forward.items(), *backward.items()) if s not in of_image} == {"float32"}
 
 
 def test_an_op_that_takes_any_follows_float32_before_16_bits_and_nobody_before_a_product(main):
@@ -146,7 +162,8 @@ def test_every_op_that_may_work_in_16_bits_does_so_over_its_samples(dtype):
             wide = [_type(a) for a in sample.args]
             if not any(t is not None and t.dtype == "float32" for t in _flat(wide)) or OPS[name].control.bodies:
                 continue
-            half = [_as(t, dtype) for t in wide]
+            slots = [s.name for s in OPS[name].in_slots]
+            half = [t if s in OPS[name].autocast.wide else _as(t, dtype) for s, t in zip(slots, wide, strict=False)]
             attrs = OPS[name].complete_attrs(sample.attrs)
             made = OPS[name].infer(*half, **attrs)
             assert all(isinstance(t, TensorType) for t in _flat(made if isinstance(made, tuple) else [made])), name

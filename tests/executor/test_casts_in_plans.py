@@ -1,0 +1,146 @@
+"""Casts between float32 and 16 bits in plans: the kernels around them make them."""
+
+import numpy as np
+import pytest
+
+import fluidx as fx
+from fluidx import native
+from fluidx.executor.context import RunContext
+from fluidx.executor.plan.planner import plan
+from fluidx.executor.plan.storage_proof import check_storage
+from fluidx.executor.run.bind import bind
+from fluidx.executor.scope import Scope
+from fluidx.ir import TensorType
+from fluidx.testing.reference import type_of
+
+pytestmark = pytest.mark.skipif(bool(native.why_not()), reason="the extension is not built")
+L = fx.layers
+
+
+def dense(x):
+    return L.fc(L.fc(x, 24, act="gelu"), 16, act="relu")
+
+
+def transformer(x):
+    h = L.reshape(L.fc(x, 48), [-1, 4, 12])
+    a = L.fc(L.layer_norm(h, begin_norm_axis=2), 12, num_flatten_dims=2, act="gelu")
+    h = h + L.dropout(L.fc(a, 12, num_flatten_dims=2), 0.25, seed=3, dropout_implementation="upscale_in_train")
+    return L.reshape(L.layer_norm(h, begin_norm_axis=2), [-1, 48])
+
+
+def residual(x):
+    h = L.relu(L.batch_norm(L.conv2d(L.reshape(x, [-1, 1, 4, 4]), 4, 3, padding=1)))
+    h = L.relu(h + L.batch_norm(L.conv2d(h, 4, 3, padding=1)))
+    return L.reshape(L.pool2d(h, 2, "avg", 2), [-1, 16])
+
+
+NETS = {"dense": dense, "transformer": transformer, "residual": residual}
+OPTIMIZERS = {"Adam": lambda: fx.optimizer.Adam(0.01), "Momentum": lambda: fx.optimizer.Momentum(0.1, 0.9)}
+
+
+def mixed(net, optimizer, dtype="bfloat16"):
+    main, startup = fx.Program("mixed"), fx.Program("mixed_startup")
+    main.random_seed = startup.random_seed = 1
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x, label = fx.data("x", [-1, 16], "float32"), fx.data("label", [-1, 1], "int64")
+        loss = L.mean(L.softmax_with_cross_entropy(L.fc(NETS[net](x), 5), label))
+        fx.mixed_precision.decorate(
+            OPTIMIZERS[optimizer](), dtype=dtype, init_loss_scaling=1.0, use_dynamic_loss_scaling=False
+        ).minimize(loss)
+    scope = Scope()
+    fx.Executor().run(startup, scope=scope)
+    rng = np.random.default_rng(0)
+    return main, loss, scope, {"x": rng.standard_normal((6, 16), "float32"), "label": rng.integers(0, 5, (6, 1))}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("net", NETS)
+def test_a_step_has_no_casts_but_those_of_weights_and_data(net, optimizer):
+    main, loss, scope, feed = mixed(net, optimizer)
+    planned = plan(main, {n: type_of(v) for n, v in feed.items()}, [loss.name], scope.arrays, RunContext())
+    check_storage(planned)
+    given = {p.name for p in main.all_parameters()} | {*feed}
+    casts = [op.input_arg_names[0] for step in planned.steps for op in step.ops if op.type == "cast"]
+    # a value that is only shaped differently is the same memory
+    views = {op.output_arg_names[0]: op.input_arg_names[0] for s in planned.steps if s.kernel == "view" for op in s.ops}
+    assert len(casts) >= len([n for n in given if ".w_" in n and "norm" not in n])
+    assert {views.get(n, n) for n in casts} <= given
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("net", NETS)
+def test_no_bit_changes(net, dtype):
+    """With casts as steps of their own, and each operator as one."""
+
+    def losses(fuse):
+        main, loss, scope, feed = mixed(net, "Momentum", dtype)
+        ctx = RunContext()
+        bound = bind(plan(main, {n: type_of(v) for n, v in feed.items()}, [loss.name], scope.arrays, ctx, fuse=fuse), scope, ctx)
+        return [np.array(bound.run(feed)[0]) for _ in range(3)], {p.name: np.array(scope.get(p.name)) for p in main.all_parameters()}
+
+    (one, state), (two, other) = losses(True), losses(False)
+    np.testing.assert_array_equal(one, two)
+    for name, value in state.items():
+        np.testing.assert_array_equal(value, other[name])
+
+
+def types(**given):
+    return {n: TensorType(*t) for n, t in given.items()}
+
+
+def steps(main, feeds, fetch):
+    planned = plan(main, feeds, fetch, {}, RunContext(), natively=True)
+    return [(s.kernel, [op.type for op in s.ops], [*s.reads], [*s.writes]) for s in planned.steps]
+
+
+@pytest.fixture
+def main():
+    main = fx.Program("casts")
+    with fx.unique_name.guard(), fx.program_guard(main):
+        yield main
+
+
+def test_a_chain_loads_one_type_and_stores_another(main):
+    x = fx.data("x", [8, 4], "bfloat16")
+    y = L.cast(L.relu(L.cast(x, "float32") * 2.0), "float16")
+    ((kernel, _, reads, writes),) = steps(main, types(x=("bfloat16", (8, 4))), [y.name])
+    assert (reads, writes[-1]) == (["x"], y.name)
+    ctx = RunContext()
+    bound = bind(plan(main, types(x=("bfloat16", (8, 4))), [y.name], {}, ctx, natively=True), Scope(), ctx)
+    value = np.linspace(-3, 3, 32).reshape(8, 4).astype(bound.arrays["x"].dtype)
+    (found,) = bound.run({"x": value})
+    np.testing.assert_array_equal(found, np.maximum(value.astype("float32") * 2, 0).astype("float16"))
+
+
+def test_a_result_between_two_operators_of_a_chain_is_rounded(main):
+    """1 + 2^-8 is 1 in bfloat16, so subtracting 1 leaves nothing."""
+    x = fx.data("x", [4], "bfloat16")
+    y = L.scale(L.scale(x, bias=1.0), bias=-1.0)
+    ctx = RunContext()
+    planned = plan(main, types(x=("bfloat16", (4,))), [y.name], {}, ctx, natively=True)
+    assert [len(s.ops) for s in planned.steps] == [2]
+    bound = bind(planned, Scope(), ctx)
+    (found,) = bound.run({"x": np.full(4, 2.0**-8).astype(bound.arrays["x"].dtype)})
+    assert found.astype("float64").tolist() == [0, 0, 0, 0]
+
+
+def test_a_cast_that_is_fetched_or_read_by_others_stays(main):
+    x = fx.data("x", [8, 4], "bfloat16")
+    wide = L.cast(x, "float32")
+    y = L.softmax(wide)
+    assert [ops for _, ops, _, _ in steps(main, types(x=("bfloat16", (8, 4))), [y.name])] == [["softmax"]]
+    assert [ops for _, ops, _, _ in steps(main, types(x=("bfloat16", (8, 4))), [y.name, wide.name])] == [["cast"], ["softmax"]]
+    z = L.cumsum(wide)  # without a C kernel
+    assert [ops for _, ops, _, _ in steps(main, types(x=("bfloat16", (8, 4))), [y.name, z.name])] == [["cast"], ["softmax"], ["cumsum"]]
+
+
+def test_a_float32_result_that_is_kept_is_not_written_in_16_bits(main):
+    x = fx.data("x", [8, 4], "float32")
+    y = L.softmax(x)
+    half = L.cast(y, "float16")
+    given = types(x=("float32", (8, 4)))
+    assert [ops for _, ops, _, _ in steps(main, given, [half.name])] == [["softmax"]]
+    assert [ops for _, ops, _, _ in steps(main, given, [half.name, y.name])] == [["softmax"], ["cast"]]
+    wide = L.cast(half, "float32")  # what was rounded stays rounded
+    (found,) = fx.Executor().run(main, feed={"x": np.arange(32, dtype="float32").reshape(8, 4)}, fetch_list=[wide])
+    np.testing.assert_array_equal(found, found.astype("float16").astype("float32"))
