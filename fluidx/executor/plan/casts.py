@@ -25,7 +25,7 @@ from .shadows import Shadows
 from .sizes import RankSizes
 
 
-class _Change(NamedTuple):
+class _Renaming(NamedTuple):
     """Operator number `at` has the name `new` in place of `old`, among its inputs or among its outputs."""
 
     at: int
@@ -37,10 +37,10 @@ class _Change(NamedTuple):
 def without_casts(outline: Outline, sizes: RankSizes, shadows: Shadows, ctx: RunContext) -> Outline:
     """The outline without the casts that C kernels make."""
     casts = outline.fact(_casts)
-    return outline.fact(_changed, tuple(_Search(outline, sizes, shadows, ctx).changes(casts))) if casts else outline
+    return outline.fact(_changed, tuple(_CastSearch(outline, sizes, shadows, ctx).changes(casts))) if casts else outline
 
 
-class _Search:
+class _CastSearch:
     """Asks the kernels which casts they make."""
 
     def __init__(self, outline: Outline, sizes: RankSizes, shadows: Shadows, ctx: RunContext):
@@ -48,20 +48,20 @@ class _Search:
         self.ops = list(outline.ops)
         self.readers, self.writers = ({n: [*at] for n, at in found.items()} for found in outline.fact(_touching))
         self.touched = outline.fact(_of_blocks)
-        self.found: list[_Change] = []
+        self.found: list[_Renaming] = []
         self._shadow = lambda n: shadows.of(sizes.types[n])
 
-    def changes(self, casts: Sequence[int]) -> list[_Change]:
+    def changes(self, casts: Sequence[int]) -> list[_Renaming]:
         for k in casts:
             (source,), (made,) = self.ops[k].input_arg_names, self.ops[k].output_arg_names
             narrows = self.types[made].dtype in HALVES
             if id(self.ops[k]) in self.here or self._is_state(made) or not self._is_between_floats(source, made, narrows):
                 continue
             if narrows and self._is_only_for(source, k):
-                self._write(_Change(self.writers[source][0], False, source, made))
+                self._write(_Renaming(self.writers[source][0], False, source, made))
             for at in () if narrows else tuple(self.readers.get(made, ())):
                 if not any(k < w < at for w in self.writers.get(source, ())):  # it is still there
-                    self._read(_Change(at, True, made, source))
+                    self._read(_Renaming(at, True, made, source))
         return self.found
 
     def _is_between_floats(self, source: str, made: str, narrows: bool) -> bool:
@@ -69,12 +69,12 @@ class _Search:
         wide, half = (source, made) if narrows else (made, source)
         return self.touched.isdisjoint((source, made)) and self.types[wide].dtype == "float32" and self.types[half].dtype in HALVES
 
-    def _write(self, change: _Change) -> None:
+    def _write(self, change: _Renaming) -> None:
         if self._supports(change):
             self.writers[change.new] = self.writers.pop(change.old)
             self.readers.pop(change.old)
 
-    def _read(self, change: _Change) -> None:
+    def _read(self, change: _Renaming) -> None:
         if self._supports(change):
             self.readers[change.old].remove(change.at)
             self.readers.setdefault(change.new, []).append(change.at)
@@ -88,7 +88,7 @@ class _Search:
         d = self.outline.program.global_block().descs.get(name)
         return d is not None and d.persistable
 
-    def _supports(self, change: _Change) -> bool:
+    def _supports(self, change: _Renaming) -> bool:
         """Does a C kernel compute the operator after a change? Then it changes."""
         op = self.ops[change.at]
         definition = opdef(op.type)
@@ -105,7 +105,7 @@ class _Search:
         return True
 
 
-def _replaced(op: Operator, change: _Change) -> Operator:
+def _replaced(op: Operator, change: _Renaming) -> Operator:
     slots = op.inputs if change.is_input else op.outputs
     renamed = {slot: tuple([change.new if n == change.old else n for n in names]) for slot, names in slots.items()}
     return op.replace(inputs=renamed) if change.is_input else op.replace(outputs=renamed)
@@ -133,7 +133,7 @@ def _touching(outline: Outline) -> tuple[Mapping[str, list[int]], Mapping[str, l
     return found
 
 
-def _changed(outline: Outline, changes: tuple[_Change, ...]) -> Outline:
+def _changed(outline: Outline, changes: tuple[_Renaming, ...]) -> Outline:
     """The outline after these changes, without casts whose results nobody needs now or somebody else makes."""
     ops = list(outline.ops)
     for change in changes:

@@ -184,7 +184,7 @@ def _operands(
     number: dict[str, int] = {}  # of the values that the chain computes
     symbols: dict[tuple[str, tuple[int, ...]], str] = {}  # equal chains get equal symbols, so they are assembled once
     shape = array(stored[0]).shape
-    parts: list[_Part] = []
+    parts: list[_ChainPart] = []
     for op in chain:
         element, reads = _formula(opdef(op.type)), op.input_arg_names
         assert element is not None
@@ -196,13 +196,13 @@ def _operands(
         number[op.output_arg_names[0]] = len(parts)
         rounded = d if (d := dtype(op.output_arg_names[0])) in HALVES else ""
         alike = [s for (_, s), n in zip(operands, reads, strict=True) if isinstance(s, str) and dtype_name(array(n).dtype) == rounded]
-        parts.append(_Part(e, operands, rounded, frozenset(alike)))
+        parts.append(_ChainPart(e, operands, rounded, frozenset(alike)))
     exprs = _composed(tuple(parts), tuple([number[n] for n in stored]))
     values = {symbol: a if (a := array(n)).shape == aligned else a.reshape(aligned) for (n, aligned), symbol in symbols.items()}
     return exprs, values, [array(n) for n in stored]
 
 
-class _Part(NamedTuple):
+class _ChainPart(NamedTuple):
     """The expression of one operator in a chain."""
 
     expr: Expr
@@ -212,7 +212,7 @@ class _Part(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _composed(parts: tuple[_Part, ...], stored: tuple[int, ...]) -> list[Expr]:
+def _composed(parts: tuple[_ChainPart, ...], stored: tuple[int, ...]) -> list[Expr]:
     """The expressions of the stored parts. What is stored is rounded then; what later parts read of a 16-bit result is rounded here."""
     made: list[Expr] = []
     read: list[Expr] = []
