@@ -28,38 +28,38 @@ INLINE uint16_t bf16_of_float(float x) {
 }
 
 /* Lines of them. The processor's own conversions of float16 give the same bits; those of bfloat16 make a subnormal number zero. */
-static void line_of_f16_f32(float *to, const uint16_t *from, int64_t n) {
+static inline void line_of_f16_f32(float *to, const uint16_t *from, int64_t n) {
     int64_t c = 0;
 #ifdef HAVE_F16C
     for (; c + 8 <= n; c += 8) _mm256_storeu_ps(to + c, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + c))));
 #endif
     IVDEP for (int64_t k = c; k < n; k++) to[k] = float_of_f16(from[k]);
 }
-static void f16_of_line_f32(uint16_t *to, const float *from, int64_t n) {
+static inline void f16_of_line_f32(uint16_t *to, const float *from, int64_t n) {
     int64_t c = 0;
 #ifdef HAVE_F16C
     for (; c + 8 <= n; c += 8) _mm_storeu_si128((__m128i *)(to + c), _mm256_cvtps_ph(_mm256_loadu_ps(from + c), _MM_FROUND_TO_NEAREST_INT));
 #endif
     IVDEP for (int64_t k = c; k < n; k++) to[k] = f16_of_float(from[k]);
 }
-static void line_of_bf16_f32(float *to, const uint16_t *from, int64_t n) {
+static inline void line_of_bf16_f32(float *to, const uint16_t *from, int64_t n) {
     IVDEP for (int64_t k = 0; k < n; k++) to[k] = float_of_bf16(from[k]);
 }
-static void bf16_of_line_f32(uint16_t *to, const float *from, int64_t n) {
+static inline void bf16_of_line_f32(uint16_t *to, const float *from, int64_t n) {
     IVDEP for (int64_t k = 0; k < n; k++) to[k] = bf16_of_float(from[k]);
 }
 
 /* The same for double, through float */
-static void line_of_f16_f64(double *to, const uint16_t *from, int64_t n) {
+static inline void line_of_f16_f64(double *to, const uint16_t *from, int64_t n) {
     IVDEP for (int64_t k = 0; k < n; k++) to[k] = float_of_f16(from[k]);
 }
-static void f16_of_line_f64(uint16_t *to, const double *from, int64_t n) {
+static inline void f16_of_line_f64(uint16_t *to, const double *from, int64_t n) {
     IVDEP for (int64_t k = 0; k < n; k++) to[k] = f16_of_float((float)from[k]);
 }
-static void line_of_bf16_f64(double *to, const uint16_t *from, int64_t n) {
+static inline void line_of_bf16_f64(double *to, const uint16_t *from, int64_t n) {
     IVDEP for (int64_t k = 0; k < n; k++) to[k] = float_of_bf16(from[k]);
 }
-static void bf16_of_line_f64(uint16_t *to, const double *from, int64_t n) {
+static inline void bf16_of_line_f64(uint16_t *to, const double *from, int64_t n) {
     IVDEP for (int64_t k = 0; k < n; k++) to[k] = bf16_of_float((float)from[k]);
 }
 
@@ -68,7 +68,7 @@ enum { PLAIN, FLOAT16, BFLOAT16 };
 #define FORMAT(formats, k) ((int)((formats) >> 2 * (k) & 3))
 #define FORMATS(T, FN)                                                                                                                  \
     /* n elements of an operand in a kernel's own type */                                                                               \
-    static void FN(widen)(int format, T *to, const void *from, int64_t n) {                                                             \
+    static inline void FN(widen)(int format, T *to, const void *from, int64_t n) {                                                             \
         if (format == FLOAT16)                                                                                                          \
             FN(line_of_f16)(to, from, n);                                                                                               \
         else if (format == BFLOAT16)                                                                                                    \
@@ -76,7 +76,7 @@ enum { PLAIN, FLOAT16, BFLOAT16 };
         else                                                                                                                            \
             memcpy(to, from, (size_t)n * sizeof(T));                                                                                    \
     }                                                                                                                                   \
-    static void FN(narrow)(int format, void *to, const T *from, int64_t n) {                                                            \
+    static inline void FN(narrow)(int format, void *to, const T *from, int64_t n) {                                                            \
         if (format == FLOAT16)                                                                                                          \
             FN(f16_of_line)(to, from, n);                                                                                               \
         else if (format == BFLOAT16)                                                                                                    \
