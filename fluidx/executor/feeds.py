@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -137,10 +138,16 @@ def check_feed(program: Program, feed: Mapping[str, Any] | None, descs: Mapping[
         else:
             array = _converted(name, value, want, d.type)
         found, declared = array.shape, d.type.shape
-        if found != declared and (len(found) != len(declared) or any(a != b and b != -1 for a, b in zip(found, declared, strict=True))):
+        if found != declared and not _fits(found, declared):
             raise FeedError(f"variable {name!r} is declared {d.type}, the feed has shape {list(found)}{_reshaped(name, declared, found)}")
         out[name] = array
     return out
+
+
+@lru_cache(maxsize=1024)
+def _fits(found: tuple[int, ...], declared: tuple[int, ...]) -> bool:
+    """Is a shape that which was declared, open axes apart?"""
+    return len(found) == len(declared) and all(b in (a, ANY) for a, b in zip(found, declared, strict=True))
 
 
 def _reshaped(name: str, declared: Sequence[Any], found: Sequence[int]) -> str:

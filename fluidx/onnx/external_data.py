@@ -8,10 +8,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..executor.plan.allocation import copied
 from ..ir.errors import ProgramError
 from . import limits
 from .errors import OnnxError
-from .mapped_tensors import map_tensor
+from .mapped_tensors import hold_tensor, map_tensor
 from .values import numpy_dtype
 
 
@@ -69,6 +72,26 @@ def map_inner_tensors(model: Any, path: Path, ranges: Mapping[int, tuple[int, in
             shape = f"{list(tensor.dims)} of {_dtype(tensor)}"
             raise OnnxError(f"tensor {tensor.name!r} has {size} bytes in {path}, but its shape {shape} needs {needs}")
         map_tensor(tensor, path.resolve(), offset, size)
+
+
+def hold_inner_tensors(model: Any, data: bytes, ranges: Mapping[int, tuple[int, int]]) -> list[np.ndarray]:
+    """Let initializers of a model be arrays with these ranges of its bytes, and give the arrays. One that is no such array has its bytes
+    back."""
+    held = []
+    for k, (offset, size) in ranges.items():
+        tensor = model.graph.initializer[k]
+        try:
+            dtype = numpy_dtype(tensor.data_type)
+            array = copied(np.frombuffer(data, dtype, size // dtype.itemsize, offset).reshape(tuple(tensor.dims)))
+        except (OnnxError, TypeError, ValueError):
+            tensor.raw_data = data[offset : offset + size]
+            continue
+        array.setflags(write=False)
+        if array.base is not None:
+            array.base.setflags(write=False)
+        hold_tensor(tensor, array)
+        held.append(array)
+    return held
 
 
 def can_be_mapped(tensor: Any, size: int) -> bool:

@@ -11,6 +11,7 @@ from ..ir.errors import ProgramError
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
 MAPPED = 1 << 28  # bytes of weights, from which on a model's files are mapped and not read
 MAPPED_TENSOR = 1 << 20  # bytes of an initializer that stays in a mapped file; smaller ones are read
+HELD_TENSOR = 1 << 14  # bytes of an initializer that a session has as an array only
 PROTOBUF = 2**31 - 1  # bytes of the largest message that protobuf reads or writes
 AXES = 64  # the most that NumPy supports
 UNROLLED = 512  # operators of unrolled rounds of a loop

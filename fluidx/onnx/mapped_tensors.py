@@ -1,4 +1,4 @@
-"""Tensors of a model that stay in their file: a TensorProto names the range of the file, and its array is a view of it."""
+"""Tensors of a model whose bytes are elsewhere: in a file, of which their array is a view, or in an array that a session holds."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from .errors import OnnxError
 
 _MARK = secrets.token_hex(16)  # only this process can have written it: a model that was read from elsewhere cannot name files
 
+_HELD = "held "
+_held: WeakValueDictionary[str, np.ndarray] = WeakValueDictionary()  # arrays by number, while somebody has them
 _open: WeakValueDictionary[tuple[str, str], MappedFile] = WeakValueDictionary()  # by path and state of the file, while an array uses it
 
 
@@ -31,15 +33,31 @@ def map_tensor(tensor: Any, file: Path, offset: int, size: int) -> None:
         tensor.external_data.add(key=key, value=str(value))
 
 
+def hold_tensor(tensor: Any, array: np.ndarray) -> None:
+    """Let a tensor be an array, for as long as somebody has the array."""
+    from onnx import TensorProto
+
+    number = f"{_HELD}{secrets.token_hex(16)}"
+    _held[number] = array
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    del tensor.external_data[:]
+    for key, value in {"location": "memory", "checksum": f"{_MARK} {number}"}.items():
+        tensor.external_data.add(key=key, value=value)
+
+
 def is_mapped(tensor: Any) -> bool:
-    """Did `map_tensor` write the place of an external tensor?"""
+    """Did `map_tensor` or `hold_tensor` write the place of an external tensor?"""
     return any(e.key == "checksum" and e.value.startswith(_MARK) for e in tensor.external_data)
 
 
 def mapped_array(tensor: Any, dtype: np.dtype) -> np.ndarray:
     """The array of a mapped tensor. Raises OnnxError if its file was replaced or changed since the model was read."""
     place = {e.key: e.value for e in tensor.external_data}
-    path, state = os.path.join(place["basepath"], place["location"]), place["checksum"].partition(" ")[2]
+    state = place["checksum"].partition(" ")[2]
+    if state.startswith(_HELD):
+        return _held[state]
+    path = os.path.join(place["basepath"], place["location"])
     file = _open.get((path, state))
     if file is None:
         try:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..ir.mapped_file import MappedFile
 from . import limits
 from .check import all_graphs, check_names, check_supported, check_valid
 from .errors import OnnxError, need_onnx
-from .external_data import external_tensors, load_external_tensors, map_inner_tensors
+from .external_data import external_tensors, hold_inner_tensors, load_external_tensors, map_inner_tensors
 from .file_kinds import looks_like
 from .file_parts import skeleton
 from .mapped_tensors import is_mapped
@@ -24,13 +27,14 @@ _DEEPEST = 64  # nested calls of functions
 OPSET_8 = "fluidx.opset8"  # the domain given to Scan of opset 8: the converter drops its batch axis, and the data with it
 
 
-def read(source: Any, strict: bool = False) -> Any:
-    """A `ModelProto` with operators of the newest opset, from a path, bytes or a ModelProto.
+def read(source: Any, strict: bool = False, held: list[np.ndarray] | None = None) -> Any:
+    """A `ModelProto` with operators of the newest opset, from a path, bytes or a ModelProto. If there is a list `held`, large initializers
+    of a path or bytes are arrays in it, and not in the model.
 
     External tensors must be in the folder of the file. Raises OnnxError if it is not a model, if fluidx does not support an operator, or if
     the model cannot be converted; if `strict`, also if the standard's checker refuses it.
     """
-    model = parse_model(source)
+    model = parse_model(source, held)
     if external := [t for t in external_tensors(model) if not is_mapped(t)]:
         raise OnnxError(f"tensor {external[0].name!r} is stored in another file; load the model by its path")
     check_names(model)
@@ -47,8 +51,8 @@ def read(source: Any, strict: bool = False) -> Any:
     return model
 
 
-def parse_model(source: Any) -> Any:
-    """A `ModelProto` from a path, bytes or a ModelProto, unchanged."""
+def parse_model(source: Any, held: list[np.ndarray] | None = None) -> Any:
+    """A `ModelProto` from a path, bytes or a ModelProto, unchanged. `held`: see `read`."""
     need_onnx()
     import onnx
     from google.protobuf.message import DecodeError
@@ -66,9 +70,10 @@ def parse_model(source: Any) -> Any:
             data, inner = skeleton(data, limits.MAPPED_TENSOR) or (bytes(data), {})
     else:
         raise OnnxError(f"a model is a path, bytes or an onnx.ModelProto, not {type(source).__name__}: {source!r:.80}")
+    small = None if held is None or inner or sys.byteorder != "little" else skeleton(memoryview(data), limits.HELD_TENSOR)
     model = onnx.ModelProto()
     try:
-        model.ParseFromString(data)
+        model.ParseFromString(data if small is None else small.data)
         why = "" if model.HasField("graph") else "it has no graph"
     except DecodeError as e:
         why = f"it is damaged, truncated or of another kind ({e}); download or export it again"
@@ -78,6 +83,8 @@ def parse_model(source: Any) -> Any:
     if path is not None:
         map_inner_tensors(model, path, inner)
         load_external_tensors(model, path)
+    if small is not None and held is not None:
+        held += hold_inner_tensors(model, data, small.ranges)
     return model
 
 

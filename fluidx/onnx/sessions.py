@@ -14,16 +14,20 @@ import numpy as np
 from ..executor import Executor
 from ..executor.executor import writes_state
 from ..executor.places import CPUPlace
+from ..executor.plan.allocation import ALIGN, copied
 from ..executor.scope import Scope
 from ..ir import Program, unique_name
+from ..ir.constants import Array
 from ..ir.dtypes import kept
 from ..ir.errors import FluidxError
 from ..ir.types import WORD
 from ..rewrite import JoinAttention, JoinLayerNorm, rewritten
+from ..rewrite.base import with_ops
 from ..rewrite.batch_norm import fold_batch_norms, what_trains
 from ..rewrite.quantized import join_quantized
 from ..rewrite.scales import fold_scales
 from ..rewrite.weights import fold_weights
+from .cache_inputs import likely_shapes
 from .errors import OnnxError
 from .importer import Importer, run_once
 from .mapped_tensors import is_mapped
@@ -54,10 +58,12 @@ class Session:
         self._partly_open: list[WholeModel] = []
         self._before: Mapping[str, Any] = {}  # the shapes of the feeds for which a plan was last asked for
         self._open: dict[int, StagedPlan] = {}  # by the id of a WholeModel
-        self._mapped = [array_of(t) for t in self.graph.initializer if is_mapped(t)]  # these keep their files open
+        self._kept = [array_of(t) for t in self.graph.initializer if is_mapped(t)]  # keeps files open, and arrays that were held
         self._weights: dict[str, np.ndarray] = {}
         self._node_cache: dict[int, tuple[Any, Any]] = {}
         self._executor = Executor(CPUPlace())
+        if whole is None:
+            self._write_likely()
 
     def run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         """The outputs, for inputs by name or in order. Raises OnnxError for missing or unknown inputs, and for every failure of the model.
@@ -72,6 +78,8 @@ class Session:
     def _run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         fed: Any = feed
         plain = type(fed) is dict and set(map(type, fed.values())) <= {np.ndarray}
+        if plain and (found := self._run_open(fed)) is not None:
+            return found
         key = _kind(fed) if plain else ()
         if not plain or key not in self._plans:  # names and types of a known plan were checked before
             fed = {n: self._in_own_dtype(n, host_value(v)) for n, v in self._by_name(feed).items()}
@@ -103,17 +111,35 @@ class Session:
 
     def _for_all_sizes(self, fed: Mapping[str, Any]) -> list[tuple[StagedPlan, Mapping[str, Any]]]:
         """The plan of a program with open axes, if these feeds fit one. It is written when feeds of a second kind come."""
-        if self._whole is None and self._plans:
-            self._whole = self._import_whole({})
         before, self._before = self._before, {n: getattr(v, "shape", None) for n, v in fed.items()}
         whole: WholeModel | Literal[False] | None = next((w for w in (self._whole, *self._partly_open) if w and w.fits(fed)), None)
+        if whole is None and self._whole is None and self._plans:
+            self._whole = self._import_whole({})
+            whole = self._whole if self._whole and self._whole.fits(fed) else None
         if whole is None and not self._whole and len(self._partly_open) < _MAX_ALIKE:
             whole = self._import_partly_open(before, self._before)
-        if not whole:
-            return []
+        return [(self._open_plan(whole), whole.feeds)] if whole else []
+
+    def _run_open(self, fed: Mapping[str, np.ndarray]) -> list[Any] | None:
+        """The outputs by a program for open sizes that was written for such feeds; None if there is none."""
+        for whole in self._partly_open:
+            if whole.takes(fed) and (plan := self._open.get(id(whole))) is not None:
+                with suppress(FluidxError):
+                    return plan.run({v: fed[n] for n, v in whole.feeds.items()})
+        return None
+
+    def _open_plan(self, whole: WholeModel) -> StagedPlan:
         if id(whole) not in self._open:
             self._open[id(whole)] = self._plan(whole.main, whole.startup, (), whole.outputs, whole.feeds.values())
-        return [(self._open[id(whole)], whole.feeds)]
+        return self._open[id(whole)]
+
+    def _write_likely(self) -> None:
+        """Write the programs with which a model that has a cache will be run."""
+        for shapes in likely_shapes(self.graph, self.optional):
+            with suppress(Exception):  # the model is not trusted; if it is wrong, a run says so
+                if whole := self._import_whole(shapes):
+                    self._open_plan(whole)
+                    self._partly_open.append(whole)
 
     def _import_whole(self, shapes: Mapping[str, Sequence[int | str]]) -> WholeModel | Literal[False]:
         """The program for all sizes of the open axes; False if the model has none, or if the program differs from run to run. `shapes` are
@@ -129,7 +155,9 @@ class Session:
     def _import_partly_open(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> WholeModel | Literal[False]:
         """The program for all sizes of the axes in which two feeds differ; the other axes have the sizes of both. In the generation of text
         one token at a time, for example, only the length of the cache is open."""
-        if not before or before.keys() != now.keys() or any(not shape or 0 in shape for some in (before, now) for shape in some.values()):
+        if not before or before.keys() != now.keys() or any(not shape for some in (before, now) for shape in some.values()):
+            return False
+        if any(0 in sizes for n, shape in now.items() for sizes in zip(before[n], shape) if sizes[0] != sizes[1]):
             return False
         shapes = {n: _opened(self._types[n].tensor_type, before[n], shape) for n, shape in now.items()}
         if any(shape is None for shape in shapes.values()) or all(isinstance(d, int) for shape in shapes.values() for d in shape or ()):
@@ -219,8 +247,7 @@ class Session:
     def _plan(self, main: Program, startup: Program, host_steps: HostSteps, outputs: Sequence[Any], fed: Collection[str]) -> StagedPlan:
         """The plan of a program, with the values of its weights. Plans share equal weights."""
         scope = Scope()
-        if startup.global_block().oplist:
-            Executor(CPUPlace()).run(startup, scope=scope)  # one that does not keep the plan, which has the weights
+        _run_startup(startup, scope, shared=not writes_state(main))
         main = _for_inference(main, scope, read_by_host(host_steps, outputs))
         if not writes_state(main):
             for name, array in [*scope.arrays.items()]:
@@ -228,6 +255,20 @@ class Session:
                 if known is not array and np.array_equal(known, array):
                     scope.bind(name, known)
         return StagedPlan(self._executor, main, scope, host_steps, outputs, fed)
+
+
+def _run_startup(startup: Program, scope: Scope, shared: bool) -> None:
+    """Give the variables of a startup program their values. If they may be `shared`, large constants are not copied."""
+    left = []
+    for op in startup.global_block().oplist:
+        values = op.attrs.get("values")
+        if shared and op.type == "assign_value" and isinstance(values, Array) and values.in_file is None:
+            array = values.values.reshape(op.attrs["shape"])
+            scope.bind(op.output_arg_names[0], array if array.ctypes.data % ALIGN == 0 else copied(array))
+        else:
+            left.append(op)
+    if left:
+        Executor(CPUPlace()).run(with_ops(startup, left), scope=scope)  # one that does not keep the plan, which has the weights
 
 
 def _for_inference(main: Program, scope: Scope, wanted: set[str]) -> Program:
@@ -284,4 +325,5 @@ def _type(dtype: np.dtype) -> str:
 
 def session(source: Any) -> Session:
     """A session for a model, given as a path, bytes or a ModelProto."""
-    return Session(read(source))
+    held: list[np.ndarray] = []
+    return Session(read(source, held=held))  # which has them from here on

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..ir import Program, ProgramError, TensorType, Variable, flow, unique_name
 from ..ir.data_dependent_ops import cutting
+from ..ir.dtypes import np_dtype
 from ..ir.errors import nearest
 from ..ir.types import ANY, WORD, Dim
 from .errors import OnnxError
@@ -44,10 +46,27 @@ class WholeModel(NamedTuple):
     def fits(self, fed: Mapping[str, Any]) -> bool:
         """Do the fed values have the declared shapes?"""
         block = self.main.global_block()
-        if any(not isinstance(v, np.ndarray) or not v.size or n not in self.feeds for n, v in fed.items()):
+        if any(not isinstance(v, np.ndarray) or n not in self.feeds for n, v in fed.items()):
             return False
-        shapes = [(block.desc(v).type.shape, fed[n].shape) for n, v in self.feeds.items()]
-        return all(d in (ANY, size) for shape, found in shapes for d, size in zip(shape, found, strict=True))
+        return all(_fits(block.desc(v).type.shape, fed[n].shape) for n, v in self.feeds.items())
+
+
+    def takes(self, fed: Mapping[str, np.ndarray]) -> bool:
+        """Are the fed arrays all inputs, of the declared types?"""
+        if fed.keys() != self.feeds.keys():
+            return False
+        descs = self.main.global_block().descs
+        for n, v in self.feeds.items():
+            (t, array) = descs[v].type, fed[n]
+            if array.dtype != np_dtype(t.dtype) or not _fits(t.shape, array.shape):
+                return False
+        return True
+
+
+@lru_cache(maxsize=1024)
+def _fits(declared: tuple[int, ...], found: tuple[int, ...]) -> bool:
+    """Has an array a declared shape? An open axis is not empty."""
+    return len(declared) == len(found) and all(d == size or d == ANY and size for d, size in zip(declared, found, strict=True))
 
 
 def import_model(proto: Any, shapes: Mapping[str, Sequence[int | str]], own: bool, **options: Any) -> Importer:

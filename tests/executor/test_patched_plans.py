@@ -241,7 +241,7 @@ def test_a_cache_is_planned_for_from_its_first_run(monkeypatch):
         of(self, lambda sizes: planned.append(sizes) or plan(sizes), *rest)
 
     monkeypatch.setattr(patched_plans.GrowingSizes, "__init__", counting)
-    for length in (40, 41, 100, 32, 126):
+    for length in (40, 100, 32, 126):
         exe.run(main, step_of(rng, length), fetched, scope=scope)
     assert [sizes[3][2] for sizes in planned] == [32, 33, 126]
 

@@ -59,9 +59,10 @@ def test_a_program_is_written_anew_for_another_number_of_results_and_found_again
 
 GROWING = """
 g (float[1, new, 2] q, float[1, past, 2] k) => (float[1, new, total] y, float[1, total, 2] all) {
-    all = Concat <axis = 1> (k, q)
-    t = Transpose <perm = [0, 2, 1]> (all)
+    whole = Concat <axis = 1> (k, q)
+    t = Transpose <perm = [0, 2, 1]> (whole)
     y = MatMul (q, t)
+    all = Identity (whole)
 }"""
 
 

@@ -55,13 +55,13 @@ def _caches(outline: Outline) -> list[_GrowingFeed]:
         if op.type != "concat" or op.output_arg_names[0] not in outline.fetch:
             continue
         types = [descs[n].type for n in op.input_arg_names]
-        fed = [k for k, n in enumerate(op.input_arg_names) if n in numbers]
-        if len(fed) != 1 or not all(isinstance(t, TensorType) for t in types):
+        if not all(isinstance(t, TensorType) for t in types):
             continue
         axis = op.attrs["axis"] % len(types[0].shape)
-        rows = [t.shape[axis] for k, t in enumerate(types) if k not in fed]
-        if types[fed[0]].shape[axis] == ANY and ANY not in rows and sum(rows) > 0:
-            found.append(_GrowingFeed(numbers[op.input_arg_names[fed[0]]], axis, sum(rows)))
+        rows = [t.shape[axis] for t in types if t.shape[axis] != ANY]
+        grown = [n for n, t in zip(op.input_arg_names, types, strict=True) if t.shape[axis] == ANY]
+        if len(grown) == 1 and grown[0] in numbers and sum(rows) > 0:
+            found.append(_GrowingFeed(numbers[grown[0]], axis, sum(rows)))
     return found
 
 

@@ -45,6 +45,22 @@ class Polynomials(NamedTuple):
     def at(self, k: int) -> np.ndarray:
         return self.first + k * self.slope + k * (k - 1) * self.bend
 
+    def straight(self) -> _Line | Polynomials:
+        """The same, without bends if there are none."""
+        return self if self.bend.any() else _Line(self.first, self.slope)
+
+
+class _Line(NamedTuple):
+    """Polynomials of degree 1."""
+
+    first: np.ndarray
+    slope: np.ndarray
+
+    def at(self, k: int) -> np.ndarray:
+        made = self.slope * k
+        made += self.first
+        return made
+
 
 class Samples:
     """Bound plans at some positions, and the memories in which they are bound: the arena, the fetched values and the feeds. `bent`: is a
@@ -97,9 +113,9 @@ class PatchedWords(NamedTuple):
     """Calls of C kernels at any position. `keeps` are arrays that they read. `nested`: the number of a word that is the address of an array
     of words, or of sizes -> these; `floats`: numbers of words that are whole numbers in floating point."""
 
-    words: Polynomials
+    words: Polynomials | _Line
     moved: _Moved
-    nested: Mapping[int, tuple[Polynomials, _Moved]]
+    nested: Mapping[int, tuple[Polynomials | _Line, _Moved]]
     floats: np.ndarray
     keeps: tuple[Any, ...]
 
@@ -259,14 +275,15 @@ def _all_words(samples: Samples, calls: Sequence[Sequence[native.NativeCall]], p
     hidden = _with_addresses(samples, first)
     right &= ~np.isin(values[0], [*hidden])
     pinned.update(*[inside for address, inside in hidden.items() if address not in values[0]])
-    nested: dict[int, tuple[Polynomials, _Moved]] = {}
+    nested: dict[int, tuple[Polynomials | _Line, _Moved]] = {}
+    own = [{native.address(a): a for call in some for a in call.keeps if isinstance(a, np.ndarray)} for some in calls]
     for number in np.flatnonzero(~right).tolist():
-        found = _nested(samples, [_array_at(some, int(v[number])) for some, v in zip(calls, values, strict=True)])
+        found = _nested(samples, [arrays.get(int(v[number])) for arrays, v in zip(own, values, strict=True)])
         if not found:
             return None
         if not isinstance(found, bool):
             nested[number] = found
-    return PatchedWords(words, _Moved.of(memories), nested, floats, tuple([call.keeps for call in first]))
+    return PatchedWords(words.straight(), _Moved.of(memories), nested, floats, tuple([call.keeps for call in first]))
 
 
 def _followed(samples: Samples, values: Sequence[np.ndarray]) -> tuple[Polynomials, np.ndarray, np.ndarray]:
@@ -300,12 +317,7 @@ def _with_addresses(samples: Samples, calls: Sequence[native.NativeCall]) -> dic
     return {address: memories for address, memories in inside.items() if memories}
 
 
-def _array_at(calls: Sequence[native.NativeCall], address: int) -> np.ndarray | None:
-    """The array of a call's own that begins at an address: not one in the plan's memory."""
-    return next((a for call in calls for a in call.keeps if isinstance(a, np.ndarray) and native.address(a) == address), None)
-
-
-def _nested(samples: Samples, arrays: Sequence[np.ndarray | None]) -> tuple[Polynomials, _Moved] | bool:
+def _nested(samples: Samples, arrays: Sequence[np.ndarray | None]) -> tuple[Polynomials | _Line, _Moved] | bool:
     """The words of arrays of words at all positions; True if the arrays are equal and hold no address; False if they do not follow."""
     found = [a for a in arrays if a is not None]
     first = found[0] if found else None
@@ -317,4 +329,4 @@ def _nested(samples: Samples, arrays: Sequence[np.ndarray | None]) -> tuple[Poly
     moved = _Moved.of(memories)
     if not right.all():
         return False
-    return (polynomials, moved) if moved.words.size or any(a.tobytes() != first.tobytes() for a in found) else True
+    return (polynomials.straight(), moved) if moved.words.size or any(a.tobytes() != first.tobytes() for a in found) else True

@@ -108,15 +108,39 @@ def first_sizes(sizes: Sizes, step: Sizes) -> Sizes:
     return sizes_at(sizes, step, -min((s - _begin(s)) // d for s, d in _growing(sizes, step)))
 
 
+class _Alike(NamedTuple):
+    """The numbers of feeds that have one shape at each position."""
+
+    start: tuple[int, ...]
+    step: tuple[int, ...]
+    feeds: tuple[int, ...]
+
+    def has(self, k: int, sizes: Sizes) -> bool:
+        """Are these the sizes of the feeds at position k?"""
+        shape = tuple([s + k * d for s, d in zip(self.start, self.step, strict=True)])
+        return all(sizes[n] == shape for n in self.feeds)
+
+
+def _alike(start: Sizes, step: Sizes) -> list[_Alike]:
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for n, shapes in enumerate(zip(start, step, strict=True)):
+        found.setdefault(shapes, []).append(n)
+    return [_Alike(shape, by, tuple(feeds)) for (shape, by), feeds in found.items()]
+
+
 class PatchedPlans(NamedTuple):
-    """The plans for the shapes `start` + k * `step`, for k from 0 to `last`. `moves` are the numbers of the memories that a run has
-    elsewhere: of feeds, and of the values that it hands out. NumPy accesses those that are `viewed`."""
+    """The plans for the shapes `start` + k * `step`, for k from 0 to `last`. `by` has the feed, the axis and the step of one size that
+    grows. `moves` are the numbers of the memories that a run has elsewhere: of feeds, and of the values that it hands out. NumPy accesses
+    those that are `viewed`. `addresses` are those of the memories."""
 
     start: Sizes
     step: Sizes
+    by: tuple[int, int, int]
+    alike: Sequence[_Alike]
     last: int
     sample: BoundPlan
     memories: Sequence[np.ndarray]
+    addresses: Sequence[int]
     moves: frozenset[int]
     viewed: frozenset[int]
     calls: Sequence[Any]
@@ -161,12 +185,18 @@ class PatchedPlans(NamedTuple):
         named: Any = [*zip([n for n, _ in plans[0].feeds], feeds, strict=True)]
         numpys = {a.memory for c in found.calls if isinstance(c, ReboundStep) for a in c.arrays.values() if isinstance(a, PatchedArray)}
         moves = frozenset(range(1, len(samples.memories))) - found.pinned - _stay(samples, fetches)
-        return cls(start, step, last, plans[0], samples.memories, moves, frozenset(numpys), found.calls, named, fetches)
+        by = next((n, axis, d) for n, shape in enumerate(step) for axis, d in enumerate(shape) if d)
+        memories, addresses = samples.memories, samples.starts.tolist()
+        arrays: Any = (found.calls, named, fetches)
+        return cls(start, step, by, _alike(start, step), last, plans[0], memories, addresses, moves, frozenset(numpys), *arrays)
 
     def ready(self, sizes: Sizes) -> PatchedPlan | None:
         """The plan for these shapes; None if they are not on the line."""
-        k = positions(self.start, self.step, sizes)
-        return PatchedPlan(self, k) if k is not None and 0 <= k <= self.last else None
+        if len(sizes) != len(self.start):
+            return None
+        n, axis, d = self.by
+        k = (sizes[n][axis] - self.start[n][axis]) // d if axis < len(sizes[n]) else -1
+        return PatchedPlan(self, k) if 0 <= k <= self.last and all(one.has(k, sizes) for one in self.alike) else None
 
 
 class PatchedPlan(BoundPlan):
@@ -184,7 +214,7 @@ class PatchedPlan(BoundPlan):
         for name, a in line.feeds:
             value = feed[name]
             if isinstance(a, PatchedArray) and a.memory in line.moves and value.flags.c_contiguous and value.flags.aligned:
-                by[a.memory] = native.address(value) - native.address(memories[a.memory])
+                by[a.memory] = native.address(value) - line.addresses[a.memory]
                 if a.memory in line.viewed:
                     memories[a.memory] = value.reshape(-1).view(np.uint8)
             else:
@@ -207,11 +237,11 @@ class PatchedPlan(BoundPlan):
         if by[a.memory]:
             return a
         shape = a.shape(self.k)
-        nbytes = prod(shape) * a.dtype.itemsize
-        raw = np.empty(nbytes + ALIGN, np.uint8)
-        begin = -native.address(raw) % ALIGN
-        by[a.memory] = native.address(raw) + begin - native.address(memories[a.memory])
-        memories[a.memory] = raw[begin : begin + nbytes]
+        raw = np.empty(prod(shape) * a.dtype.itemsize + ALIGN, np.uint8)
+        address = native.address(raw)
+        begin = -address % ALIGN
+        by[a.memory] = address + begin - self.line.addresses[a.memory]
+        memories[a.memory] = raw[begin:]
         return np.ndarray(shape, a.dtype, raw, begin)
 
 
