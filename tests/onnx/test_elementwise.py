@@ -151,6 +151,22 @@ def test_blocks_of_a_scale_may_end_in_a_short_one():
     same(run("DequantizeLinear", four, scale, zero.astype(ml_dtypes.uint4), axis=1, block_size=2), want)
 
 
+@pytest.mark.parametrize("zero", [121, 200, 0])
+def test_products_with_weights_of_8_bits_that_are_no_signed_ones_after_their_zero_point(zero):
+    """From 0 - zero to 255 - zero."""
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 256, (2, 3, 40), np.uint8), rng.integers(0, 256, (40, 5), np.uint8)
+    b[0, :2] = 0, 255
+    want = (a.astype("i8") - 7) @ (b.astype("i8") - zero)
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["a", "b", "x", "w"], ["y"])], "one", [helper.make_tensor_value_info("a", kind(a), a.shape)],
+        [helper.make_empty_tensor_value_info("y")],
+        [onnx.numpy_helper.from_array(v, n) for n, v in (("b", b), ("x", np.array(7, np.uint8)), ("w", np.array(zero, np.uint8)))],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    same(session(model).run({"a": a})[0], want.astype(np.int32))
+
+
 def test_a_scale_for_each_row_of_an_axis():
     x = np.array([[10.0, -20.0], [10.0, -20.0]], np.float16)
     scale = np.array([2, 5], np.float16)

@@ -181,20 +181,38 @@ def dynamic_quantize_linear(n: Node) -> object:
 
 @imports("MatMulInteger")
 def matmul_integer(n: Node) -> object:
-    weight = _int8_weight(n, (1, 3), _by_column(n, 3)) if n.rank(1) == 2 and n.rank(0) > 1 else None
-    if weight is not None and (not n.has(2) or prod(n.shape(2)) == 1):
-        rows = np.ascontiguousarray(weight.T)[None]
-        zero, attrs = _zero(n, 2)
-        return n.b.quantized_matmul(n.x(0), n.const(packed(rows)), None, None, None, None, zero, None, outputs=rows.shape[1], **attrs)
-    return n.b.cast(_product(n, (0, 2), (1, 3)), dtype="int32")
+    found = _shifted_weight(n, (1, 3), _by_column(n, 3)) if n.rank(1) == 2 and n.rank(0) > 1 else None
+    if found is None or n.has(2) and prod(n.shape(2)) != 1:
+        return n.b.cast(_product(n, (0, 2), (1, 3)), dtype="int32")
+    weight, shift = found
+    rows = np.ascontiguousarray(weight.T)[None]
+    if shift:  # one more output is the sum of a row, of which each sum with shifted weights lacks so many
+        rows = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1)
+    (zero, attrs), outputs = _zero(n, 2), rows.shape[1]
+    y = n.b.quantized_matmul(n.x(0), n.const(packed(rows)), None, None, None, None, zero, None, outputs=outputs, **attrs)
+    if not shift:
+        return y
+    sums = n.b.slice(y, axes=(y.ndim - 1,), starts=(outputs - 1,), ends=(outputs,))
+    made = n.b.slice(y, axes=(y.ndim - 1,), starts=(0,), ends=(outputs - 1,))
+    return n.b.elementwise_add(made, n.b.elementwise_mul(sums, n.const(np.array([shift], np.int32))))
+
+
+def _shifted_weight(n: Node, at: tuple[int, int], zero_shape: Sequence[int]) -> tuple[np.ndarray, int] | None:
+    """A known weight minus its zero point, as int8 after a number was taken away, and this number: 0 if it fits as it is. None as for
+    `_int8_weight`."""
+    if not n.importer.integers or not _is_known(n, at) or n.dtype(0) not in BYTES:
+        return None
+    w = _known_minus_zero_point(n, at, zero_shape)
+    if not w.size or w.max() - w.min() > 255:
+        return None
+    shift = 0 if -128 <= w.min() and w.max() <= 127 else int(w.min()) + 128
+    return (w - shift).astype(np.int8), shift
 
 
 def _int8_weight(n: Node, at: tuple[int, int], zero_shape: Sequence[int]) -> np.ndarray | None:
     """A known weight minus its zero point, as int8; None if it is not known or does not fit, or if the program may train."""
-    if not n.importer.integers or not _is_known(n, at) or n.dtype(0) not in BYTES:
-        return None
-    w = _known_minus_zero_point(n, at, zero_shape)
-    return w.astype(np.int8) if w.size and -128 <= w.min() and w.max() <= 127 else None
+    found = _shifted_weight(n, at, zero_shape)
+    return None if found is None or found[1] else found[0]
 
 
 def _zero(n: Node, k: int) -> tuple[Variable | None, dict[str, Any]]:
