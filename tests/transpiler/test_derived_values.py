@@ -7,8 +7,10 @@ import pytest
 
 import fluidx as fx
 from fluidx.executor.plan.dry_run import dry_plan
-from fluidx.ir import Role
+from fluidx.ir import ProgramPair, Role, Shard
+from fluidx.ir.parser import parse_pair
 from fluidx.testing.models import TestModel, train_ranks, train_single
+from fluidx.verify import verify_ranks
 from tests.transpiler.models import L
 
 amp = fx.mixed_precision
@@ -236,8 +238,6 @@ def test_a_branch_reads_the_cast_that_was_made_before_it():
 
 
 def test_parameters_that_tp_cuts_stay_cut_in_16_bits():
-    from fluidx.ir import Shard
-
     def annotated():
         w, v = (fx.ParamAttr(name=n, placement=Shard(k, "tp")) for n, k in (("w", 1), ("v", 0)))
         h = L.fc(fx.data("x", [-1, 8], "float32"), 6, param_attr=w, bias_attr=False, act="tanh")
@@ -269,3 +269,48 @@ def test_a_rank_needs_no_more_memory_than_in_float32(strategy):
         peaks[name] = max(live)
     assert all(peaks[name] <= 1.1 * peaks["float32"] for name in peaks), peaks
     assert peaks["reduced"] < peaks["float32"] and peaks["float16"] < peaks["float32"]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp{units=0.25}", "zero3"])
+def test_a_frozen_base_with_adapters_is_gathered_in_16_bits_in_both_sections(strategy):
+    """As in LoRA: 6 weights of 128 x 128 that are not trained, each beside two factors of rank 2. Backward reads the base for the gradient
+    of its input, but for that of the first layer; the last unit of forward stays."""
+
+    def adapted():
+        h = fx.data("x", [-1, 128], "float32")
+        for k in range(6):
+            base = L.fc(h, 128, param_attr=fx.ParamAttr(name=f"w{k}", trainable=False), bias_attr=False)
+            low = L.fc(h, 2, param_attr=fx.ParamAttr(name=f"a{k}"), bias_attr=False)
+            h = L.relu(base + L.fc(low, 128, param_attr=fx.ParamAttr(name=f"b{k}"), bias_attr=False))
+        return L.mean(L.square(h))
+
+    gathered, peaks = {}, {}
+    for name, optimizer in {"float32": fx.optimizer.Adam(0.01), "bfloat16": bfloat16(fx.optimizer.Adam(0.01))}.items():
+        t = ranks_of(model(optimizer, adapted, 128), fx.strategies.get(strategy), 4)
+        gathered[name], peaks[name] = sent(t, "all_gather"), dry_plan(t.get_trainer_program(0), batch=8, fetch=[]).peak_bytes
+    assert set(gathered["bfloat16"]) == {"bfloat16"} and 2 * gathered["bfloat16"]["bfloat16"] == gathered["float32"]["float32"]
+    assert peaks["bfloat16"] < peaks["float32"]
+
+
+# -- the proof ----------------------------------------------------------------------------------------------------------------------
+
+CAST = "%w1.bfloat16.again = cast(%w1)"
+WRONG = {
+    "the cast is of another parameter": (CAST, "%w1.bfloat16.again = cast(%w2)"),
+    "the parameter has changed since forward": (CAST, f"%w1 = scale(%w1) {{scale=2.0}}\n  {CAST}"),
+    "what is gathered is the cast of another parameter": ("all_gather(%w1.bfloat16.again)", "all_gather(%w2.bfloat16)"),
+    "a rank rounds twice": ("all_gather(%w1.bfloat16.again)", "all_gather(%w1)"),
+}
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (1,)], ids=["on all", "on one rank"])
+@pytest.mark.parametrize("old, new", WRONG.values(), ids=WRONG)
+def test_wrong_casts_are_refused(old, new, ranks):
+    t = ranks_of(model(bfloat16(fx.optimizer.SGD(0.1)), lambda: layers(4, bias=False)), fx.strategies.zero3(), 2)
+    pairs = [parse_pair(str(ProgramPair(t.get_trainer_program(r), t.get_startup_program(r)))) for r in range(2)]
+    verify_ranks(t.source, [p.main for p in pairs], [p.startup for p in pairs])
+    for r in ranks:
+        assert old in str(pairs[r].main)
+        pairs[r] = parse_pair(str(pairs[r]).replace(old, new))
+    with pytest.raises(fx.VerifyError):
+        verify_ranks(t.source, [p.main for p in pairs], [p.startup for p in pairs])
