@@ -86,7 +86,7 @@ def _words(y: TensorType, zero: TensorType | None, bits: int, rows: int) -> tupl
     """The words for the rows of a weight in X, for Y, Scale and ZeroPoint, the exceptions, and sizes of factors. Ranks may share columns,
     and rows where these are whole blocks."""
     blocks, size = y.shape[1], block_size(y, bits)
-    if blocks == 1 and bits == 8:  # a scale for each column
+    if blocks == 1 and bits == 8 and rows == size:  # a scale for each column
         return "k", "m . k, m ., m .", "k:+", {}
     if rows == blocks * size and (bits == 8 or zero is None or zero.dtype != "uint8"):
         return "(k t)", "m k s, m k, m k", "k:+ t:+ s:+ t! s!", {"k": blocks, "t": size}
@@ -209,3 +209,4 @@ def _weights() -> Iterator[tuple[tuple[int, ...], int, tuple[Any, ...], int]]:
     yield (3,), 8, weight(4, 2, 4, 4, "packed"), 4
     yield (2,), 16, weight(2, 4, 4, 4, "floats"), 4
     yield (3,), 7, weight(4, 2, 4, 2), 2
+    yield (2,), 6, weight(4, 1, 8, 8), 8
