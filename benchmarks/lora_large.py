@@ -3,7 +3,7 @@
 The model, of random weights, is written with its weights in a file beside it to a folder of /tmp and removed afterwards. For each base a
 process of its own loads it, adds adapters, and trains some steps of Adam on one batch; its peak is what the system counted (ru_maxrss), and
 the phases are sampled as in onnx_large.py. "nodes" is a file of the same weights in 4 bits, in nodes MatMulNBits. Losses are compared with
-those of the float base.
+those of the first of the bases.
 
     --layers 18   --width 2048   --vocabulary 32000   --length 128   --rank 8   --steps 3   --bases float,int8,int4,nodes   --save
 """
@@ -164,7 +164,7 @@ def main() -> None:
     log = Log("lora_large")
     width, layers, vocabulary = (int(option(n, d)) for n, d in (("width", "2048"), ("layers", "18"), ("vocabulary", "32000")))
     length, rank, steps = (int(option(n, d)) for n, d in (("length", "128"), ("rank", "8"), ("steps", "3")))
-    bases, exact = options("bases", "float,int8,int4,nodes"), None
+    bases, first = options("bases", "float,int8,int4,nodes"), list[float]()
     try:
         for base in bases:
             if base == "nodes" or base == bases[0]:
@@ -175,9 +175,9 @@ def main() -> None:
                 shape = f"{layers} layers of width {width}, {vocabulary} tokens"
                 log(f"\n{count / 1e9:.3f} B parameters ({shape}), batch 1, length {length}, rank {rank}")
             peaks, losses, seconds, peak = measure(_FOLDER, base, rank, steps, length, vocabulary)
-            exact = losses if base == "float" else exact
-            apart = max(abs(a - b) / b for a, b in zip(losses, exact or losses, strict=True))
-            said = "losses " + ", ".join(f"{v:.5f}" for v in losses) + f" (from float {apart:.1e})" * (base != "float")
+            first = losses if base == bases[0] else first
+            apart = max(abs(a - b) / b for a, b in zip(losses, first, strict=True))
+            said = "losses " + ", ".join(f"{v:.5f}" for v in losses) + f" (from {bases[0]} {apart:.1e})" * (base != bases[0])
             phases = ", ".join(f"{p} {peaks[p][0] / 1e6:.0f}" for p in ("load", "program", "startup", "step"))
             log(f"  {base:5} peak {peak / 1e9:.2f} GB; MB by phase: {phases}; {seconds:.1f} s a step; {said}")
     finally:
