@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..executor.plan.allocation import copied
+from ..executor.plan.allocation import copied, zeros
 from ..ir.errors import ProgramError
+from ..ir.mapped_file import FileRange
 from . import limits
 from .errors import OnnxError
 from .mapped_tensors import hold_tensor, map_tensor
@@ -74,18 +75,22 @@ def map_inner_tensors(model: Any, path: Path, ranges: Mapping[int, tuple[int, in
         map_tensor(tensor, path.resolve(), offset, size)
 
 
-def hold_inner_tensors(model: Any, data: bytes, ranges: Mapping[int, tuple[int, int]]) -> list[np.ndarray]:
-    """Let initializers of a model be arrays with these ranges of its bytes, and give the arrays. One that is no such array has its bytes
-    back."""
+def hold_inner_tensors(model: Any, data: bytes | memoryview, ranges: Mapping[int, tuple[int, int]]) -> list[np.ndarray]:
+    """Let initializers of a model be arrays with these ranges of its bytes, or of its mapped file, and give the arrays. One that is no such
+    array has its bytes back."""
     held = []
     for k, (offset, size) in ranges.items():
         tensor = model.graph.initializer[k]
         try:
             dtype = numpy_dtype(tensor.data_type)
-            array = copied(np.frombuffer(data, dtype, size // dtype.itemsize, offset).reshape(tuple(tensor.dims)))
+            view = np.frombuffer(data[offset : offset + size], dtype).reshape(tuple(tensor.dims))
         except (OnnxError, TypeError, ValueError):
-            tensor.raw_data = data[offset : offset + size]
+            tensor.raw_data = bytes(data[offset : offset + size])
             continue
+        place = FileRange.of(view)
+        array = copied(view) if place is None else zeros(view.shape, dtype)
+        if place is not None:
+            place.read_into(array)
         array.setflags(write=False)
         if array.base is not None:
             array.base.setflags(write=False)

@@ -65,31 +65,34 @@ def parse_model(source: Any, held: list[np.ndarray] | None = None) -> Any:
         data = bytes(source)
     elif isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        data = _content(path)
-        if isinstance(data, memoryview):
+        data = _content(path, limits.MAPPED if held is None else limits.MAPPED_TENSOR)
+        if isinstance(data, memoryview) and len(data) >= limits.MAPPED:
             data, inner = skeleton(data, limits.MAPPED_TENSOR) or (bytes(data), {})
     else:
         raise OnnxError(f"a model is a path, bytes or an onnx.ModelProto, not {type(source).__name__}: {source!r:.80}")
     small = None if held is None or inner or sys.byteorder != "little" else skeleton(memoryview(data), limits.HELD_TENSOR)
     model = onnx.ModelProto()
     try:
-        model.ParseFromString(data if small is None else small.data)
+        model.ParseFromString(bytes(data) if small is None else small.data)
         why = "" if model.HasField("graph") else "it has no graph"
     except DecodeError as e:
         why = f"it is damaged, truncated or of another kind ({e}); download or export it again"
     if why:
-        kind = looks_like(data, len(data), path)
+        kind = looks_like(bytes(data), len(data), path)
         raise OnnxError(f"{path or 'the bytes'}: not an ONNX model: {f'it looks like {kind}' if kind else why}")
     if path is not None:
         map_inner_tensors(model, path, inner)
         load_external_tensors(model, path)
     if small is not None and held is not None:
-        held += hold_inner_tensors(model, data, small.ranges)
+        try:
+            held += hold_inner_tensors(model, data, small.ranges)
+        except OSError as e:
+            raise OnnxError(f"cannot read {path}: {e}") from None
     return model
 
 
-def _content(path: Path) -> Any:
-    """The bytes of a file, mapped if it is large. A model file has at most 2 GB: larger weights are in files beside it."""
+def _content(path: Path, mapped: int) -> Any:
+    """The bytes of a file, mapped if there are at least `mapped`. A model file has at most 2 GB: larger weights are in files beside it."""
     try:
         if path.is_dir():
             inside = sorted(p.name for p in path.glob("*.onnx"))
@@ -99,7 +102,7 @@ def _content(path: Path) -> Any:
             raise OnnxError(f"{path} is a pipe or a device, not a model file")
         size = path.stat().st_size
         with path.open("rb") as stream:
-            if limits.MAPPED <= size <= limits.PROTOBUF:
+            if mapped <= size <= limits.PROTOBUF:
                 return memoryview(MappedFile.of(stream.fileno()))
             data = stream.read(size if size <= limits.PROTOBUF else _BEGINNING)
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name

@@ -22,7 +22,7 @@ from ..ir.dtypes import kept
 from ..ir.errors import FluidxError
 from ..ir.types import WORD
 from ..rewrite import JoinAttention, JoinLayerNorm, rewritten
-from ..rewrite.base import with_ops
+from ..rewrite.base import simplified, with_ops
 from ..rewrite.batch_norm import fold_batch_norms, what_trains
 from ..rewrite.quantized import join_quantized
 from ..rewrite.scales import fold_scales
@@ -284,7 +284,7 @@ def _for_inference(main: Program, scope: Scope, wanted: set[str]) -> Program:
         main = folded.program
     for name in [n for n in scope.arrays if n not in main.global_block().descs]:
         del scope.arrays[name]
-    return rewritten(main, (JoinLayerNorm(), JoinAttention()), fetch=wanted)
+    return simplified(rewritten(main, (JoinLayerNorm(), JoinAttention()), fetch=wanted), wanted)
 
 
 def _opened(t: Any, before: Sequence[int], now: Sequence[int]) -> list[int | str] | None:

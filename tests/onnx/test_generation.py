@@ -96,7 +96,7 @@ def products(given=None):
 
 
 def test_a_session_has_the_weights_of_a_file_once(tmp_path):
-    """While it is made, the bytes of the file are there too; the model that a caller gives is not changed."""
+    """Nor is there more while it is made. The model that a caller gives is not changed."""
     made, w = products()
     path, before, x = tmp_path / "m.onnx", made.SerializeToString(), np.ones((3, 512), "float32")
     path.write_bytes(before)
@@ -106,7 +106,7 @@ def test_a_session_has_the_weights_of_a_file_once(tmp_path):
     found = [s.run([x[:n]])[0] for n in (1, 2, 3)]
     now, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert now < 1.6 * 6 * 2**20 and peak < 2.6 * 6 * 2**20
+    assert now < 1.6 * 6 * 2**20 and peak < 1.7 * 6 * 2**20  # one MB more is no memory of its own: it stands for each array in plans
     path.write_bytes(b"changed")
     for y in (found[2], s.run([x])[0], session(made).run([x])[0]):
         np.testing.assert_allclose(y, x @ w, rtol=1e-4, atol=1e-4)
