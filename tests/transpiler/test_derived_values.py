@@ -160,6 +160,23 @@ def test_a_rounded_weight_is_rounded_again_in_backward_and_not_kept():
     same_losses(found, fx.strategies.zero3(), 2, 1e-6)
 
 
+def test_a_rounded_weight_in_16_bits_is_rounded_and_cast_on_the_shard():
+    """The scale of a channel is cut like the channels; what is gathered is the cast of the rounded weight."""
+
+    def rounded():
+        h = L.fc(fx.data("x", [-1, 8], "float32"), 8, act="tanh", param_attr=fx.ParamAttr(name="w"), bias_attr=False)
+        fx.quantize(fx.default_main_program(), [{"x": np.ones((2, 8), "float32")}], fx.default_startup_program())
+        return L.mean(L.square(fx.default_main_program().global_block().var(h.name)))
+
+    found = model(bfloat16(fx.optimizer.SGD(0.1)), rounded)
+    t = ranks_of(found, fx.strategies.zero3(), 2)
+    (op,) = [op for op in t.main.ops if op.type == "fake_quantize" and op.input_arg_names[0].startswith("w")]
+    descs = t.main.global_block().descs
+    assert op.role is Role.DIST and descs[op.output_arg_names[0]].placement == descs["w"].placement == (Shard(0),)
+    assert sent(t, "all_gather")["bfloat16"] == 8 * 8 * 2
+    same_losses(found, fx.strategies.zero3(), 2, 2**-7)
+
+
 # -- answers ----------------------------------------------------------------------------------------------------------------------
 
 

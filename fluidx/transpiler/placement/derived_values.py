@@ -49,7 +49,8 @@ class DerivedValues(dict[str, Derived]):
         self._look()
         others = [op for op in walk.block.oplist if not self._derives(op)]
         first = {id(self.constants[n]): self.constants[n] for d in self.values() for n in d.op.input_arg_names if n in self.constants}
-        self.kept = [*first.values(), *(op.renamed(self.again) if self.again else op for op in others if id(op) not in first)]
+        rest = [op.renamed(self.again) if self.again else op for op in others if id(op) not in first]
+        self.kept = [*(op.replace(role=Role.FORWARD) for op in first.values()), *rest]
 
     def _look(self) -> None:
         """Find what operators of sections write and read, what blocks read, and what other operators read."""
