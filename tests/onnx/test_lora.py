@@ -389,7 +389,7 @@ def test_wrong_files(tmp_path):
     for adapters, config, message in (
         ({"h.0.attn.z": (a, b)}, {}, "adapts module 'h.0.attn.z', which the model lacks; did you mean"),
         ({"h.0.attn.k": (a, b)}, {}, r"an adapter is for a weight of \[6, 4\], but 'h.0.attn.k.weight' is float32\[5, 6\]"),
-        ({"h.0.attn.q": (a, b[:, :1])}, {}, r"must be floats \[rank, in\] and \[out, rank\], found"),
+        ({"h.0.attn.q": (a, b[:, :1])}, {}, r"must be floats \[rank, in\] and \[out, rank\], or of a convolution .*, found float32"),
         ({"h.0.attn.q": (a, b)}, {"use_dora": True}, "describes DoRA, which fluidx does not have"),
         ({"h.0.attn.q": (a, b)}, {"peft_type": "IA3"}, "peft_type must be 'LORA', found 'IA3'"),
     ):
