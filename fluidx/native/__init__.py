@@ -353,6 +353,11 @@ def level() -> str:
     return _module().level()
 
 
+def multiplies_pairs() -> bool:
+    """Does the level have instructions for products of pairs of bfloat16?"""
+    return level() in ("v4_bf16", "amx")
+
+
 def chosen() -> tuple[int | str, ...]:
     """The settings on which the available kernel calls and their scratch depend, besides the operands."""
     return level(), num_threads(), config.winograd()
@@ -383,7 +388,7 @@ def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, alpha: float = 1.0, b
 
 
 _PRODUCTS = {"float32": "gemm_f32", "float64": "gemm_f64", "bfloat16": "gemm_16", "float16": "gemm_16"}
-_HOLDS = {"float32": 0, "bfloat16": 1, "float16": 2}  # what a matrix of gemm_16 holds
+HOLDS = {"float32": 0, "bfloat16": 1, "float16": 2}  # what an array of a kernel for 16-bit floats holds
 
 
 def _product(module: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: float = 1.0, beta: float = 0.0) -> Any:
@@ -401,7 +406,7 @@ def _product(module: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: 
     outer, inner = (batch[0] if ndim == 4 else 1), (batch[-1] if ndim > 2 else 1)
     at_a, at_b, at_out = map(module.address, (a, b, out))
     words = (ta, tb, m, n, k, float(alpha), at_a, lda, at_b, ldb, float(beta), at_out, ldc, outer, oa, ob, oc, inner, ia, ib, ic)
-    hold = tuple(_HOLDS[dtype_name(x.dtype)] for x in (a, b, out)) if fn == "gemm_16" else ()
+    hold = tuple(HOLDS[dtype_name(x.dtype)] for x in (a, b, out)) if fn == "gemm_16" else ()
     return NativeCall(fn, (*words, *hold, 0), (a, b, out), tail=True)
 
 

@@ -9,9 +9,11 @@
 #include "gemm.h"
 #include "gemm_16.h"
 #include "n_bits.h"
+#include "conv_16.h"
 #include "rows.h"
 #include "pool2d.h"
 #include "attention.h"
+#include "attention_16.h"
 #include "move.h"
 #include "reduce.h"
 #include "random.h"
@@ -32,6 +34,9 @@ const Kernel LEVEL(kernels)[] = {
     BOTH(conv, CONV_WORDS + 1),
     BOTH(conv_back, CONV_WORDS + 1),
     BOTH(conv_filter, CONV_WORDS),
+    {"conv_16", CONV_16_WORDS + 1, conv_16},
+    {"conv_back_16", CONV_16_WORDS + 1, conv_back_16},
+    {"conv_filter_16", CONV_16_WORDS, conv_filter_16},
     BOTH(pool, POOL_WORDS),
     BOTH(pool_grad, POOL_WORDS),
     FLOATS(batch_norm, BN_WORDS),
@@ -47,6 +52,8 @@ const Kernel LEVEL(kernels)[] = {
     BOTH(layer_norm_grad, 13),
     BOTH(attention, ATTENTION_WORDS),
     BOTH(attention_grad, ATTENTION_WORDS),
+    {"attention_16", ATTENTION_16_WORDS, attention_16},
+    {"attention_grad_16", ATTENTION_16_WORDS, attention_grad_16},
     BOTH(reduce, REDUCE_WORDS),
     {"reduce_i32", REDUCE_WORDS, reduce_i32},
     {"reduce_i64", REDUCE_WORDS, reduce_i64},

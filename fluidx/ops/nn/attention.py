@@ -217,9 +217,12 @@ def _mask_numbers(mask: Any, scores: tuple[int, ...]) -> list[int] | None:
 
 def _calls(name: str, ins: Sequence[Any], more: Sequence[Any], flat: Sequence[Any], attrs: Any, part: Part | None, dry: bool) -> Any:
     """Calls of attention.h on Q, K, V, Mask; `more` are matrices with contiguous rows, `flat` are contiguous arrays."""
-    (q, k, v, mask), kind = ins, FLOATS.get(ins[0].dtype.name)
+    (q, k, v, mask), (lse, scores) = ins, flat
+    kind = "16" if q.dtype.name == "bfloat16" and native.multiplies_pairs() and scores is None else FLOATS.get(q.dtype.name)
     arrays = [a for a in (*ins, *more, *flat) if a is not None]
-    if kind is None or not native.has_products() or any(a.dtype not in (q.dtype, bool) or not a.size for a in arrays):
+    if kind is None or not native.has_products() or not all(a.size for a in arrays):
+        return None
+    if any(a.dtype not in (q.dtype, bool) for a in arrays if a is not lse) or lse is not None and kind != "16" and lse.dtype != q.dtype:
         return None
     matrices = [_matrices(x) for x in (q, k, v, *more)]
     masked = _mask_numbers(mask, (*q.shape[:-1], k.shape[-2]))
@@ -231,6 +234,7 @@ def _calls(name: str, ins: Sequence[Any], more: Sequence[Any], flat: Sequence[An
     sizes = (prod(q.shape[:-3]), heads, group, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
     how = (int(attrs["causal"]), 0 if part is None else part.start, float(attrs["scale"]))
     words = (*sizes, *how, *masked, *(0 if a is None else native.address(a) for a in flat), *(w for x in matrices for w in x or ()))
+    words += (native.HOLDS[q.dtype.name],) if kind == "16" else ()
     return [native.NativeCall(f"{name}_{kind}", words, tuple(arrays))]
 
 

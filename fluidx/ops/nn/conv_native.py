@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ... import config, native
-from ...ir.dtypes import dtype_name
+from ...ir.dtypes import HALVES, as_dtype, dtype_name, np_dtype
 from ...ir.types import TensorType
 from ..shared.types import empty_arrays
 from .windows import Windows
@@ -18,6 +16,7 @@ MOST_TAPS, MOST_GRIDS, SPREAD, LEAST_CHANNELS, LANES = 128, 16, 80, 16, 16
 LEAST_TILES = 128  # least number of 4x4 output tiles in a batch: for fewer, transforming the filters costs more than smaller tiles
 PASSING = {WINOGRAD: (2, 128), WINOGRAD_4: (4, 64)}  # the side of a tile; for up to so many in a batch the transformed filters are not kept
 FORWARD, BACK, FILTER = "conv", "conv_back", "conv_filter"
+_KINDS = {"float32": "f32", "float64": "f64", "bfloat16": "16"}
 
 
 def way(win: Windows, channels: int, outputs: int, groups: int, fmt: str) -> int:
@@ -32,6 +31,17 @@ def way(win: Windows, channels: int, outputs: int, groups: int, fmt: str) -> int
         return WINOGRAD
     taps, grids = win.kernel[0] * win.kernel[1], win.stride[0] * win.stride[1]
     return SHIFTED if taps <= MOST_TAPS and grids <= MOST_GRIDS else COLUMNS
+
+
+def _takes_16_bit(win: Windows, groups: int, fmt: str, how: int) -> bool:
+    """Are images of bfloat16 multiplied as they are (conv_16.h)? Otherwise they get float32 copies. AMX multiplies so much faster that even
+    Winograd in float32 takes longer.
+    """
+    taps, grids = win.kernel[0] * win.kernel[1], win.stride[0] * win.stride[1]
+    reach = [(k - 1) * d for k, d in zip(win.kernel, win.dilation, strict=True)]  # padding beyond it would be outputs of nothing
+    fits = groups == 1 and fmt == "NCHW" and taps <= MOST_TAPS and grids <= MOST_GRIDS
+    fits = fits and max(win.pad[:2]) <= reach[0] and max(win.pad[2:]) <= reach[1]
+    return fits and native.multiplies_pairs() and (native.level() == "amx" or how not in PASSING)
 
 
 def _parts(batch: int, nbytes: int) -> int:
@@ -69,7 +79,7 @@ def _way(product: str, batch: int, channels: int, w: Any, win: Windows, groups: 
     if how == WINOGRAD:
         if product != FILTER and config.winograd() == 4 and _tiles(batch, _tiled_size(product, win), 4) >= LEAST_TILES:
             return WINOGRAD_4
-        if _winograd_pays(product, batch, win, w.shape[0] * depth * np.dtype(w.dtype).itemsize):
+        if _winograd_pays(product, batch, win, w.shape[0] * depth * np_dtype(as_dtype(w.dtype)).itemsize):
             return WINOGRAD
         how = SHIFTED
     if product != FORWARD or groups > 1:
@@ -88,9 +98,15 @@ def _along_rows(win: Windows) -> Windows:
     return Windows(win.image[::-1], win.kernel[::-1], win.stride[::-1], win.dilation[::-1], pad, win.out[::-1])
 
 
+def _wide(dtype: str) -> str:
+    return "float32" if dtype in HALVES else dtype
+
+
 def scratch_size(product: str, batch: int, w: Any, itemsize: int, win: Windows, how: int) -> int:
     """Number of elements of scratch memory for one product of a convolution with the filter `w`, besides the memory of the threads."""
     o, c, kh, kw = w.shape
+    if itemsize == 2:  # in elements of float32: the filter for the image's gradient, or sums
+        return {FORWARD: 0, BACK: -(-o * c * kh * kw // 2), FILTER: o * c * kh * kw * _parts(batch, o * c * kh * kw * 4)}[product]
     if how == FEW:
         return -(-o // LANES) * LANES * c * kh * kw
     side, few = PASSING.get(how, (0, 0))
@@ -106,16 +122,16 @@ def scratch_types(
     products: Sequence[str], batch: int, channels: int, w: TensorType, win: Windows, groups: int, fmt: str
 ) -> list[TensorType]:
     """The scratch memory of products that run one after the other: one shared array."""
-    if w.dtype not in ("float32", "float64"):
+    if w.dtype not in _KINDS:
         return []
-    itemsize, win = np.dtype(w.dtype).itemsize, _along_rows(win)
+    itemsize, win = np_dtype(w.dtype).itemsize, _along_rows(win)
     size = max((scratch_size(p, batch, w, itemsize, win, _way(p, batch, channels, w, win, groups, fmt)) for p in products), default=0)
-    return [TensorType(w.dtype, (size,))] if size else []
+    return [TensorType(_wide(w.dtype), (size,))] if size else []
 
 
 def any_size(attrs: Mapping[str, Any]) -> bool:
-    """Do the kernels support convolutions of every size? Without AVX and BLAS the answer depends on the algorithm."""
-    return native.has_products()
+    """Do the kernels support convolutions of every size? Without AVX and BLAS, and for pairs of bfloat16, it depends on the algorithm."""
+    return native.has_products() and not native.multiplies_pairs()
 
 
 def calls(
@@ -127,18 +143,21 @@ def calls(
     found, win = [], _along_rows(win)
     for product, x, w, y in products:
         arrays, dtype = (x, w, y), dtype_name(x.dtype)
-        suffix = {"float32": "f32", "float64": "f64"}.get(dtype)
-        if suffix is None or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in arrays):
+        kind = _KINDS.get(dtype)
+        if kind is None or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in arrays):
             return None
         (n, c), o = (x.shape[0], x.shape[1 if fmt == "NCHW" else 3]), w.shape[0]
         how = _way(product, n, c, w, win, groups, fmt)
         if not all(a.size for a in arrays) or not native.has_products() and how not in (DIRECT, FEW):
             return None
+        if kind == "16" and not _takes_16_bit(win, groups, fmt, how):
+            return None
         size = scratch_size(product, n, w, x.itemsize, win, how)
-        room = [w] if dry else scratch or empty_arrays([TensorType(dtype, (size,))] if size else [])
+        room = [w] if dry else scratch or empty_arrays([TensorType(_wide(dtype), (size,))] if size else [])
         assert dry or not size or room[0].size >= size, "the plan has allocated other scratch memory than this convolution needs"
         sizes = (*win.image, *win.kernel, *win.stride, *win.dilation, win.pad[0], win.pad[2], *win.out, int(fmt == "NHWC"), how)
         words = (*map(native.address, arrays), n, c, o, groups, *sizes, native.address(room[0]) if size else 0)
+        words += (native.HOLDS[dtype],) if kind == "16" else ()
         tail = product != FILTER
-        found.append(native.NativeCall(f"{product}_{suffix}", (*words, 0) if tail else words, (*arrays, *room), tail))
+        found.append(native.NativeCall(f"{product}_{kind}", (*words, 0) if tail else words, (*arrays, *room), tail))
     return found
