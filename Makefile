@@ -16,7 +16,7 @@ PIP = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check
 # Does nothing where they are up to date, and says in one line why where they cannot be built.
 BUILD_KERNELS = $(VENV)/bin/python setup.py -q build_ext --inplace
 
-.PHONY: help demo kernels test attack mutants faults onnx-suite onnx-models onnx-training lint bench wheel docs clean
+.PHONY: help demo kernels test sanitize attack mutants faults onnx-suite onnx-models onnx-training lint bench wheel docs clean
 # Two pips must not write to one environment at the same time.
 .NOTPARALLEL:
 
@@ -24,6 +24,7 @@ help:
 	@echo "make demo    train a small model on several ranks and compare with one device"
 	@echo "make test    run the tests"
 	@echo "make kernels build the C kernels, where there is a C compiler; make demo and make test do it too"
+	@echo "make sanitize  build the C kernels with gcc's address and undefined-behaviour sanitizers and run their tests"
 	@echo "make onnx-suite  run the whole test suite of ONNX (make test runs a sample)"
 	@echo "make attack  try random programs, operands, broken files and mutants, from a seed (SCALE=1, SEED=1)"
 	@echo "make mutants break rank programs at random and run what the proof accepts, then try right ones (MUTANTS=30000, RIGHT=1000)"
@@ -37,7 +38,7 @@ help:
 	@echo "make clean   remove the environment and everything that was built"
 
 # Ranks are threads here; a BLAS pool of its own under each of them would fight over the cores and make timings random.
-demo test attack mutants faults onnx-suite onnx-models onnx-training: export OPENBLAS_NUM_THREADS = 1
+demo test sanitize attack mutants faults onnx-suite onnx-models onnx-training: export OPENBLAS_NUM_THREADS = 1
 # Many tests start Python anew: what is compiled is kept, also where the environment says that it should not be.
 test: export PYTHONDONTWRITEBYTECODE =
 
@@ -57,6 +58,15 @@ onnx-suite: $(VENV)/.dev kernels
 
 attack: $(VENV)/.dev kernels
 	@$(VENV)/bin/python -m tests.attack --workers $(WORKERS) --scale $(SCALE) --seed $(SEED) $(ARGS)
+
+# The C kernels with gcc's sanitizers, in a copy of the package; their tests run once.
+SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=undefined -O1 -g
+sanitize: $(VENV)/.dev
+	@rm -rf build/sanitized && mkdir -p build/sanitized && cp -r fluidx tests setup.py setup.cfg pyproject.toml README.md build/sanitized
+	@rm -f build/sanitized/fluidx/_native*.so
+	@cd build/sanitized && CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" FLUIDX_NATIVE=1 $(abspath $(VENV))/bin/python setup.py -q build_ext --inplace
+	@cd build/sanitized && ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$(gcc -print-file-name=libasan.so) \
+	  PYTHONPATH=$(CURDIR)/build/sanitized $(abspath $(VENV))/bin/python -m pytest -q -n $(WORKERS) -p no:cacheprovider tests/native $(ARGS)
 
 mutants: $(VENV)/.dev kernels
 	@$(VENV)/bin/python -m tests.mutants --workers $(WORKERS) --false-alarms $(RIGHT) $(ARGS)

@@ -9,7 +9,7 @@ import pytest
 
 from fluidx import native
 
-LEVELS = native.levels() if native.enabled() else []
+LEVELS = [name for name in native.levels() if name != "v4_vnni"] if native.enabled() else []  # that has those of v4
 PAIRS = ("v4_bf16", "amx")  # the levels that multiply pairs of bfloat16
 DTYPES = [ml_dtypes.bfloat16, np.float16]
 DIGITS = {np.dtype(ml_dtypes.bfloat16): 8, np.dtype("float16"): 11, np.dtype("float32"): 24}
@@ -59,12 +59,13 @@ def bound(a, b, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m, n, k", SIZES + EMPTY)
 def test_products_are_as_near_as_float32_sums_are(level, dtype, m, n, k):
-    for ta, tb in LAYOUTS:
-        for apart in (0, 3):
-            a, b = laid_out(normal((m, k), dtype, 0), ta, apart), laid_out(normal((k, n), dtype, 1), tb, apart)
-            for out_dtype in (dtype, "float32"):
-                exact, error = bound(a, b, out_dtype)
-                assert (abs(multiply(a, b, out_dtype) - exact) <= error).all(), (ta, tb, apart, out_dtype)
+    a, b = normal((m, k), dtype, 0), normal((k, n), dtype, 1)
+    for out_dtype in (dtype, "float32"):
+        exact, error = bound(a, b, out_dtype)
+        for number, (ta, tb) in enumerate(LAYOUTS):
+            apart = number % 2 * 3
+            found = multiply(laid_out(a, ta, apart), laid_out(b, tb, 3 - apart), out_dtype)
+            assert (abs(found - exact) <= error).all(), (ta, tb, out_dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
