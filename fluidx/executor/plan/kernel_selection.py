@@ -189,6 +189,8 @@ class Chooser:
         names, (number, any_size) = op.input_arg_names + op.output_arg_names, self._answers.head(op, definition)
         # with scratch, operands are widened; the plan keeps `here` alive
         head = (number, bool(node.scratch)) if node.here is None else (number, bool(node.scratch), id(node.here))
+        if callable(definition.native.any_size) and self.storage.halves and self.storage.has_halves(node):
+            any_size = False  # the answer was for float32: which 16-bit images are taken as they are depends on more (conv_native.py)
         key = (head, *map((self._rough if any_size and node.here is None else self._exact).__getitem__, names))
         body = known.bodies.get(key)
         if body is None:

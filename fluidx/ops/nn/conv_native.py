@@ -130,8 +130,8 @@ def scratch_types(
 
 
 def any_size(attrs: Mapping[str, Any]) -> bool:
-    """Do the kernels support convolutions of every size? Without AVX and BLAS, and for pairs of bfloat16, it depends on the algorithm."""
-    return native.has_products() and not native.multiplies_pairs()
+    """Do the kernels support every size in float32 and float64? Without AVX and BLAS the answer depends on the algorithm."""
+    return native.has_products()
 
 
 def calls(
