@@ -144,3 +144,14 @@ def test_a_float32_result_that_is_kept_is_not_written_in_16_bits(main):
     wide = L.cast(half, "float32")  # what was rounded stays rounded
     (found,) = fx.Executor().run(main, feed={"x": np.arange(32, dtype="float32").reshape(8, 4)}, fetch_list=[wide])
     np.testing.assert_array_equal(found, found.astype("float16").astype("float32"))
+
+
+def test_a_cast_of_a_bias_does_not_part_a_product_from_what_follows_it():
+    main, loss, scope, feed = mixed("dense", "Momentum")
+    planned = plan(main, {n: type_of(v) for n, v in feed.items()}, [loss.name], scope.arrays, RunContext())
+    order = [[op.type for op in step.ops] for step in planned.steps]
+    for name, act in (("fc_0", "gelu"), ("fc_1", "relu")):
+        (at,) = [k for k, s in enumerate(planned.steps) if s.op.output_arg_names == (f"{name}.tmp_0",)]
+        (bias,) = [k for k, s in enumerate(planned.steps) if s.op.type == "cast" and s.op.input_arg_names == (f"{name}.b_0",)]
+        assert bias < at  # rows of 24 are too short for a tail
+        assert order[at : at + 2] == [["mul"], ["elementwise_add", act]]

@@ -147,4 +147,39 @@ def _changed(outline: Outline, changes: tuple[_Renaming, ...]) -> Outline:
         name = op.output_arg_names[0] if op.type == "cast" else ""
         return not name or name not in made and (name in needed or name in descs and descs[name].persistable)
 
-    return Outline(outline.program, [op for op in ops if stays(op)], outline.given, outline.fetch)
+    return Outline(outline.program, _ahead([op for op in ops if stays(op)]), outline.given, outline.fetch)
+
+
+def _is_apart(op: Operator, other: Operator) -> bool:
+    """Does neither operator read or write what the other one writes?"""
+    if op.sub_blocks() or other.sub_blocks():
+        return False
+    (ins, outs), (others, made) = ((x.input_arg_names, {*x.output_arg_names}) for x in (op, other))
+    return outs.isdisjoint((*others, *made)) and made.isdisjoint(ins)
+
+
+def _ahead(ops: Sequence[Operator]) -> list[Operator]:
+    """The operators in an order in which no cast stands between those of a chain (fusion.py)."""
+    found: list[Operator] = []
+    waiting: list[Operator] = []  # casts behind the last of `found`
+    for op in ops:
+        if op.type == "cast" and found and _is_apart(op, found[-1]):
+            waiting.append(op)
+            continue
+        if waiting:
+            at = _start(found, op, waiting)
+            found[at:at] = waiting
+            waiting.clear()
+        found.append(op)
+    return found + waiting
+
+
+def _start(found: Sequence[Operator], op: Operator, casts: Sequence[Operator]) -> int:
+    """The number of the operator that begins the chain which `op` goes on; casts may stand before it."""
+    at, definition = len(found), opdef(op.type)
+    while at and definition.expr is not None and not {*found[at - 1].output_arg_names}.isdisjoint(op.input_arg_names):
+        before = found[at - 1]
+        if not all(_is_apart(cast, before) for cast in casts):
+            break
+        at, op, definition = at - 1, before, opdef(before.type)
+    return at
