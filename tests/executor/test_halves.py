@@ -83,7 +83,12 @@ def test_a_result_is_that_of_float32_rounded_once(definition):
             with np.errstate(all="ignore"):
                 want = b.astype(a.dtype) if a.dtype == np_dtype(dtype) else b
             assert a.dtype == want.dtype
-            np.testing.assert_array_equal(a.astype("float64"), want.astype("float64"))
+            a, want = a.astype("float64"), want.astype("float64")
+            if natively and dtype == "bfloat16" and definition.name == "scaled_dot_product_attention" and native.multiplies_pairs():
+                # weights are rounded to be multiplied, which changes a mean of values by up to 2^-8 of the largest one, and its rounding
+                np.testing.assert_allclose(a, want, rtol=0, atol=2.0**-6 * np.abs(want[np.isfinite(want)]).max(initial=0))
+            else:
+                np.testing.assert_array_equal(a, want)
 
 
 @pytest.fixture
