@@ -25,6 +25,7 @@ from .cli_options import (
 )
 
 _METRICS = ("accuracy", "f1", "precision", "recall", "auc", "perplexity", "mae", "mse", "rmse", "r2")
+_OBSERVERS = ("min_max", "moving_average", "percentile")
 _SCHEDULES = ("cosine", "linear", "constant")
 
 
@@ -229,6 +230,23 @@ def _launched_by_mpi(ranks: int) -> int | None:
     arguments = sys.argv[1:] if sys.argv[1:2] == ["onnx"] else ["onnx", *sys.argv[2:]]
     say = partial(click.echo, err=True)
     return run("fluidx", arguments, ranks, "mpi", None, 0, None, False, None, say, module=True)
+
+
+@onnx.command(name="quantize")
+@program_file
+@click.option("--data", type=click.Path(exists=True, path_type=Path), required=True, help="Examples to observe: .npz, or a folder of .npy.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File for the quantized model.")
+@click.option("--batch", type=click.IntRange(1), default=8, show_default=True, help="Examples in a batch.")
+@click.option("--batches", type=click.IntRange(1), default=10, show_default=True, help="How many batches are observed, at most.")
+@click.option("--observer", type=click.Choice(_OBSERVERS), default="min_max", show_default=True, help="What the range of a value is.")
+@click.option("--skip", multiple=True, help="Weights or values that stay as they are (name or pattern). Can be repeated.")
+def onnx_quantize(file: str, data: Path, output: Path, **options: Any) -> None:
+    """Quantize the trained model in FILE to 8-bit integers, in the ranges that its values have on DATA: an array for each input."""
+    from .finetune import quantize_file
+
+    check_output(output, file, str(data))
+    count, batches = quantize_file(file, data, output, **options)
+    click.echo(f"{output}: {count} weights and values are rounded to 8 bits, in the ranges of {batches} batches")
 
 
 @onnx.command(name="merge")

@@ -1,4 +1,4 @@
-"""The command `fluidx onnx train`: it trains a model file on examples and writes a trained model file."""
+"""The commands `fluidx onnx train`, which trains a model file on examples and writes a trained model file, and `fluidx onnx quantize`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from . import layers, optimizer
-from .executor import ParallelExecutor
+from .executor import Executor, ParallelExecutor, Scope
 from .executor.launched_alone import launched_as
-from .executor.places import cpu_places, process_places
-from .ir import Program, Variable, program_guard, unique_name
+from .executor.places import CPUPlace, cpu_places, process_places
+from .inference import InferenceTranspiler
+from .ir import Program, ProgramError, Variable, program_guard, unique_name
 from .ir.data_dependent_ops import cutting
+from .ir.errors import nearest
 from .launch.command import open_log
 from .onnx.adapter_files import save_adapters
 from .onnx.adapters import adapters_of
@@ -35,6 +37,7 @@ from .onnx.training_passes import DropUnneeded
 from .quantization import quantize
 from .regularizer import L2Decay
 from .training.curve import draw_curve, need_matplotlib
+from .training.data_files import read_named_arrays
 from .training.examples import Arrays, ExampleReader, Examples, Padding
 from .training.loop import Epoch, LoopOptions, OneDeviceTrainer, Trainee, TrainingLoop
 from .training.scores import PERPLEXITY, Score, has_perplexity, shown
@@ -379,3 +382,30 @@ def _head(model: OnnxModel, classes: int) -> Variable:
             name = unique_name.unused("head", taken, "_{}".format)
             return layers.fc(x, classes, num_flatten_dims=x.ndim - 1, param_attr=f"{name}.weight", bias_attr=f"{name}.bias")
     raise OnnxError("the model has no product with a parameter that a head could replace; write it: fx.onnx.set_training(head=...)")
+
+
+def quantize_file(
+    file: Any,
+    data: Path,
+    output: Path,
+    batch: int = 8,
+    batches: int = 10,
+    skip: Sequence[str] = (),
+    observer: str = "min_max",
+) -> tuple[int, int]:
+    """Quantize an ONNX file after training, and write it with integers; returns how many values are rounded, and in how many batches their
+    ranges were observed. `data` is an .npz file, or a folder of .npy files, with an array for each input. Batch normalization is folded
+    first. The command `fluidx onnx quantize` calls it."""
+    model, arrays, scope = load(file), read_named_arrays(data), Scope()
+    held = {t.name for t in model.proto.graph.initializer}
+    names = [i.name for i in model.proto.graph.input if i.name not in held]
+    if missing := [n for n in names if n not in arrays]:
+        raise ProgramError(f"quantize: {data} has no array {missing[0]!r}; {nearest(missing[0], arrays, 'it has')}")
+    rows = min(len(arrays[n]) for n in names)
+    fed = [(v.name, arrays[n]) for n, v in zip(names, model.feeds, strict=True)]
+    feeds = [{n: np.asarray(a[k : k + batch]) for n, a in fed} for k in range(0, rows, batch)][:batches]
+    Executor(CPUPlace()).run(model.startup, scope=scope)
+    InferenceTranspiler().transpile(model.program, scope=scope)
+    quantize(model.program, feeds, scope=scope, skip=skip, observer=observer, between=True)
+    save(model.program, output, fetches=model.fetches, scope=scope)
+    return sum(op.type == "fake_quantize" for op in model.program.ops), len(feeds)

@@ -239,6 +239,98 @@ def test_a_moving_average_follows_outliers_by_a_tenth():
     assert ranges(program)["x"] == (2.0, 0.0)  # (0.9 * 255 + 0.1 * 2805) / 255
 
 
+def test_a_percentile_leaves_the_largest_values_out():
+    program, startup, _ = float_net(np.ones((2, 2)))
+    x = np.zeros((20_000, 2), "float32")
+    x.flat[:10], x[-1, 1] = 51, 1e6  # one value in 40 000 is beyond 255 / 5
+    fx.quantize(program, [{"x": x}], startup, observer="percentile")
+    scale, zero = ranges(program)["x"]
+    assert (round(scale * 255), zero) == (51, 0.0)
+
+
+def residual_net():
+    main_, startup = fx.Program("net"), fx.Program()
+    main_.random_seed = startup.random_seed = 5
+    with fx.program_guard(main_, startup), fx.unique_name.guard():
+        x = fx.layers.conv2d(fx.data("x", [-1, 3, 8, 8], "float32"), 16, 3, padding=1, act="relu")
+        y = fx.layers.conv2d(fx.layers.conv2d(x, 16, 3, padding=1, act="relu"), 16, 1)
+        y = fx.layers.relu(fx.layers.elementwise_add(x, y))
+        y = fx.layers.fc(fx.layers.pool2d(y, pool_type="avg", global_pooling=True), 4)
+    return main_, startup, y
+
+
+def test_a_network_is_quantized_after_training_and_a_session_computes_it_in_integers(tmp_path):
+    program, startup, y = residual_net()
+    scope, exe, rng = fx.Scope(), fx.Executor(fx.CPUPlace()), np.random.default_rng(0)
+    exe.run(startup, scope=scope)
+    feeds = [{"x": rng.standard_normal((4, 3, 8, 8), "float32")} for _ in range(3)]
+    (exact,) = exe.run(program, feed=feeds[0], fetch_list=[y], scope=scope)
+    fx.quantize(program, feeds, scope=scope, between=True)
+    # four weights; their four inputs, one of which is a term of the sum too; the other term; what is pooled
+    assert sum(op.type == "fake_quantize" for op in program.ops) == 4 + 4 + 1 + 1
+    fx.onnx.save(program, tmp_path / "int8.onnx", fetches=[y], scope=scope)
+    session = fx.onnx.session(tmp_path / "int8.onnx")
+    (found,) = session.run([feeds[0]["x"]])
+    wanted = on_runtime(tmp_path / "int8.onnx", feeds[0]["x"])
+    np.testing.assert_allclose(found, wanted, atol=0.02 * np.abs(wanted).max())  # values in the middle of two steps
+    assert np.abs(found - exact).max() < 0.05 * np.abs(exact).max()
+    (plans,) = session._plans.values()
+    kinds = [op.type for op in plans[0][0].main.ops]
+    assert kinds.count("quantized_conv") == 3 and "quantized_matmul" in kinds and not {"conv2d", "relu", "fake_quantize"} & {*kinds}
+
+
+class Residual:
+    """Batches of the residual network for ONNX Runtime's tool."""
+
+    def __init__(self):
+        self.batches = iter([{"x": np.random.default_rng(k).standard_normal((4, 3, 8, 8), "float32")} for k in range(3)])
+
+    def get_next(self):
+        return next(self.batches, None)
+
+
+@pytest.mark.parametrize("layout", ["QDQ", "QOperator"])
+@pytest.mark.parametrize(
+    ("values", "weights", "per_channel"), [("QUInt8", "QInt8", True), ("QInt8", "QInt8", False), ("QUInt8", "QUInt8", False)]
+)
+def test_files_of_onnx_runtimes_tool_are_computed_in_integers(layout, values, weights, per_channel, tmp_path):
+    tool = pytest.importorskip("onnxruntime.quantization")
+    program, startup, y = residual_net()
+    scope = fx.Scope()
+    fx.Executor(fx.CPUPlace()).run(startup, scope=scope)
+    fx.onnx.save(program, tmp_path / "float.onnx", fetches=[y], scope=scope)
+    kinds = {"activation_type": tool.QuantType[values], "weight_type": tool.QuantType[weights], "quant_format": tool.QuantFormat[layout]}
+    tool.quantize_static(tmp_path / "float.onnx", tmp_path / "int8.onnx", Residual(), per_channel=per_channel, **kinds)
+    session, x = fx.onnx.session(tmp_path / "int8.onnx"), Residual().get_next()["x"]
+    (found,), wanted = session.run([x]), on_runtime(tmp_path / "int8.onnx", x)
+    np.testing.assert_allclose(found, wanted, atol=0.03 * np.abs(wanted).max())  # a step of the result, and values between two steps
+    (plans,) = session._plans.values()
+    types = [op.type for op in plans[0][0].main.ops]
+    assert types.count("quantized_conv") == 3 and "quantized_matmul" in types and not {"conv2d", "relu", "matmul", "mul"} & {*types}
+
+
+@pytest.mark.parametrize("weights", ["QInt8", "QUInt8"])
+def test_dynamically_quantized_files_are_computed_in_integers(weights, tmp_path):
+    tool = pytest.importorskip("onnxruntime.quantization")
+    program, startup = fx.Program("net"), fx.Program()
+    program.random_seed = startup.random_seed = 1
+    with fx.program_guard(program, startup), fx.unique_name.guard():
+        hidden = fx.layers.fc(fx.data("x", [-1, 6, 40], "float32"), 32, num_flatten_dims=2, act="relu")
+        hidden = fx.layers.conv2d(fx.layers.reshape(hidden, [0, 1, 6, 32]), 4, 3, padding=1, act="relu")
+        y = fx.layers.fc(hidden, 10, num_flatten_dims=3)
+    scope = fx.Scope()
+    fx.Executor(fx.CPUPlace()).run(startup, scope=scope)
+    fx.onnx.save(program, tmp_path / "float.onnx", fetches=[y], scope=scope)
+    tool.quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx", weight_type=tool.QuantType[weights])
+    session, x = fx.onnx.session(tmp_path / "int8.onnx"), np.random.default_rng(0).standard_normal((3, 6, 40), "float32")
+    (found,), wanted = session.run([x]), on_runtime(tmp_path / "int8.onnx", x)
+    np.testing.assert_allclose(found, wanted, atol=0.01 * np.abs(wanted).max())  # values between two steps
+    (plans,) = session._plans.values()
+    types = [op.type for op in plans[0][0].main.ops]
+    assert types.count("quantized_matmul") == 2 and types.count("quantized_conv") == 1
+    assert not {"matmul", "mul", "conv2d", "cast"} & {*types}
+
+
 def test_what_is_skipped_stays_and_a_range_of_nothing_is_no_error():
     program, startup, _ = float_net(np.zeros((2, 2)))
     fx.quantize(program, [{"x": np.zeros((1, 2), "float32")}], startup, skip="x")
@@ -291,6 +383,23 @@ def test_the_command_trains_for_integers(tmp_path):
     assert onnx.load(tmp_path / "out.onnx").graph.initializer[0].data_type == onnx.TensorProto.INT8
     result = CliRunner().invoke(main, ["onnx", "train", *map(str, [tmp_path / "net.onnx", *options, "--lora", "1", "-o", tmp_path / "o"])])
     assert "--lora keeps the weights that --quantize would train" in result.output
+
+
+def test_the_command_quantizes_after_training(tmp_path):
+    program, startup, y = residual_net()
+    scope, rng = fx.Scope(), np.random.default_rng(0)
+    fx.Executor(fx.CPUPlace()).run(startup, scope=scope)
+    fx.onnx.save(program, tmp_path / "net.onnx", fetches=[y], scope=scope)
+    x = rng.standard_normal((20, 3, 8, 8), "float32")
+    np.savez(tmp_path / "data.npz", x=x)
+    arguments = [tmp_path / "net.onnx", "--data", tmp_path / "data.npz", "-o", tmp_path / "int8.onnx", "--observer", "percentile"]
+    result = CliRunner().invoke(main, ["onnx", "quantize", *map(str, arguments)])
+    assert result.output == f"{tmp_path / 'int8.onnx'}: 10 weights and values are rounded to 8 bits, in the ranges of 3 batches\n"
+    found, wanted = fx.onnx.session(tmp_path / "int8.onnx").run([x])[0], fx.onnx.session(tmp_path / "net.onnx").run([x])[0]
+    assert 0 < np.abs(found - wanted).max() < 0.05 * np.abs(wanted).max()
+    np.savez(tmp_path / "data.npz", y=x)
+    result = CliRunner().invoke(main, ["onnx", "quantize", *map(str, arguments)])
+    assert "has no array 'x'; it has: y" in result.output
 
 
 @pytest.mark.parametrize(

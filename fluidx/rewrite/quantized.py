@@ -16,7 +16,7 @@ from ..ir import flow
 from ..ir.operator import Operator
 from ..ir.program import Program
 from ..ops.quantized.packing import packed
-from ..ops.quantized.products import packed_filter
+from ..ops.quantized.products import BYTES, packed_filter
 from .base import with_ops
 from .batch_norm import Folded
 from .live import live_ops
@@ -24,20 +24,22 @@ from .quantized_chains import DynamicProducts, FunctionTables
 from .quantized_values import CONVOLUTIONS, FIRST, IntegerProduct, Integers, QuantizedTotal, Steps
 
 _VIEWS = ("reshape", "transpose", "flatten", "squeeze", "unsqueeze", "assign")
+_QUANTIZED = ("fake_quantize", "quantize_linear", "dequantize_linear", "quantized_matmul", "quantized_conv")
 _BIAS = 2.0**31  # integer biases are smaller
 
 
 def join_quantized(program: Program, value: Callable[[str], np.ndarray], fetched: Collection[str] = ()) -> Folded:
     """The program for inference that computes in 8 bits where its values are quantized. `value` gives the value of a parameter.
 
-    Products and convolutions of a quantized value with a quantized parameter, whose zero point is 0, are computed in integers, with a bias,
-    relu or clip and the rounding of the result; so are sums of two quantized values, functions of one, which become tables, maxima of
-    windows, and reshapes. Where the result of a product is not quantized it is a float. A value between operators that become one is not
-    rounded in float32 on the way, so results may be one step off where a value lies in the middle between two.
+    Products and convolutions of a quantized value with a quantized parameter are computed in integers, with a bias, relu or clip and the
+    rounding of the result; so are sums of two quantized values, functions of one, which become tables, maxima of windows, and reshapes.
+    Where the result of a product is not quantized it is a float. A value between operators that become one is not rounded in float32 on
+    the way, so results may be one step off where a value lies in the middle between two.
     """
-    if not any(op.type == "fake_quantize" or op.type == "quantized_matmul" for op in program.global_block().oplist):
+    if not any(op.type in _QUANTIZED for op in program.global_block().oplist):
         return Folded(program, {}, ())
-    return _QuantizedJoins(program, value, fetched).folded()
+    live = with_ops(program, live_ops(program, (), fetched))  # what nobody reads is no reader
+    return _QuantizedJoins(live, value, fetched).folded()
 
 
 class _QuantizedJoins(FunctionTables, DynamicProducts):
@@ -47,11 +49,13 @@ class _QuantizedJoins(FunctionTables, DynamicProducts):
         self.totals: dict[str, QuantizedTotal] = {}
         self.made: dict[str, tuple[Operator, IntegerProduct]] = {}  # integers -> the operator and the product that make them
         self.packed: dict[str, str] = {}  # weight -> its packed integers
+        self.rounded: dict[tuple[str, Steps], Integers] = {}  # values that were rounded to steps
 
     def folded(self) -> Folded:
         rules: Mapping[str, Callable[[Operator], bool | None]] = {
             **dict.fromkeys(CONVOLUTIONS, self._convolution), "matmul": self._product, "mul": self._product,
-            "fake_quantize": self._round, "elementwise_add": self._add, "pool2d": self._pool, "quantized_matmul": self._dynamic,
+            "fake_quantize": self._round, "quantize_linear": self._quantize, "dequantize_linear": self._dequantize,
+            "elementwise_add": self._add, "pool2d": self._pool, "quantized_matmul": self._dynamic, "quantized_conv": self._dynamic,
             "relu": self._bound, "clip": self._bound, "relu6": self._bound, "cast": self._cast, "elementwise_mul": self._multiply,
             **dict.fromkeys(_VIEWS, self._view),
         }  # fmt: skip
@@ -77,14 +81,14 @@ class _QuantizedJoins(FunctionTables, DynamicProducts):
     # -- products -----------------------------------------------------------------------------------------------------------------------
 
     def _convolution(self, op: Operator) -> bool:
-        (x,), found = op.inputs["Input"], self.weight(op.inputs["Filter"][0])
+        (x,), found = op.inputs["Input"], self.weight(op.inputs["Filter"][0], 0)
         plain = op.attrs["padding_algorithm"] == "EXPLICIT" and op.attrs["data_format"] == "NCHW"
         if x not in self.held or found is None or not plain:
             return False
-        q, scale = found
+        q, zeros, scale = found
         if scale.size != 1 and scale.shape != (q.shape[0], 1, 1, 1):
             return False
-        return self._pending(IntegerProduct(op, self.held[x], q, self._by_output(scale, x)), op.output_arg_names[0])
+        return self._pending(IntegerProduct(op, self.held[x], q, zeros, self._scales(scale, x)), op.output_arg_names[0])
 
     def _product(self, op: Operator) -> bool:
         (x,), (y,), attrs = op.inputs["X"], op.inputs["Y"], op.attrs
@@ -93,16 +97,16 @@ class _QuantizedJoins(FunctionTables, DynamicProducts):
             plain = attrs["x_num_col_dims"] == t.ndim - 1 and attrs["y_num_col_dims"] == 1
         else:
             plain = not attrs["transpose_x"] and attrs["alpha"] == 1.0 and t.ndim > 1
-        found = self.weight(y) if x in self.held and plain and self.descs[y].type.ndim == 2 else None
+        found = self.weight(y, 0 if attrs.get("transpose_y") else 1) if x in self.held and plain and self.descs[y].type.ndim == 2 else None
         if found is None:
             return False
-        q, scale = found if attrs.get("transpose_y") else (found[0].T, np.asarray(found[1]).T)
+        q, zeros, scale = found if attrs.get("transpose_y") else (found[0].T, found[1], found[2].T)
         along_columns = scale.shape == (q.shape[0], 1) or scale.ndim == 1 and scale.size == q.shape[0] and not attrs.get("transpose_y")
         if scale.size != 1 and not along_columns:
             return False
-        return self._pending(IntegerProduct(op, self.held[x], q, self._by_output(scale, x)), op.output_arg_names[0])
+        return self._pending(IntegerProduct(op, self.held[x], q, zeros, self._scales(scale, x)), op.output_arg_names[0])
 
-    def _by_output(self, scale: np.ndarray, x: str) -> np.ndarray:
+    def _scales(self, scale: np.ndarray, x: str) -> np.ndarray:
         found: np.ndarray = scale.reshape(-1).astype(np.float32) * np.float32(self.held[x].steps.scale)
         return found
 
@@ -130,6 +134,7 @@ class _QuantizedJoins(FunctionTables, DynamicProducts):
             attrs |= {**kept, "kernel": tuple(p.weight.shape[2:])}
         ins = {
             "Input": self._in_layout(p.x, image), "Filter": self.packed[weight],
+            "FilterZero": "" if p.zeros is None else self._parameter(f"{weight}.zero", p.zeros),
             "Bias": "" if p.term is None else self._parameter(f"{out}.bias", p.term),
             "Scale": self._parameter(f"{out}.scale", scales),
             "Shift": "" if shift is None else self._parameter(f"{out}.shift", shift.astype(np.float32)),
@@ -151,30 +156,55 @@ class _QuantizedJoins(FunctionTables, DynamicProducts):
 
     def _round(self, op: Operator) -> bool:
         (x,), out, steps = op.inputs["X"], op.output_arg_names[0], self.steps(op)
-        if steps is None or self.known(x) is not None:
+        found = None if steps is None or self.known(x) is not None else self._integers(x, out, steps)
+        return found is not None and self._hold(out, found)
+
+    def _quantize(self, op: Operator) -> bool:
+        (x,), out = op.inputs["X"], op.output_arg_names[0]
+        found = self._integers(x, out, Steps(op.attrs["scale"], op.attrs["zero"], *BYTES[op.attrs["dtype"]]))
+        if found is None:
             return False
+        self.ints[out] = found
+        self._emit("assign", {"X": self._in_layout(found, False)}, "", {}, out=out)
+        return True
+
+    def _dequantize(self, op: Operator) -> None:
+        (x,), out = op.inputs["X"], op.output_arg_names[0]
+        steps = Steps(op.attrs["scale"], op.attrs["zero"], *BYTES[self.descs[x].type.dtype])
+        self.held[out] = self.ints[x]._replace(steps=steps) if x in self.ints else Integers(x, steps)
+
+    def _integers(self, x: str, out: str, steps: Steps) -> Integers | None:
+        """The integers of a value that is rounded to steps; None if 8 bits do not hold them."""
+        if (x, steps) not in self.rounded:
+            found = self._rounded(x, out, steps)
+            if found is None:
+                return None
+            self.rounded[x, steps] = found
+        return self.rounded[x, steps]
+
+    def _rounded(self, x: str, out: str, steps: Steps) -> Integers | None:
         if x in self.held and self.held[x].steps == steps:
-            return self._hold(out, self.held[x])
+            return self.held[x]
         if x in self.products:
-            return self._hold(out, self._requantized(self.products[x], out, steps))
+            return self._requantized(self.products[x], out, steps)
         if x in self.totals:
-            return self._hold(out, self._total(self.totals[x], out, steps))
+            return self._total(self.totals[x], out, steps)
         if x in self.functions and (table := self._table(x, steps)) is not None:
             source = self.held[self.functions[x]]
             q = self._emit("quantized_lookup", {"X": source.name, "Table": self._parameter(f"{out}.table", table)}, f"{out}.int8", {})
-            return self._hold(out, Integers(q, steps, source.last))
-        if (steps.lowest, steps.highest) not in ((0, 255), (-128, 127)):
-            return False
+            return Integers(q, steps, source.last)
+        if (steps.lowest, steps.highest) not in BYTES.values():
+            return None
         how = {"scale": steps.scale, "zero": steps.zero, "dtype": steps.dtype}
-        return self._hold(out, Integers(self._emit("quantize_linear", {"X": x}, f"{out}.int8", how), steps))
+        return Integers(self._emit("quantize_linear", {"X": x}, f"{out}.int8", how), steps)
 
     def _add(self, op: Operator) -> bool | None:
         (x,), (y,), out = op.inputs["X"], op.inputs["Y"], op.output_arg_names[0]
         if y in self.products or y in self.scaled:
             x, y = y, x
-        if x in self.scaled and (b := self.known(y)) is not None:
+        if x in self.scaled and op.attrs["axis"] == -1 and (b := self.known(y)) is not None:
             return self._dynamic_bias(x, b, out)
-        if x in self.products and (b := self.known(y)) is not None:
+        if x in self.products and (b := self.known(y)) is not None and self.descs[x].type.shape == self.descs[out].type.shape:
             return self._biased(self.products[x], y, b, out, op.attrs["axis"])
         if x in self.held and y in self.held and self.descs[x].type.shape == self.descs[y].type.shape:
             self.totals[out] = QuantizedTotal(x, y)
@@ -210,7 +240,7 @@ class _QuantizedJoins(FunctionTables, DynamicProducts):
         low, high = steps.between(total.low, total.high)
         for x, y in ((total.y, total.x), (total.x, total.y)):
             made = self.made.get(self.held[x].name)
-            if made is not None and self.read_once(x) and (found := self._behind(made, self.held[x], self.held[y], out, steps, low, high)):
+            if made is not None and self._alone(x) and (found := self._behind(made, self.held[x], self.held[y], out, steps, low, high)):
                 return found
         a, b = self.held[total.x], self.held[total.y]
         last = a.last or b.last
@@ -220,6 +250,11 @@ class _QuantizedJoins(FunctionTables, DynamicProducts):
         }  # fmt: skip
         ins = {"X": self._in_layout(a, last), "Y": self._in_layout(b, last)}
         return Integers(self._emit("quantized_sum", ins, f"{out}.int8", how), steps, last)
+
+    def _alone(self, name: str) -> bool:
+        """Does one operator read a quantized value, and none the value that it rounds?"""
+        maker = self.maker(name)
+        return self.read_once(name) and maker is not None and self.read_once(maker.inputs["X"][0])
 
     def _behind(
         self, made: tuple[Operator, IntegerProduct], x: Integers, y: Integers, out: str, steps: Steps, low: int, high: int
@@ -246,6 +281,7 @@ class _QuantizedJoins(FunctionTables, DynamicProducts):
     def _view(self, op: Operator) -> bool | None:
         x, out = op.input_arg_names[0], op.output_arg_names[0]
         if x not in self.held or len(op.input_arg_names) != 1 or len(op.output_arg_names) != 1:
+            self._turned_sums(op)
             return None
         (slot,) = op.inputs
         q = self._emit(op.type, {slot: self._in_layout(self.held[x], False)}, f"{out}.int8", op.attrs)

@@ -10,7 +10,9 @@ import numpy as np
 from ..ir.opdef import OPS, opdef
 from ..ir.operator import Operator
 from ..ir.program import Program
-from .quantized_values import IntegerWriter, Steps
+from .quantized_values import FIRST, IntegerWriter, Steps
+
+_CONV = "quantized_conv"
 
 
 class FunctionTables(IntegerWriter):
@@ -67,6 +69,13 @@ class DynamicProducts(IntegerWriter):
         if op.attrs["dtype"] == "int32" and "Scale" not in op.inputs:
             self.scaled[op.output_arg_names[0]] = op, None
 
+    def _turned_sums(self, op: Operator) -> None:
+        """The transpose behind a convolution, and the copy behind that, lead to the sums with channels first."""
+        x = op.input_arg_names[0]
+        product, how = self.scaled.get(x, (None, None))
+        if product is not None and how is None and product.type == _CONV and (op.type == "assign" or op.attrs.get("axis") == FIRST):
+            self.scaled[op.output_arg_names[0]] = product, None
+
     def _cast(self, op: Operator) -> None:
         (x,) = op.inputs["X"]
         if x in self.scaled and self.scaled[x][1] is None and op.attrs["dtype"] == "float32":
@@ -77,12 +86,21 @@ class DynamicProducts(IntegerWriter):
         if y in self.scaled:
             x, y = y, x
         product, how = self.scaled.get(x, (None, None))
-        if product is None or how != () or (found := self._scale(y, product.attrs["outputs"])) is None:
+        if product is None or how != () or op.attrs["axis"] != -1 or not self._alike(x, out) or (found := self._scale(y, product)) is None:
             return None
         self.scaled[out] = product, found
         return self._in_float(product, found, None, out)
 
-    def _scale(self, name: str, outputs: int) -> tuple[str, str] | None:
+    def _alike(self, x: str, out: str) -> bool:
+        return bool(self.descs[x].type.shape == self.descs[out].type.shape)
+
+    @staticmethod
+    def _by_output(array: np.ndarray, product: Operator) -> bool:
+        """Has an array a number for each output of a product?"""
+        at, n = (-3 if product.type == _CONV else -1), product.attrs["outputs"]
+        return bool(array.dtype == np.float32 and array.size == n and array.ndim >= -at and array.shape[at] == n)
+
+    def _scale(self, name: str, product: Operator) -> tuple[str, str] | None:
         """The names of the known and the computed factor of a scale."""
         made, factor = self.maker(name), ""
         array = self.known(name)
@@ -96,13 +114,13 @@ class DynamicProducts(IntegerWriter):
                     return None
             else:
                 factor, array = name, np.ones(1, np.float32)
-        if array.dtype != np.float32 or array.size not in (1, outputs) or array.size > 1 and array.shape[-1] != outputs:
+        if array.dtype != np.float32 or array.size != 1 and not self._by_output(array, product):
             return None
         return self._parameter(f"{name}.known", array.reshape(-1)), factor
 
     def _dynamic_bias(self, x: str, b: np.ndarray, out: str) -> bool:
         product, how = self.scaled[x]
-        if not how or len(how) != 2 or b.dtype != np.float32 or b.size != product.attrs["outputs"] or b.shape[-1] != b.size:
+        if not how or not self._alike(x, out) or not self._by_output(b, product):
             return False
         return self._in_float(product, how, b.reshape(-1), out)
 
@@ -110,5 +128,10 @@ class DynamicProducts(IntegerWriter):
         ins = {slot: names[0] for slot, names in op.inputs.items()} | {"Scale": scale[0], "Factor": scale[1]}
         if shift is not None:
             ins["Shift"] = self._parameter(f"{out}.shift", shift)
-        self._emit(op.type, ins, "", {**op.attrs, "dtype": "float32"}, out=out)
+        attrs = {**op.attrs, "dtype": "float32"}
+        if op.type == _CONV:
+            view = self._emit("transpose", {"X": self._emit(op.type, ins, f"{out}.nhwc", attrs)}, f"{out}.turned", {"axis": FIRST})
+            self._emit("assign", {"X": view}, "", {}, out=out)
+        else:
+            self._emit(op.type, ins, "", attrs, out=out)
         return True

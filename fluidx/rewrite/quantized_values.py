@@ -14,6 +14,7 @@ from ..ir.program import Program
 from ..ir.types import TensorType
 from ..ir.unique_name import unused
 from ..ir.var import Var
+from ..ops.quantized.packing import as_int8
 from .constants import Constants
 from .walk import Answer, NameFacts
 
@@ -57,6 +58,7 @@ class IntegerProduct(NamedTuple):
     op: Operator
     x: Integers
     weight: np.ndarray  # filters, or [columns, rows]
+    zeros: np.ndarray | None  # of the weight, for each output
     scales: np.ndarray  # of the sums: one, or one for each output
     term: np.ndarray | None = None  # an integer bias
     shift: np.ndarray | None = None  # a bias in float
@@ -114,16 +116,18 @@ class QuantizedFacts:
             return None
         return Steps(scale, int(zero), int(low), int(high))
 
-    def weight(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """The integers of a quantized parameter and the scales, which broadcast to it; None if it is none, or has a zero point."""
+    def weight(self, name: str, axis: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray] | None:
+        """The integers of a quantized parameter as int8, the zero points of its outputs along `axis`, and the scales, which broadcast to
+        it; None if it is no such parameter."""
         op = self.maker(name)
         if op is None or op.type != "fake_quantize" or (x := self.known(op.inputs["X"][0])) is None or x.dtype != np.float32:
             return None
         scale, zero = self.known(op.inputs["SCALE"][0]), self.known(op.inputs["ZERO"][0])
-        if scale is None or zero is None or zero.any() or not -128 <= op.attrs["lowest"] <= op.attrs["highest"] <= 127:
+        low, high = op.attrs["lowest"], op.attrs["highest"]
+        dtype = np.int8 if -128 <= low <= high <= 127 else np.uint8 if 0 <= low <= high <= 255 else None
+        if scale is None or zero is None or dtype is None or zero.size not in (1, scale.size):
             return None
-        q = np.clip(np.rint(x / scale), op.attrs["lowest"], op.attrs["highest"])
-        return q.astype(np.int8), scale
+        return *as_int8(np.clip(np.rint(x / scale) + zero, low, high).astype(dtype), zero, axis), scale
 
     def read_once(self, name: str) -> bool:
         return len(self.uses.get(name, ())) == 1 and name not in self.fetched
@@ -137,7 +141,8 @@ class IntegerWriter(QuantizedFacts):
         self.out: list[Operator] = []
         self.declared: dict[str, Var] = {}
         self.values: dict[str, np.ndarray] = {}  # of new parameters
-        self.held: dict[str, Integers] = {}
+        self.held: dict[str, Integers] = {}  # quantized values, which are floats
+        self.ints: dict[str, Integers] = {}  # integers of the program
         self.layouts: dict[tuple[str, bool], str] = {}  # integers of an image -> the same in the other layout
         self.near: Operator = self.ops[0]
 

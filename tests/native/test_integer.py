@@ -28,7 +28,7 @@ def drawn(shape, dtype, seed=0):
 
 
 def matmul(x, w, *more, **attrs):
-    operands = [*more, *[None] * (6 - len(more))]
+    operands = [*more, *[None] * (7 - len(more))]
     return one("quantized_matmul", x, packed(np.ascontiguousarray(w.T)[None]), *operands, outputs=w.shape[1], **attrs)
 
 
@@ -50,6 +50,23 @@ def test_the_largest_sums_do_not_saturate():
 def test_a_bias_is_added_in_32_bits_and_wraps_as_integers_do():
     x, w = np.full((1, 1), 1, "uint8"), np.ones((1, 2), "int8")
     assert matmul(x, w, np.int32([-1, 2**31 - 1])).tolist() == [[0, -(2**31)]]
+
+
+@pytest.mark.parametrize("dtype", RANGES)
+def test_zero_points_of_weights_are_subtracted(dtype):
+    x, w, less = drawn((33, 70), dtype), drawn((70, 40), "int8", 1), np.arange(-20, 20, dtype="int32") * 6
+    y = matmul(x, w, *[None] * 6, less, zero=9)
+    assert np.array_equal(y, (x.astype(np.int64) - 9) @ (w.astype(np.int64) - less))
+    image, filters = drawn((1, 5, 5, 12), dtype), drawn((6, 4, 3, 3), "int8", 1)
+    how = {"strides": (1, 1), "paddings": (1, 1), "dilations": (1, 1), "groups": 3}
+    y = one("quantized_conv", image, packed_filter(filters, 3), *[None] * 6, less[:6], outputs=6, kernel=(3, 3), zero=9, **how)
+    wide = filters.astype(np.int64) - less[:6].reshape(-1, 1, 1, 1)
+    assert np.array_equal(y, convolved(image, wide, 9, **how))
+    each = drawn((12, 1, 3, 3), "int8", 2)
+    how["groups"] = 12
+    y = one("quantized_conv", image, packed_filter(each, 12), *[None] * 6, less[:12], outputs=12, kernel=(3, 3), zero=9, **how)
+    wide = each.astype(np.int64) - less[:12].reshape(-1, 1, 1, 1)
+    assert np.array_equal(y, convolved(image, wide, 9, **how))
 
 
 def test_zero_points_and_factors_are_read_in_each_run():

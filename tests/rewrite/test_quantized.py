@@ -76,6 +76,17 @@ def test_a_product_that_is_not_quantized_is_a_float():
     assert joined(write, normal(2, 3, 8)) == ["quantize_linear", "quantized_matmul"]
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+def test_what_follows_a_product_in_float_is_computed_with_it(rows):
+    def write(b):
+        x = fx.data("x", [-1, 70], "float32")
+        y = fx.layers.matmul(rounded(b, x, X_SCALE, 128), weight(b, [70, 300]))
+        y = fx.layers.elementwise_add(y, fx.layers.create_parameter([300], "float32", is_bias=True))
+        return x, fx.layers.relu(fx.layers.scale(y, 0.5))
+
+    assert joined(write, normal(rows, 70)) == ["quantize_linear", "quantized_matmul", "scale", "relu"]
+
+
 def conv(b, x, filters, size=3, stride=1, groups=1):
     y = fx.ir.Builder(b.program.current_block()).conv2d(
         x, weight(b, [filters, x.shape[1] // groups, size, size]), strides=(stride, stride), paddings=(size // 2, size // 2), groups=groups

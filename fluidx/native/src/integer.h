@@ -10,14 +10,14 @@
  * outputs), address of a factor of the scales or 0, terms in float or 0, result, its kind (0 int32, 1 float, 2 uint8, 3 int8), zero point, least
  * and largest value, another operand of 8 bits or 0, signed, zero point, its scale and that of the result by the scale of their sum, zero
  * point, least and largest value of the sum; N, H, W, channels and outputs of a group, groups, kernel, stride, dilation (height and width),
- * padding above and to the left, output height and width, a tail for a result in float or 0 */
+ * padding above and to the left, output height and width, zero points of the weights by output (int32) or 0, a tail for a result in float or 0 */
 
-enum { INTEGER_WORDS = 40, STRIP = 32, INTEGER_WIDE = 32, INTEGER_DEEP = 64 };
+enum { INTEGER_WORDS = 41, STRIP = 32, INTEGER_WIDE = 32, INTEGER_DEEP = 64 };
 
 typedef struct {
     const uint8_t *x;
     const int8_t *w;
-    const int32_t *terms;
+    const int32_t *terms, *weight_zeros;
     const float *scales, *shifts;
     float factor; /* of the scales */
     int32_t zero, is_signed; /* of x */
@@ -32,13 +32,14 @@ typedef struct {
     int64_t rows, strips, parts, wide; /* of the result; parts of the outputs, and outputs of one */
     int direct;  /* rows lie as they are read */
     Tail *tail;
+    const int64_t *words;
     int failed;
 } Integer;
 
 /* One block of sums, [rows][INTEGER_WIDE], to results */
 typedef struct {
     float scale[INTEGER_WIDE], shift[INTEGER_WIDE];
-    int32_t term[INTEGER_WIDE];
+    int32_t term[INTEGER_WIDE], weight_zero[INTEGER_WIDE];
 } Columns;
 
 /* The nearest integer of a float within +-2^22, ties to even: in a float of that size the last bit is 1 */
@@ -149,6 +150,7 @@ static void integer_columns(const Integer *p, int64_t at, int64_t count, int32_t
         for (int j = 0; j < INTEGER_WIDE; j++) to->scale[j] = p->scales[0];
     if (p->factor != 1)
         for (int j = 0; j < INTEGER_WIDE; j++) to->scale[j] *= p->factor;
+    integer_few(to->weight_zero, p->weight_zeros ? p->weight_zeros + at : NULL, count);
     integer_few(to->shift, p->shifts ? p->shifts + at : NULL, count);
 }
 
@@ -163,6 +165,23 @@ INLINE void integer_bytes(uint8_t *to, const uint8_t *from, int64_t n) {
 #else
     memcpy(to, from, (size_t)n);
 #endif
+}
+
+/* With zero points of the weights the sum of a row counts, without its own zero point */
+static void integer_row_sums(const Integer *p, const uint8_t *a, int64_t lda, int64_t rows, int32_t *to) {
+    for (int64_t r = 0; r < rows; r++, a += lda) {
+        int32_t sum = 0;
+        if (p->is_signed)
+            for (int64_t k = 0; k < p->deep; k++) sum += (int8_t)a[k];
+        else
+            for (int64_t k = 0; k < p->deep; k++) sum += a[k];
+        to[r] = (int32_t)((uint32_t)sum - (uint32_t)p->zero * (uint32_t)p->deep);
+    }
+}
+
+static void integer_less(const Columns *k, const int32_t *row_sums, int64_t rows, int32_t *sums) {
+    for (int64_t r = 0; r < rows; r++, sums += INTEGER_WIDE)
+        for (int j = 0; j < INTEGER_WIDE; j++) sums[j] = (int32_t)((uint32_t)sums[j] - (uint32_t)row_sums[r] * (uint32_t)k->weight_zero[j]);
 }
 
 /* A strip of rows of group `g`, copied: for each tap the channels of its pixel, or the zero point where there is none */
@@ -194,27 +213,47 @@ static void integer_copy(const Integer *p, int64_t g, int64_t first, int64_t row
     }
 }
 
+/* What is read from operands: in bodies alone, as a kernel may be asked for its scratch without any */
+static void integer_read(Integer *p) {
+    if (p->words[3]) p->zero = p->is_signed ? *PTR(const int8_t, p->words[3]) : *PTR(const uint8_t, p->words[3]);
+    if (p->words[8]) p->factor = *PTR(const float, p->words[8]);
+}
+
 static void integer_strips(void *ctx, int64_t begin, int64_t end) {
-    Integer *p = ctx;
+    Integer own = *(Integer *)ctx, *p = &own;
     size_t sums = sizeof(int32_t) * STRIP * INTEGER_WIDE;
+#if INTEGER_WIDENS
+    uint8_t *room = scratch(sums + (size_t)(3 * STRIP * p->depth) + INTEGER_DEEP);
+    int16_t *wide = (int16_t *)(room + sums + STRIP * p->depth);
+#else
     uint8_t *room = scratch(sums + (size_t)(STRIP * p->depth) + INTEGER_DEEP);
+#endif
     if (!room) {
-        if (begin < end) p->failed = 1;
+        if (begin < end) ((Integer *)ctx)->failed = 1;
         return;
     }
+    if (begin < end) integer_read(p);
     Columns columns;
+    int32_t row_sums[STRIP];
     INTEGER_BEGIN
     for (int64_t i = begin, copied = -1; i < end; i++) {
         int64_t strip = i / p->parts, part = i % p->parts, g = strip / p->strips, first = strip % p->strips * STRIP;
         int64_t rows = p->rows - first < STRIP ? p->rows - first : STRIP, lda = p->direct ? p->c * p->groups : p->depth;
         const uint8_t *a = p->direct ? p->x + first * lda + g * p->c : room + sums;
-        if (!p->direct && copied != strip) integer_copy(p, g, first, rows, room + sums), copied = strip;
+        if (!p->direct && copied != strip) integer_copy(p, g, first, rows, room + sums);
+        if (p->weight_zeros && copied != strip) integer_row_sums(p, a, lda, rows, row_sums);
+#if INTEGER_WIDENS
+        if (copied != strip) integer_widen(p, a, lda, rows, wide);
+        a = (const uint8_t *)wide, lda = p->depth;
+#endif
+        copied = strip;
         int64_t stop = p->o - part * p->wide < p->wide ? p->o : (part + 1) * p->wide;
         for (int64_t j = part * p->wide; j < stop; j += INTEGER_WIDE) {
             int64_t count = stop - j < INTEGER_WIDE ? stop - j : INTEGER_WIDE;
             const int8_t *w = p->w + (g * up_div(p->o, 16) + j / 16) * (p->depth + 4) * 16;
             integer_columns(p, g * p->o + j, count, p->zero + INTEGER_FLIP(p), w + p->depth * 16, (p->depth + 4) * 16, &columns);
             integer_block(p, a, lda, rows, count, w, (int32_t *)room);
+            if (p->weight_zeros) integer_less(&columns, row_sums, rows, (int32_t *)room);
             integer_rows(p, &columns, (int32_t *)room, first, rows, g * p->o + j, count);
         }
         if (p->tail && p->parts == 1 && p->groups == 1) vm_part_f32(p->tail, (float *)p->out + first * p->o, rows, p->o, p->o);
@@ -224,7 +263,8 @@ static void integer_strips(void *ctx, int64_t begin, int64_t end) {
 
 /* Filters of one channel each: w is [taps][channels] */
 static void integer_depthwise(void *ctx, int64_t begin, int64_t end) {
-    Integer *p = ctx;
+    Integer own = *(Integer *)ctx, *p = &own;
+    if (begin < end) integer_read(p);
     int64_t c = p->groups, line = p->wd * c;
     for (int64_t row = begin; row < end; row++) {
         int64_t image = row / (p->oh * p->ow), at = row % (p->oh * p->ow);
@@ -241,10 +281,8 @@ static void integer_depthwise(void *ctx, int64_t begin, int64_t end) {
                     if (x < 0 || x >= p->wd) continue;
                     const uint8_t *from = p->x + image * p->h * line + y * line + x * c + first;
                     const int8_t *w = p->w + (i * p->kw + k) * c + first;
-                    if (p->is_signed)
-                        for (int64_t j = 0; j < count; j++) sums[j] += ((int8_t)from[j] - p->zero) * w[j];
-                    else
-                        for (int64_t j = 0; j < count; j++) sums[j] += (from[j] - p->zero) * w[j];
+                    int32_t flip = p->is_signed ? 128 : 0, zero = p->zero + flip;
+                    for (int64_t j = 0; j < count; j++) sums[j] += ((from[j] ^ flip) - zero) * (w[j] - columns.weight_zero[j]);
                 }
             }
             integer_rows(p, &columns, sums, row, 1, first, count);
@@ -252,19 +290,24 @@ static void integer_depthwise(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
+static void integer_tail(void *ctx, int64_t begin, int64_t end) {
+    const Integer *p = ctx;
+    int64_t wide = p->o * p->groups;
+    if (begin < end) vm_part_f32(p->tail, (float *)p->out + begin * wide, end - begin, wide, wide);
+}
+
 static void integer(const int64_t *a, Team *team) {
-    Integer p = {.x = PTR(const uint8_t, a[0]), .is_signed = (int32_t)a[1], .zero = (int32_t)a[2], .w = PTR(const int8_t, a[4]),
+    Integer p = {.words = a,
+                 .x = PTR(const uint8_t, a[0]), .is_signed = (int32_t)a[1], .zero = (int32_t)a[2], .w = PTR(const int8_t, a[4]),
                  .terms = PTR(const int32_t, a[5]), .scales = PTR(const float, a[6]), .scale_step = a[7] > 1, .factor = 1,
                  .shifts = PTR(const float, a[9]), .out = PTR(void, a[10]), .kind = (int32_t)a[11], .out_zero = (int32_t)a[12],
                  .least = (int32_t)a[13], .largest = (int32_t)a[14], .other = PTR(const uint8_t, a[15]), .other_signed = (int32_t)a[16],
                  .other_zero = (int32_t)a[17], .other_ratio = (float)as_double(a[18]), .ratio = (float)as_double(a[19]),
                  .sum_zero = (int32_t)a[20], .sum_least = (int32_t)a[21], .sum_largest = (int32_t)a[22], .n = a[23], .h = a[24],
                  .wd = a[25], .c = a[26], .o = a[27], .groups = a[28], .kh = a[29], .kw = a[30], .sh = a[31], .sw = a[32], .dh = a[33],
-                 .dw = a[34], .top = a[35], .left = a[36], .oh = a[37], .ow = a[38]};
-    if (a[3]) p.zero = p.is_signed ? *PTR(const int8_t, a[3]) : *PTR(const uint8_t, a[3]);
-    if (a[8]) p.factor = *PTR(const float, a[8]);
+                 .dw = a[34], .top = a[35], .left = a[36], .oh = a[37], .ow = a[38], .weight_zeros = PTR(const int32_t, a[39])};
     Tail tail;
-    p.tail = tail_of(a[39], a[10], VM_BYTES / sizeof(float), &tail);
+    p.tail = tail_of(a[40], a[10], VM_BYTES / sizeof(float), &tail);
     p.rows = p.n * p.oh * p.ow;
     if (p.rows < 1 || p.o < 1 || p.groups < 1) return;
     p.deep = p.kh * p.kw * p.c;
@@ -285,7 +328,7 @@ static void integer(const int64_t *a, Team *team) {
         items *= p.parts;
         parallel_for(team, items, (int64_t)(INTEGER_GRAIN * (double)items / work) + 1, integer_strips, &p);
     }
-    if (p.tail && (p.groups > 1 || p.parts > 1)) vm_part_f32(p.tail, p.out, p.rows, p.o * p.groups, p.o * p.groups);
+    if (p.tail && (p.groups > 1 || p.parts > 1)) parallel_for(team, p.rows, STRIP, integer_tail, &p);
     tail_done(p.tail, team);
     if (p.failed) team->error = "out of memory";
 }

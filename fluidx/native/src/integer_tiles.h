@@ -1,6 +1,7 @@
 /* Sums of products of 8-bit integers for a block of up to STRIP rows and INTEGER_WIDE outputs: [rows][INTEGER_WIDE] int32. `w` are one or two
  * packed panels. INTEGER_ALIGN: rows that are read in place have a multiple of so many bytes. INTEGER_FLIP(p): what is added to rows of
- * signed bytes before they are multiplied. INTEGER_GRAIN: multiplications that are worth a thread. */
+ * signed bytes before they are multiplied. INTEGER_GRAIN: multiplications that are worth a thread. INTEGER_WIDENS: rows are copied to 16 bits
+ * first. */
 
 #if HAVE_AMX
 
@@ -116,64 +117,125 @@ static void integer_block(const Integer *p, const uint8_t *a, int64_t lda, int64
     }
 }
 
+#elif HAVE_FMA
+
+enum { INTEGER_ALIGN = 4 };
+#define INTEGER_GRAIN 1e5
+#define INTEGER_FLIP(p) 0
+#define INTEGER_BEGIN
+#define INTEGER_END
+#define INTEGER_WIDENS 1
+
+/* Pairs of bytes as pairs of 16-bit integers, whose products are added up in 32 bits without loss: the instruction that multiplies bytes adds up
+ * in 16 bits, and saturates. A vector has two sums for each output. */
+#if HAVE_512
+enum { INTEGER_TALL = 8, INTEGER_LANES = 8 }; /* outputs of a vector */
+#define VI __m512i
+#define VI_(name) _mm512_##name
+#define LOAD_HALF(w) _mm256_loadu_si256((const __m256i *)(w))
+#define ZERO_VI _mm512_setzero_si512()
+#else
+enum { INTEGER_TALL = 4, INTEGER_LANES = 4 };
+#define VI __m256i
+#define VI_(name) _mm256_##name
+#define LOAD_HALF(w) _mm_loadu_si128((const __m128i *)(w))
+#define ZERO_VI _mm256_setzero_si256()
+#endif
+
+/* The sums of pairs, in order */
+INLINE void integer_pairs(VI a, VI b, int32_t *to) {
+#if HAVE_512
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    _mm512_storeu_si512(to, _mm512_add_epi32(_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b)));
+#else
+    _mm256_storeu_si256((__m256i *)to, _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8)); /* the lanes are in halves */
+#endif
+}
+
+INLINE void integer_tile(int rows, const int16_t *a, int64_t lda, int64_t groups, const int8_t *w, int32_t *to) {
+    VI s[INTEGER_TALL][2];
+    UNROLL for (int i = 0; i < rows; i++) s[i][0] = s[i][1] = ZERO_VI;
+    for (int64_t k = 0; k < groups; k++, w += 64) {
+        VI b = VI_(cvtepi8_epi16)(LOAD_HALF(w)), c = VI_(cvtepi8_epi16)(LOAD_HALF(w + 4 * INTEGER_LANES));
+        UNROLL for (int i = 0; i < rows; i++) {
+            int64_t four;
+            memcpy(&four, a + i * lda + 4 * k, 8);
+#if HAVE_512
+            VI x = _mm512_set1_epi64(four);
+#else
+            VI x = _mm256_set1_epi64x(four);
+#endif
+            s[i][0] = VI_(add_epi32)(s[i][0], VI_(madd_epi16)(x, b)), s[i][1] = VI_(add_epi32)(s[i][1], VI_(madd_epi16)(x, c));
+        }
+    }
+    UNROLL for (int i = 0; i < rows; i++) integer_pairs(s[i][0], s[i][1], to + i * INTEGER_WIDE);
+}
+
+#define ONE(rows)                                                                                                                       \
+    static void integer_tile_##rows(const int16_t *a, int64_t lda, int64_t groups, const int8_t *w, int32_t *to) {                       \
+        integer_tile(rows, a, lda, groups, w, to);                                                                                      \
+    }
+ONE(1) ONE(2) ONE(3) ONE(4)
+#if HAVE_512
+ONE(5) ONE(6) ONE(7) ONE(8)
+#define NAMES integer_tile_1, integer_tile_2, integer_tile_3, integer_tile_4, integer_tile_5, integer_tile_6, integer_tile_7, integer_tile_8
+#else
+#define NAMES integer_tile_1, integer_tile_2, integer_tile_3, integer_tile_4
+#endif
+static void (*const integer_table[INTEGER_TALL])(const int16_t *, int64_t, int64_t, const int8_t *, int32_t *) = {NAMES};
+#undef ONE
+#undef NAMES
+
+/* Rows of 16 bits, lda of them apart */
+static void integer_block(const Integer *p, const void *rows_of, int64_t lda, int64_t rows, int64_t count, const int8_t *w, int32_t *to) {
+    int64_t groups = up_div(p->deep, 4), panel = (p->depth + 4) * 16, across = 2 * INTEGER_LANES;
+    const int16_t *a = rows_of;
+    for (int64_t j = 0; j < count; j += across)
+        for (int64_t i = 0, some; i < rows; i += some) {
+            some = rows - i < INTEGER_TALL ? rows - i : INTEGER_TALL;
+            integer_table[some - 1](a + i * lda, lda, groups, w + j / 16 * panel + j % 16 * 4, to + i * INTEGER_WIDE + j);
+        }
+}
+#undef VI
+#undef VI_
+#undef LOAD_HALF
+#undef ZERO_VI
+
+static void integer_widen(const Integer *p, const uint8_t *from, int64_t lda, int64_t rows, int16_t *to) {
+    for (int64_t r = 0; r < rows; r++, from += lda, to += p->depth) {
+        if (p->is_signed)
+            IVDEP for (int64_t k = 0; k < p->deep; k++) to[k] = (int8_t)from[k];
+        else
+            IVDEP for (int64_t k = 0; k < p->deep; k++) to[k] = from[k];
+        for (int64_t k = p->deep; k < p->depth; k++) to[k] = 0;
+    }
+}
+
 #else
 
-enum { INTEGER_ALIGN = 4, INTEGER_TALL = 4 };
+enum { INTEGER_ALIGN = 4 };
 #define INTEGER_GRAIN 1e5
 #define INTEGER_FLIP(p) 0
 #define INTEGER_BEGIN
 #define INTEGER_END
 
-/* Pairs of bytes as pairs of 16-bit integers, whose products are added up in 32 bits without loss */
-INLINE void integer_tile(int rows, int is_signed, const uint8_t *a, int64_t lda, int64_t groups, const int8_t *w, int32_t *to) {
-#if HAVE_FMA
-    __m256i s[INTEGER_TALL][4];
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 4; j++) s[i][j] = _mm256_setzero_si256();
-    for (int64_t k = 0; k < groups; k++, w += 64) {
-        __m256i x[INTEGER_TALL];
-        UNROLL for (int i = 0; i < rows; i++) {
-            int32_t four;
-            memcpy(&four, a + i * lda + 4 * k, 4);
-            __m128i narrow = _mm_cvtsi32_si128(four);
-            x[i] = _mm256_broadcastq_epi64(is_signed ? _mm_cvtepi8_epi16(narrow) : _mm_cvtepu8_epi16(narrow));
-        }
-        UNROLL for (int j = 0; j < 4; j++) {
-            __m256i b = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w + 16 * j)));
-            UNROLL for (int i = 0; i < rows; i++) s[i][j] = _mm256_add_epi32(s[i][j], _mm256_madd_epi16(x[i], b));
-        }
+INLINE void integer_tile(int is_signed, const uint8_t *a, int64_t groups, const int8_t *w, int32_t *to) {
+    int32_t s[16] = {0};
+    for (int64_t k = 0; k < groups; k++, w += 64, a += 4) {
+        int32_t x0 = a[0], x1 = a[1], x2 = a[2], x3 = a[3];
+        if (is_signed) x0 = (int8_t)a[0], x1 = (int8_t)a[1], x2 = (int8_t)a[2], x3 = (int8_t)a[3];
+        for (int j = 0; j < 16; j++) s[j] += x0 * w[4 * j] + x1 * w[4 * j + 1] + x2 * w[4 * j + 2] + x3 * w[4 * j + 3];
     }
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++) { /* two sums for each output, the lanes in halves */
-        __m256i both = _mm256_hadd_epi32(s[i][2 * j], s[i][2 * j + 1]);
-        _mm256_storeu_si256((__m256i *)(to + i * INTEGER_WIDE + 8 * j), _mm256_permute4x64_epi64(both, 0xd8));
-    }
-#else
-    int32_t s[INTEGER_TALL][16] = {{0}};
-    for (int64_t k = 0; k < groups; k++, w += 64)
-        for (int i = 0; i < rows; i++) {
-            const uint8_t *at = a + i * lda + 4 * k;
-            int32_t x0 = at[0], x1 = at[1], x2 = at[2], x3 = at[3];
-            if (is_signed) x0 = (int8_t)at[0], x1 = (int8_t)at[1], x2 = (int8_t)at[2], x3 = (int8_t)at[3];
-            for (int j = 0; j < 16; j++) s[i][j] += x0 * w[4 * j] + x1 * w[4 * j + 1] + x2 * w[4 * j + 2] + x3 * w[4 * j + 3];
-        }
-    for (int i = 0; i < rows; i++) memcpy(to + i * INTEGER_WIDE, s[i], sizeof s[i]);
-#endif
+    memcpy(to, s, sizeof s);
 }
 
 static void integer_block(const Integer *p, const uint8_t *a, int64_t lda, int64_t rows, int64_t count, const int8_t *w, int32_t *to) {
     int64_t groups = up_div(p->deep, 4), panel = (p->depth + 4) * 16;
     for (int64_t j = 0; j < count; j += 16, w += panel)
-        for (int64_t i = 0; i < rows; i += INTEGER_TALL) {
-            const uint8_t *from = a + i * lda;
-            int32_t *sums = to + i * INTEGER_WIDE + j;
-            if (rows - i >= INTEGER_TALL) {
-                if (p->is_signed) integer_tile(INTEGER_TALL, 1, from, lda, groups, w, sums);
-                else integer_tile(INTEGER_TALL, 0, from, lda, groups, w, sums);
-            } else {
-                for (int64_t r = i; r < rows; r++, from += lda, sums += INTEGER_WIDE) {
-                    if (p->is_signed) integer_tile(1, 1, from, lda, groups, w, sums);
-                    else integer_tile(1, 0, from, lda, groups, w, sums);
-                }
-            }
+        for (int64_t i = 0; i < rows; i++) {
+            if (p->is_signed) integer_tile(1, a + i * lda, groups, w, to + i * INTEGER_WIDE + j);
+            else integer_tile(0, a + i * lda, groups, w, to + i * INTEGER_WIDE + j);
         }
 }
 

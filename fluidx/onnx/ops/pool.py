@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from ...ir.dtypes import FLOATS, np_dtype
 from ...ir.types import ANY
 from ...ops.nn.windows import pair, place_windows
+from ...ops.quantized.products import BYTES
 from ..export_graph import Op
 from ..node import Node
 from ..table import exports, imports
@@ -23,6 +24,10 @@ def max_pool(n: Node) -> object:
     at = _windows(n)
     if not n.wants(1) and _is_plain(n, at):
         return _pooled(n.b, n.x(), at, "max")
+    if n.importer.integers and n.dtype(0) in BYTES and not n.wants(1) and _is_plain(n, at, BYTES):
+        # floats with steps of 1, of which a session takes the integers
+        y = _pooled(n.b, n.b.dequantize_linear(n.x(), scale=1.0), at, "max")
+        return n.b.quantize_linear(y, scale=1.0, dtype=n.dtype(0))
     rows = lowest_outside(n, _gather_windows(n, n.x(), at), window_table(at).inside)
     y = _image_of(n, n.b.reduce_max(rows, dim=(1,)), at)
     return (y, _positions_of_largest(n, rows, at)) if n.wants(1) else y
@@ -107,9 +112,9 @@ def _root(b: Any, x: Any, p: int) -> Any:
 # -- with pool2d ------------------------------------------------------------------------------------------------------------------
 
 
-def _is_plain(n: Node, at: Sequence[AxisWindows]) -> bool:
+def _is_plain(n: Node, at: Sequence[AxisWindows], dtypes: Collection[str] = FLOATS) -> bool:
     """Can pool2d compute it?"""
-    return n.dtype(0) in FLOATS and all(a.dilation == 1 and max(a.before, a.after) < a.kernel for a in at)
+    return n.dtype(0) in dtypes and all(a.dilation == 1 and max(a.before, a.after) < a.kernel for a in at)
 
 
 def _pooled(b: Any, x: Any, at: Sequence[AxisWindows], kind: str, exclusive: bool = True) -> Any:

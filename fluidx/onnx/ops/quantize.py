@@ -14,7 +14,7 @@ import numpy as np
 
 from ...ir import Variable
 from ...ir.dtypes import FLOATS, TINY, np_dtype
-from ...ops.quantized.packing import packed
+from ...ops.quantized.packing import as_int8, packed
 from ...ops.quantized.products import BYTES, packed_filter
 from ..export_graph import Op
 from ..expression_nodes import by_expression
@@ -36,6 +36,9 @@ def quantize_linear(n: Node) -> object:
     to, work = _target(n), _precision(n)
     if to.name in TINY:
         return quantize_on_host(n)
+    if n.importer.integers and n.dtype(0) == work == "float32" and to.name in BYTES and _is_known(n, (1, 2)) and n.value(1).size == 1:
+        zero = int(n.value(2).reshape(())) if n.has(2) else 0
+        return n.b.quantize_linear(n.x(0), scale=float(n.value(1).reshape(())), zero=zero, dtype=to.name)
     real = n.b.elementwise_div(n.cast(n.x(0), work), _aligned_operand(n, 1, work))
     return _saturated(n, real, _aligned_operand(n, 2, "float32") if n.has(2) else None, to)
 
@@ -181,38 +184,22 @@ def dynamic_quantize_linear(n: Node) -> object:
 
 @imports("MatMulInteger")
 def matmul_integer(n: Node) -> object:
-    found = _shifted_weight(n, (1, 3), _by_column(n, 3)) if n.rank(1) == 2 and n.rank(0) > 1 else None
-    if found is None or n.has(2) and prod(n.shape(2)) != 1:
-        return n.b.cast(_product(n, (0, 2), (1, 3)), dtype="int32")
-    weight, shift = found
-    rows = np.ascontiguousarray(weight.T)[None]
-    if shift:  # one more output is the sum of a row, of which each sum with shifted weights lacks so many
-        rows = np.concatenate([rows, np.ones_like(rows[:, :1])], axis=1)
-    (zero, attrs), outputs = _zero(n, 2), rows.shape[1]
-    y = n.b.quantized_matmul(n.x(0), n.const(packed(rows)), None, None, None, None, zero, None, outputs=outputs, **attrs)
-    if not shift:
-        return y
-    sums = n.b.slice(y, axes=(y.ndim - 1,), starts=(outputs - 1,), ends=(outputs,))
-    made = n.b.slice(y, axes=(y.ndim - 1,), starts=(0,), ends=(outputs - 1,))
-    return n.b.elementwise_add(made, n.b.elementwise_mul(sums, n.const(np.array([shift], np.int32))))
+    if n.rank(1) == 2 and n.rank(0) > 1 and _is_quantized(n) and (not n.has(3) or prod(n.shape(3)) in (1, n.shape(1)[1])):
+        w, less = as_int8(n.value(1), _weight_zero(n, _by_column(n, 3)), 1)
+        zero, attrs = _zero(n, 2)
+        made = n.const(packed(np.ascontiguousarray(w.T)[None])), *[None] * 4, zero, None, None if less is None else n.const(less)
+        return n.b.quantized_matmul(n.x(0), *made, outputs=w.shape[1], **attrs)
+    return n.b.cast(_product(n, (0, 2), (1, 3)), dtype="int32")
 
 
-def _shifted_weight(n: Node, at: tuple[int, int], zero_shape: Sequence[int]) -> tuple[np.ndarray, int] | None:
-    """A known weight minus its zero point, as int8 after a number was taken away, and this number: 0 if it fits as it is. None as for
-    `_int8_weight`."""
-    if not n.importer.integers or not _is_known(n, at) or n.dtype(0) not in BYTES:
-        return None
-    w = _known_minus_zero_point(n, at, zero_shape)
-    if not w.size or w.max() - w.min() > 255:
-        return None
-    shift = 0 if -128 <= w.min() and w.max() <= 127 else int(w.min()) + 128
-    return (w - shift).astype(np.int8), shift
+def _is_quantized(n: Node) -> bool:
+    """Are operands 0 and 1 integers of 8 bits and operand 1 known, in a program for inference alone?"""
+    alike = n.importer.integers and _is_known(n, (1, 3)) and n.dtype(0) in BYTES and n.dtype(1) in BYTES
+    return alike and n.value(1).size > 0 and (not n.has(2) or prod(n.shape(2)) == 1)
 
 
-def _int8_weight(n: Node, at: tuple[int, int], zero_shape: Sequence[int]) -> np.ndarray | None:
-    """A known weight minus its zero point, as int8; None if it is not known or does not fit, or if the program may train."""
-    found = _shifted_weight(n, at, zero_shape)
-    return None if found is None or found[1] else found[0]
+def _weight_zero(n: Node, shape: Sequence[int]) -> np.ndarray:
+    return n.value(3).reshape(tuple(shape)) if n.has(3) else np.zeros((), np.int32)
 
 
 def _zero(n: Node, k: int) -> tuple[Variable | None, dict[str, Any]]:
@@ -259,13 +246,12 @@ def _dequantized(n: Node, k: int, shape: Callable[[Node, int], tuple[int, ...]])
 
 @imports("ConvInteger")
 def conv_integer(n: Node) -> object:
-    weight = _int8_weight(n, (1, 3), (-1, *[1] * (n.rank(1) - 1)) if n.has(3) and prod(n.shape(3)) > 1 else ()) if n.rank(1) == 4 else None
-    if weight is not None:
-        return _quantized_conv(n, weight)
+    if n.rank(1) == 4 and _is_quantized(n):
+        return _quantized_conv(n, *as_int8(n.value(1), _weight_zero(n, (-1, 1, 1, 1)), 0))
     return n.b.cast(_convolution(n, (0, 2), (1, 3)), dtype="int32")
 
 
-def _quantized_conv(n: Node, weight: np.ndarray) -> Variable:
+def _quantized_conv(n: Node, weight: np.ndarray, less: np.ndarray | None) -> Variable:
     """The sums of a convolution of integers, which reads and writes images with channels last."""
     b, at, groups, (zero, attrs) = n.b, windows(n, weight.shape[2:]), n.attr("group", 1), _zero(n, 2)
     x = b.assign(b.transpose(n.x(0), axis=(0, 2, 3, 1)))
@@ -273,8 +259,8 @@ def _quantized_conv(n: Node, weight: np.ndarray) -> Variable:
         "kernel": weight.shape[2:], "strides": tuple(a.stride for a in at), "dilations": tuple(a.dilation for a in at),
         "paddings": tuple(d for a in at for d in (a.before, a.after)),
     }  # fmt: skip
-    filters = n.const(packed_filter(weight, groups))
-    y = b.quantized_conv(x, filters, None, None, None, None, zero, None, outputs=weight.shape[0], groups=groups, **how, **attrs)
+    made = n.const(packed_filter(weight, groups)), *[None] * 4, zero, None, None if less is None else n.const(less)
+    y = b.quantized_conv(x, *made, outputs=weight.shape[0], groups=groups, **how, **attrs)
     return b.assign(b.transpose(y, axis=(0, 3, 1, 2)))
 
 

@@ -7,6 +7,23 @@ import numpy as np
 PANEL, GROUP, DEPTH = 16, 4, 64  # outputs of a panel, inputs of a group, and inputs up to whose multiple a panel is filled with zeros
 
 
+def as_int8(q: np.ndarray, zero: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Integers of 8 bits minus their zero points as int8, and None; or, where that does not fit, integers as int8 and what is still to be
+    subtracted from them, for each output, along `axis`.
+
+    >>> as_int8(np.uint8([[128, 255]]), np.uint8([[128]]), 1)
+    (array([[  0, 127]], dtype=int8), None)
+    >>> as_int8(np.uint8([[0, 255]]), np.uint8([[7]]), 1)
+    (array([[-128,  127]], dtype=int8), array([-121, -121], dtype=int32))
+    """
+    w = q.astype(np.int32) - zero.astype(np.int32)
+    if not w.size or -128 <= w.min() and w.max() <= 127:
+        return w.astype(np.int8), None
+    shift = 128 if q.dtype == np.uint8 else 0
+    left = np.broadcast_to(zero.astype(np.int32) - shift, q.shape)
+    return (q.astype(np.int32) - shift).astype(np.int8), np.ascontiguousarray(np.moveaxis(left, axis, 0).reshape(q.shape[axis], -1)[:, 0])
+
+
 def packed_shape(groups: int, outputs: int, inputs: int) -> tuple[int, int, int, int]:
     """The shape of packed weights.
 

@@ -15,8 +15,9 @@ from ..nn.windows import Windows, place_windows
 from .packing import packed, packed_shape, unpacked
 
 BYTES = {"uint8": (0, 255), "int8": (-128, 127)}
+_LARGEST = 255  # the largest magnitude of an 8-bit number minus its zero point
 _KINDS = ("int32", "float32", "uint8", "int8")  # of results, in the order of integer.h
-_INPUTS = ("Filter", "Bias?", "Scale?", "Shift?", "Other?", "Zero?", "Factor?")
+_INPUTS = ("Filter", "Bias?", "Scale?", "Shift?", "Other?", "Zero?", "Factor?", "FilterZero?")
 _ATTRS = {
     "outputs": 0, "groups": 1, "zero": 0, "dtype": "int32", "out_zero": 0, "lowest": -128, "highest": 127, "ratio": 1.0, "other_zero": 0,
     "other_ratio": 1.0, "sum_zero": 0, "sum_lowest": -128, "sum_highest": 127,
@@ -32,14 +33,15 @@ class QuantizedProduct(OpDef):
     result: ClassVar[Any]  # (X, batch, Windows, attrs) -> the type of the result
 
     @classmethod
-    def infer(cls, x, w, bias, scale, shift, other, point, factor, **attrs):
+    def infer(cls, x, w, bias, scale, shift, other, point, factor, less=None, **attrs):
         name = f"op {cls.name}"
         if x.dtype not in BYTES or w.dtype != "int8" or w.ndim != 4:
             raise ProgramError(f"{name}: Input must be uint8 or int8 and Filter packed weights, int8 with 4 axes, got {x} and {w}")
         if attrs["dtype"] not in _KINDS:
             raise ProgramError(f"{name}: dtype must be one of {', '.join(_KINDS)}, got {attrs['dtype']!r}")
         made = cls._result(x, w, attrs)
-        for slot, t, dtype in (("Bias", bias, "int32"), ("Scale", scale, "float32"), ("Shift", shift, "float32")):
+        whole, real = (("Bias", bias), ("FilterZero", less)), (("Scale", scale), ("Shift", shift))
+        for slot, t, dtype in (*((*pair, "int32") for pair in whole), *((*pair, "float32") for pair in real)):
             sizes = (made.shape[-1],) if slot != "Scale" else (1, made.shape[-1])
             if t is not None and (t.dtype != dtype or t.ndim != 1 or t.shape[0] not in sizes):
                 raise ProgramError(f"{name}: {slot} must be {dtype} with {made.shape[-1]} elements, one for each output, got {t}")
@@ -64,11 +66,11 @@ class QuantizedProduct(OpDef):
         return cls.result(x, n, win, attrs)
 
     @classmethod
-    def kernel(cls, xp, x, w, bias, scale, shift, other, point, factor, *, out, **attrs):
+    def kernel(cls, xp, x, w, bias, scale, shift, other, point, factor, less=None, *, out, **attrs):
         n, c, win = cls.geometry(x, attrs)
         z = attrs["zero"] if point is None else int(point.reshape(-1)[0])
         image = x.reshape(n, *win.image, c).astype(xp.int32) - xp.int32(z)
-        sums = _sums(xp, image, w, win, attrs["groups"], attrs["outputs"]).reshape(out.shape)
+        sums = _sums(xp, image, w, less, win, attrs["groups"], attrs["outputs"]).reshape(out.shape)
         out[...] = _finished(xp, sums, bias, scale, shift, other, factor, attrs)
 
     @classmethod
@@ -77,17 +79,17 @@ class QuantizedProduct(OpDef):
         present = [a for a in (*ins, outs[0]) if a is not None]
         if any(not a.flags.c_contiguous for a in present) or not x.size:
             return None
-        bias, scale, shift, other, zero, factor = rest
+        bias, scale, shift, other, zero, factor, less = (*rest, None)[:7]
         n, c, win = cls.geometry(x, attrs)
         groups, o, out = attrs["groups"], attrs["outputs"], outs[0]
-        at = [0 if a is None else native.address(a) for a in (x, w, bias, scale, shift, other, zero, factor, out)]
+        at = [0 if a is None else native.address(a) for a in (x, w, bias, scale, shift, other, zero, factor, out, less)]
         signed = [int(a is not None and a.dtype == np.int8) for a in (x, other)]
         kind = _KINDS.index(dtype_name(out.dtype))
         words = (
             at[0], signed[0], attrs["zero"], at[6], at[1], at[2], at[3], 0 if scale is None else scale.size, at[7], at[4], at[8], kind,
             attrs["out_zero"], attrs["lowest"], attrs["highest"], at[5], signed[1], attrs["other_zero"], attrs["other_ratio"],
             attrs["ratio"], attrs["sum_zero"], attrs["sum_lowest"], attrs["sum_highest"], n, *win.image, c // groups, o // groups,
-            groups, *win.kernel, *win.stride, *win.dilation, win.pad[0], win.pad[2], *win.out, 0,
+            groups, *win.kernel, *win.stride, *win.dilation, win.pad[0], win.pad[2], *win.out, at[9], 0,
         )  # fmt: skip
         return [native.NativeCall("integer", words, tuple(present), kind == 1)]
 
@@ -114,18 +116,21 @@ def packed_filter(w: np.ndarray, groups: int) -> np.ndarray:
     return packed(w.transpose(0, 2, 3, 1).reshape(groups, o // groups, kh * kw * c))
 
 
-def _sums(xp: Any, image: Any, w: Any, win: Windows, groups: int, outputs: int) -> Any:
+def _sums(xp: Any, image: Any, w: Any, less: Any, win: Windows, groups: int, outputs: int) -> Any:
     """The sums of products [N, out height, out width, outputs] in int32; `image` is NHWC without zero point."""
     n, c = image.shape[0], image.shape[3]
     top, bottom, left, right = win.pad
     padded = xp.pad(image, ((0, 0), (top, bottom), (left, right), (0, 0)))
     taps = [padded[:, rows, columns] for rows, columns in (win.tap(i, j) for i, j in win.taps)]
     if groups == c == outputs > 1:
-        return sum(tap * w[0, 0, k].astype(xp.int32) for k, tap in enumerate(taps))
-    columns = xp.stack(taps, 3).reshape(n, *win.out, len(taps), groups, c // groups)
-    dense = unpacked(w, outputs // groups, len(taps) * (c // groups)).astype(xp.int32)
-    parts = [columns[..., g, :].reshape(n, *win.out, -1) @ dense[g].T for g in range(groups)]
-    return xp.concatenate(parts, 3)
+        return sum(tap * (w[0, 0, k].astype(xp.int32) - (0 if less is None else less)) for k, tap in enumerate(taps))
+    depth = len(taps) * (c // groups)
+    exact = xp.float32 if depth * _LARGEST**2 <= 1 << 24 else xp.float64  # products of floats are fast, and these hold every sum
+    columns = xp.stack(taps, 3).reshape(n, *win.out, len(taps), groups, c // groups).astype(exact)
+    dense = unpacked(w, outputs // groups, depth).astype(exact)
+    dense = dense if less is None else dense - less.reshape(groups, -1, 1).astype(exact)
+    parts = [columns[..., g, :].reshape(n, *win.out, depth) @ dense[g].T for g in range(groups)]
+    return xp.concatenate(parts, 3).astype(xp.int64)
 
 
 def _finished(xp: Any, sums: Any, bias: Any, scale: Any, shift: Any, other: Any, factor: Any, attrs: Any) -> Any:
@@ -154,11 +159,11 @@ def rounded(xp: Any, y: Any, zero: int, lowest: int, highest: int) -> Any:
 class QuantizedConv(QuantizedProduct):
     """The convolution of images of 8-bit integers, [N, H, W, C], with filters of int8: exact sums in int32, and what follows.
 
-    The sums are those of (Input - zero) * Filter, plus Bias in int32; padding is the zero point. `dtype` int32 gives the sums; float32
-    gives sums * Scale + Shift; uint8 and int8 give the nearest integers of that, ties to even, plus `out_zero`, from `lowest` to
-    `highest`. Other is a quantized value of the shape of the result that is added then: the nearest integer of (result - out_zero) * ratio
-    + (Other - other_zero) * other_ratio, plus `sum_zero`, from `sum_lowest` to `sum_highest`. Zero takes the place of `zero`, and Factor
-    multiplies Scale. Filter is packed as `fluidx.ops.quantized.products.packed_filter` does.
+    The sums are those of (Input - zero) * (Filter - FilterZero), plus Bias in int32; padding is the zero point. `dtype` int32 gives the
+    sums; float32 gives sums * Scale + Shift; uint8 and int8 give the nearest integers of that, ties to even, plus `out_zero`, from `lowest`
+    to `highest`. Other is a quantized value of the shape of the result that is added then: the nearest integer of (result - out_zero) *
+    ratio + (Other - other_zero) * other_ratio, plus `sum_zero`, from `sum_lowest` to `sum_highest`. Zero takes the place of `zero`, and
+    Factor multiplies Scale. Filter is packed as `fluidx.ops.quantized.products.packed_filter` does.
     """
 
     name = "quantized_conv"
@@ -202,6 +207,8 @@ class QuantizedConv(QuantizedProduct):
         far: Any = {"groups": 2, "kernel": (2, 1), "strides": (2, 3), "dilations": (2, 1), "paddings": (1, 0, 0, 2), "zero": -7}
         yield Sample.of(y, packed_filter(v, 2), *[None] * 6, outputs=6, **far)
         yield Sample.of(y, packed_filter(_bytes(4, 1, 3, 3, signed=True), 4), *[None] * 6, outputs=4, groups=4, kernel=(3, 3), zero=5)
+        less = np.arange(-3, 3, dtype="int32") * 40
+        yield Sample.of(y, packed_filter(v, 2), *[None] * 6, less, outputs=6, **far)
 
 
 class QuantizedMatMul(QuantizedProduct):
@@ -241,6 +248,7 @@ class QuantizedMatMul(QuantizedProduct):
         other = _bytes(3, 2, 5, seed=2)
         yield Sample.of(x, packed(w), bias, scale[:1], None, other, None, None, outputs=5, dtype="int8", lowest=-100, ratio=0.5)
         yield Sample.of(_bytes(7, 3, signed=True), packed(w[:, :, :3]), bias, *[None] * 5, outputs=5, zero=-128)
+        yield Sample.of(x, packed(w), *[None] * 6, bias, outputs=5, zero=3)
 
 
 def _scalars(types: Sequence[Any]) -> list[str]:
