@@ -82,7 +82,7 @@ class QuantizedFacts:
         self.program, self.fetched, block = program, fetched, program.global_block()
         self.ops, self.descs = block.oplist, block.descs
         self.walk = NameFacts(program, self.ops, {n: d.type for n, d in self.descs.items()}, fetched, ())
-        self.constants = Constants(self.walk, natively=True, most_bytes=1 << 62)
+        self.constants = Constants(self.walk, natively=False, most_bytes=1 << 62)
         self.uses, self.makers = flow.uses(program), flow.definitions(program)
         self.parameters = {n for n, d in self.descs.items() if d.persistable and n in self.uses and n not in self.walk.changing}
         self.constants.known.update({n: value(n) for n in self.parameters})
