@@ -6,11 +6,13 @@ import pytest
 import fluidx as fx
 from fluidx import native
 from fluidx.executor.context import RunContext
+from fluidx.executor.plan.casts import _ahead
 from fluidx.executor.plan.planner import plan
 from fluidx.executor.plan.storage_proof import check_storage
 from fluidx.executor.run.bind import bind
 from fluidx.executor.scope import Scope
 from fluidx.ir import TensorType
+from fluidx.ir.operator import Operator
 from fluidx.testing.reference import type_of
 
 pytestmark = pytest.mark.skipif(bool(native.why_not()), reason="the extension is not built")
@@ -155,3 +157,112 @@ def test_a_cast_of_a_bias_does_not_part_a_product_from_what_follows_it():
         (bias,) = [k for k, s in enumerate(planned.steps) if s.op.type == "cast" and s.op.input_arg_names == (f"{name}.b_0",)]
         assert bias < at  # rows of 24 are too short for a tail
         assert order[at : at + 2] == [["mul"], ["elementwise_add", act]]
+
+
+# -- names that are assigned again ----------------------------------------------------------------------------------------------------
+
+
+def computed(main, feed, fetch):
+    return [np.asarray(a, "float64") for a in fx.Executor().run(main, feed=feed, fetch_list=fetch)]
+
+
+def softmax_of(x):
+    e = np.exp(np.asarray(x, "float64") - np.max(np.asarray(x, "float64"), 1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+HALF = np.linspace(-2, 2, 32).reshape(8, 4).astype("float16")
+WIDE = np.linspace(3, -1, 32).reshape(8, 4).astype("float32") ** 2
+
+
+def append(main, op, x, out, **attrs):
+    main.global_block().append_op(type=op, inputs={"X": [x]}, outputs={"Out": [out]}, attrs=attrs)
+
+
+def test_a_reader_of_a_name_that_got_another_value_reads_that(main):
+    h, w = fx.data("h", [8, 4], "float16"), fx.data("w", [8, 4], "float32")
+    m = L.cast(h, "float32")
+    before = L.softmax(m)
+    L.assign(w, output=m)
+    after = L.softmax(m)
+    one, two = computed(main, {"h": HALF, "w": WIDE}, [before, after])
+    np.testing.assert_allclose(one, softmax_of(HALF), atol=1e-6)
+    np.testing.assert_allclose(two, softmax_of(WIDE), atol=1e-6)
+
+
+def test_a_cast_into_a_name_that_has_a_value_waits_for_its_readers(main):
+    h, w = fx.data("h", [8, 4], "float16"), fx.data("w", [8, 4], "float32")
+    g = L.scale(h, scale=1.0)
+    source = L.softmax(w)
+    first = L.softmax(g)
+    append(main, "cast", source, g, dtype="float16")
+    one, two = computed(main, {"h": HALF, "w": WIDE}, [first, g])
+    np.testing.assert_allclose(one, softmax_of(HALF), atol=1e-3)
+    np.testing.assert_allclose(two, softmax_of(WIDE), atol=1e-3)
+
+
+def test_a_cast_into_a_fed_name_waits_for_the_readers_of_the_feed(main):
+    h, w = fx.data("h", [8, 4], "float16"), fx.data("w", [8, 4], "float32")
+    source = L.softmax(w)
+    first = L.relu(h)
+    append(main, "cast", source, h, dtype="float16")
+    one, two = computed(main, {"h": HALF, "w": WIDE}, [first, L.scale(h, scale=2.0)])
+    np.testing.assert_array_equal(one, np.maximum(HALF, 0))
+    np.testing.assert_allclose(two, 2 * softmax_of(WIDE), atol=2e-3)
+
+
+def test_a_value_that_its_reader_overwrites_is_read_from_the_cast(main):
+    """h becomes softmax(float32(h)): the rows may not be overwritten while they are read."""
+    h = fx.data("h", [8, 4], "float16")
+    wide = L.cast(h, "float32")
+    append(main, "softmax", wide, wide, axis=-1)
+    append(main, "cast", wide, h, dtype="float16")
+    (found,) = computed(main, {"h": HALF}, [L.scale(h, scale=1.0)])
+    np.testing.assert_allclose(found, softmax_of(HALF), atol=1e-3)
+
+
+def test_a_branch_that_assigns_a_cast_value_is_seen(main):
+    h, w, yes = fx.data("h", [8, 4], "float16"), fx.data("w", [8, 4], "float32"), fx.data("yes", [1], "bool")
+    m = L.cast(h, "float32")
+    chosen = L.cond(yes, lambda: L.softmax(m), lambda: L.softmax(w))
+    L.assign(chosen, output=m)
+    last = L.relu(m)
+    for value, want in ((True, HALF), (False, WIDE)):
+        (found,) = computed(main, {"h": HALF, "w": WIDE, "yes": np.array([value])}, [last])
+        np.testing.assert_allclose(found, softmax_of(want), atol=1e-6)
+
+
+ROUNDED = {"a": "float16", "b": "float16", "c": "float16", "p": "float32", "q": "float32", "r": "float32"}
+SIMPLE = {
+    "softmax": softmax_of, "relu": lambda x: np.maximum(x, 0), "assign": lambda x: x, "scale": lambda x: 2 * x, "cast": lambda x: x,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_programs_that_assign_few_names_again_and_again(seed):
+    """Each operator in turn, each result rounded to the type of its name."""
+    rng = np.random.default_rng(seed)
+    values = {n: rng.uniform(-2, 2, (8, 4)).astype(d) for n, d in ROUNDED.items()}
+    feed = dict(values)
+    main = fx.Program("again")
+    with fx.unique_name.guard(), fx.program_guard(main):
+        names = {n: fx.data(n, [8, 4], d) for n, d in ROUNDED.items()}
+        for _ in range(14):
+            x, out = rng.choice([*names], 2)
+            alike = [n for n in ROUNDED if ROUNDED[n] == ROUNDED[x]]
+            op = "cast" if ROUNDED[x] != ROUNDED[out] else rng.choice([op for op in SIMPLE if op != "cast"])
+            assert op == "cast" or out in alike
+            attrs = {"cast": {"dtype": ROUNDED[out]}, "scale": {"scale": 2.0}, "softmax": {"axis": -1}}.get(op, {})
+            append(main, op, names[x], names[out], **attrs)
+            values[out] = SIMPLE[op](values[x].astype("float64")).astype(ROUNDED[out])
+        results = [L.scale(v, scale=1.0) for v in names.values()]
+    for found, want in zip(computed(main, feed, results), values.values(), strict=True):
+        np.testing.assert_allclose(found, want.astype("float64"), rtol=2e-2, atol=2e-3)
+
+
+def test_messages_that_start_together_stay_together():
+    """No cast comes between them, though what reads the last of them reads the cast, too."""
+    receives = [Operator("recv", {}, {"Out": (n,)}, {"peer": 1, "batch": "swap", "shape": [8, 4], "dtype": "float32"}) for n in "ab"]
+    cast = Operator("cast", {"X": ("h",)}, {"Out": ("wide",)}, {"dtype": "float32"})
+    add = Operator("elementwise_add", {"X": ("b",), "Y": ("wide",)}, {"Out": ("y",)}, {"axis": -1})
+    assert [op.type for op in _ahead([*receives, cast, add])] == ["recv", "recv", "cast", "elementwise_add"]

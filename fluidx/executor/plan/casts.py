@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...ir.dtypes import HALVES
+from ...ir.message_batches import batch_of
 from ...ir.opdef import opdef
 from ...ir.operator import Operator
 from ...ir.sub_blocks import bodies as blocks_of
@@ -57,10 +58,13 @@ class _CastSearch:
             narrows = self.types[made].dtype in HALVES
             if id(self.ops[k]) in self.here or self._is_state(made) or not self._is_between_floats(source, made, narrows):
                 continue
-            if narrows and self._is_only_for(source, k):
+            if self.writers[made] != [k]:  # the name has other values, too
+                continue
+            readers = tuple(self.readers.get(made, ()))
+            if narrows and self._is_only_for(source, k) and all(at > k for at in readers):
                 self._write(_Renaming(self.writers[source][0], False, source, made))
-            for at in () if narrows else tuple(self.readers.get(made, ())):
-                if not any(k < w < at for w in self.writers.get(source, ())):  # it is still there
+            for at in () if narrows else readers:
+                if at > k and not any(k < w <= at for w in self.writers.get(source, ())):  # it is still there
                     self._read(_Renaming(at, True, made, source))
         return self.found
 
@@ -179,7 +183,7 @@ def _start(found: Sequence[Operator], op: Operator, casts: Sequence[Operator]) -
     at, definition = len(found), opdef(op.type)
     while at and definition.expr is not None and not {*found[at - 1].output_arg_names}.isdisjoint(op.input_arg_names):
         before = found[at - 1]
-        if not all(_is_apart(cast, before) for cast in casts):
+        if batch_of(before) or not all(_is_apart(cast, before) for cast in casts):  # messages that start together stay together
             break
         at, op, definition = at - 1, before, opdef(before.type)
     return at
