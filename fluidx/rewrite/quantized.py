@@ -25,7 +25,7 @@ from .quantized_values import CONVOLUTIONS, FIRST, IntegerProduct, Integers, Qua
 
 _VIEWS = ("reshape", "transpose", "flatten", "squeeze", "unsqueeze", "assign")
 _QUANTIZED = ("fake_quantize", "quantize_linear", "dequantize_linear", "quantized_matmul", "quantized_conv")
-_BIAS = 2.0**31  # integer biases are smaller
+_INT32 = 2.0**31  # sums with their integer biases are smaller
 
 
 def join_quantized(program: Program, value: Callable[[str], np.ndarray], fetched: Collection[str] = ()) -> Folded:
@@ -88,7 +88,7 @@ class _QuantizedJoins(FunctionTables, DynamicProducts):
         q, zeros, scale = found
         if scale.size != 1 and scale.shape != (q.shape[0], 1, 1, 1):
             return False
-        return self._pending(IntegerProduct(op, self.held[x], q, zeros, self._scales(scale, x)), op.output_arg_names[0])
+        return self._summed(IntegerProduct(op, self.held[x], q, zeros, self._scales(scale, x)), op.output_arg_names[0])
 
     def _product(self, op: Operator) -> bool:
         (x,), (y,), attrs = op.inputs["X"], op.inputs["Y"], op.attrs
@@ -104,11 +104,15 @@ class _QuantizedJoins(FunctionTables, DynamicProducts):
         along_columns = scale.shape == (q.shape[0], 1) or scale.ndim == 1 and scale.size == q.shape[0] and not attrs.get("transpose_y")
         if scale.size != 1 and not along_columns:
             return False
-        return self._pending(IntegerProduct(op, self.held[x], q, zeros, self._scales(scale, x)), op.output_arg_names[0])
+        return self._summed(IntegerProduct(op, self.held[x], q, zeros, self._scales(scale, x)), op.output_arg_names[0])
 
     def _scales(self, scale: np.ndarray, x: str) -> np.ndarray:
         found: np.ndarray = scale.reshape(-1).astype(np.float32) * np.float32(self.held[x].steps.scale)
         return found
+
+    def _summed(self, product: IntegerProduct, out: str) -> bool:
+        """Note a product, unless its sums may be larger than 32 bits hold; the sums of floats are then computed as they are."""
+        return bool(product.largest().max(initial=0.0) < _INT32) and self._pending(product, out)
 
     def _pending(self, product: IntegerProduct, out: str) -> bool:
         """Note a product, and write it with a result in float, for the case that this is read."""
@@ -221,7 +225,8 @@ class _QuantizedJoins(FunctionTables, DynamicProducts):
         maker = self.maker(name)
         whole = b.reshape(-1).astype(np.float64) / p.scales.astype(np.float64)
         is_integer = maker is not None and maker.type == "fake_quantize" and maker.attrs["highest"] > 65535
-        if is_integer and np.abs(whole).max() < _BIAS and np.allclose(whole, np.rint(whole), rtol=1e-6, atol=1e-2):
+        small = (np.abs(whole) + p.largest()).max() < _INT32  # or the sum could wrap
+        if is_integer and small and np.allclose(whole, np.rint(whole), rtol=1e-6, atol=1e-2):
             return self._pending(p._replace(term=np.rint(whole).astype(np.int32)), out)
         return self._pending(p._replace(shift=b.reshape(-1)), out)
 

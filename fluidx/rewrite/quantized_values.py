@@ -65,6 +65,19 @@ class IntegerProduct(NamedTuple):
     low: float = -np.inf
     high: float = np.inf
 
+    def largest(self) -> np.ndarray:
+        """The largest magnitude that the sum of each output can have, in float64.
+
+        >>> w = np.int8([[1, -2], [3, 0]])
+        >>> IntegerProduct(None, Integers("x", Steps(1.0, 100, 0, 255)), w, None, np.ones(1)).largest()  # inputs from -100 to 155
+        array([465., 465.])
+        """
+        w = self.weight.reshape(self.weight.shape[0], -1).astype(np.float64)
+        w = w if self.zeros is None else w - self.zeros[:, None]
+        steps = self.x.steps
+        found: np.ndarray = np.abs(w).sum(1) * max(steps.highest - steps.zero, steps.zero - steps.lowest)
+        return found
+
 
 class QuantizedTotal(NamedTuple):
     """The sum of two quantized values, by the names of these, and bounds."""

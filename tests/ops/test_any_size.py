@@ -43,10 +43,11 @@ def covered(definition, ins, attrs):
 
 
 def resized(definition, ins, attrs, rng):
-    """The operand types with other sizes of the factors that may be sharded, except for axes with several factors; 0 and 1 stay."""
+    """The operand types with other sizes of the factors that may be sharded, and of all factors of an op without a pattern, except for axes
+    with several; 0 and 1 stay."""
     pattern = definition.pattern_of(flat(ins), flat(results(definition, ins, attrs)), attrs)
     several = {f for axes in pattern.ins for factors in axes or () if len(factors) > 1 for f in factors}
-    fixed = several | pattern.whole
+    fixed = several if definition.pattern is None else several | pattern.whole
     new = {f: rng.choice(SIZES) for f, size in pattern.sizes.items() if size > 1 and f not in fixed}
     shapes = iter(
         t if t is None or axes is None else t.with_shape([new.get(f[0], d) if f else d for d, f in zip(t.shape, axes, strict=True)])

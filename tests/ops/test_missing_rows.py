@@ -43,6 +43,7 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
         "windows that do not overlap could be cut between them; others are whole along the image",
         {"shard(2, 2), shard(2), shard(2) -> shard(2, 2)", "shard(3, 2), shard(3), shard(3) -> shard(3, 2)"},
     ),
+    "quantized_lookup": ("nobody holds a table in terms", {"whole, partial(sum) -> partial(sum)"}),
     "replica_adasum": (
         "one device has one value and leaves it as it is; ranks weigh theirs by all of its elements",
         {"shard(0) -> shard(0)", "shard(1) -> shard(1)", "partial(sum) -> partial(sum)"},

@@ -68,8 +68,13 @@ def _of_diagonals(n: Node, x: Variable, term: str) -> tuple[Variable, str]:
 
 @imports("MatMul")
 def matmul(n: Node) -> object:
-    y = n.b.matmul(n.x(0), n.x(1))
-    return n.b.reshape(y, shape=()) if n.rank(0) == n.rank(1) == 1 else y
+    return multiplied(n, n.x(0), n.x(1))
+
+
+def multiplied(n: Node, x: Variable, y: Variable) -> Variable:
+    """The product of vectors or matrices; that of two vectors has no axes."""
+    found = n.b.matmul(x, y)
+    return n.b.reshape(found, shape=()) if x.ndim == y.ndim == 1 else found
 
 
 @imports("Gemm")

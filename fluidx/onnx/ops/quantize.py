@@ -26,6 +26,7 @@ from ..values import numpy_dtype
 from ..window_geometry import windows
 from .cast import converted, dtype_of
 from .conv import convolved
+from .product import multiplied
 
 _EXACT = 1 << 24  # float32 holds all integers up to here
 _LARGEST = 255  # the largest magnitude of an 8-bit number minus its zero point
@@ -285,9 +286,9 @@ def _requantized(n: Node, sums: Variable, scale: Variable) -> Variable:
 def _product(n: Node, a: tuple[int, int], b: tuple[int, int]) -> Variable:
     """The matrix product of two operands minus their zero points. `a` and `b` are the numbers of (operand, zero point)."""
     rows, columns = _by_row(n, a[1]), _by_column(n, b[1])
-    sums = _largest_sum(n, a, rows, -1), _largest_sum(n, b, columns, -2), n.shape(a[0])[-1] * _LARGEST
+    sums = _largest_sum(n, a, rows, -1), _largest_sum(n, b, columns, -min(n.rank(b[0]), 2)), n.shape(a[0])[-1] * _LARGEST
     dtype = _exact_float(min(s for s in sums if s is not None))
-    return n.b.matmul(_minus_zero_point(n, a, rows, dtype), _minus_zero_point(n, b, columns, dtype))
+    return multiplied(n, _minus_zero_point(n, a, rows, dtype), _minus_zero_point(n, b, columns, dtype))
 
 
 def _convolution(n: Node, x: tuple[int, int], w: tuple[int, int]) -> Variable:
