@@ -30,11 +30,11 @@ def attention(x):
     return fx.layers.fc(joined, WIDTH, num_flatten_dims=2)
 
 
-def build() -> Model:
+def build(seed: int = 1, state_dtype: str = "float32") -> Model:
     data, characters = text()
     cut = len(data) * 9 // 10
     main, startup = fx.Program("char_gpt"), fx.Program("char_gpt_startup")
-    main.random_seed = startup.random_seed = 1
+    main.random_seed = startup.random_seed = seed
     with fx.program_guard(main, startup):
         tokens = fx.data("tokens", [-1, CONTEXT], "int64")
         targets = fx.data("targets", [-1, CONTEXT, 1], "int64")
@@ -48,7 +48,8 @@ def build() -> Model:
             x = x + fx.layers.fc(h, WIDTH, num_flatten_dims=2)
         logits = fx.layers.fc(fx.layers.layer_norm(x, begin_norm_axis=2), characters, num_flatten_dims=2)
         loss = fx.layers.mean(fx.layers.softmax_with_cross_entropy(logits, targets))
-        fx.optimizer.Adam(learning_rate=0.003, grad_clip=fx.clip.GradientClipByGlobalNorm(1.0)).minimize(loss)
+        clip = fx.clip.GradientClipByGlobalNorm(1.0)
+        fx.optimizer.Adam(learning_rate=0.003, grad_clip=clip, state_dtype=state_dtype).minimize(loss)
 
     def windows(part: np.ndarray, count: int, seed: int) -> Feed:
         at = np.random.default_rng(seed).integers(0, len(part) - CONTEXT - 1, count)

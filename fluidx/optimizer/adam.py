@@ -24,8 +24,9 @@ class _AdamFamily(Optimizer):
         regularization: Regularizer | None = None,
         grad_clip: GradientClip | None = None,
         name: str | None = None,
+        state_dtype: str = "float32",
     ):
-        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name, state_dtype)
         self.beta1, self.beta2 = (fraction(self.label, k, v) for k, v in (("beta1", beta1), ("beta2", beta2)))
         self.epsilon = number(self.label, "epsilon", epsilon)
 
@@ -58,12 +59,14 @@ class Adam(_AdamFamily):
         grad_clip: GradientClip | None = None,
         name: str | None = None,
         lazy_mode: bool = False,
+        state_dtype: str = "float32",
     ):
-        super().__init__(learning_rate, beta1, beta2, epsilon, parameter_list, regularization, grad_clip, name)
+        super().__init__(learning_rate, beta1, beta2, epsilon, parameter_list, regularization, grad_clip, name, state_dtype)
 
     def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         m, v = self._moments(step, p)
-        step.b.adam(p, g, m, v, lr, *self._powers(step, p), **self._options(), out={"ParamOut": p, "Moment1Out": m, "Moment2Out": v})
+        out = {"ParamOut": p, "Moment1Out": step.next(m), "Moment2Out": step.next(v)}
+        step.b.adam(p, g, m, v, lr, *self._powers(step, p), **self._options(), out=out)
 
 
 class AdamW(_AdamFamily):
@@ -87,8 +90,9 @@ class AdamW(_AdamFamily):
         grad_clip: GradientClip | None = None,
         name: str | None = None,
         lazy_mode: bool = False,
+        state_dtype: str = "float32",
     ):
-        super().__init__(learning_rate, beta1, beta2, epsilon, parameter_list, regularization, grad_clip, name)
+        super().__init__(learning_rate, beta1, beta2, epsilon, parameter_list, regularization, grad_clip, name, state_dtype)
         self.weight_decay = number(self.label, "weight_decay", weight_decay)
         self.apply_decay_param_fun = apply_decay_param_fun
 
@@ -97,7 +101,7 @@ class AdamW(_AdamFamily):
         decays = self.apply_decay_param_fun is None or self.apply_decay_param_fun(p.name)
         step.b.adamw(
             p, g, m, v, lr, *self._powers(step, p), **self._options(), coeff=self.weight_decay if decays else 0.0,
-            out={"ParamOut": p, "Moment1Out": m, "Moment2Out": v},
+            out={"ParamOut": p, "Moment1Out": step.next(m), "Moment2Out": step.next(v)},
         )  # fmt: skip
 
 
@@ -109,7 +113,7 @@ class Adamax(_AdamFamily):
     def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         m, n = step.state(p, "moment"), step.state(p, "inf_norm")
         power = step.power(p, "beta1_pow_acc", self.beta1)
-        step.b.adamax(p, g, lr, m, n, power, **self._options(), out={"ParamOut": p, "MomentOut": m, "InfNormOut": n})
+        step.b.adamax(p, g, lr, m, n, power, **self._options(), out={"ParamOut": p, "MomentOut": step.next(m), "InfNormOut": step.next(n)})
 
 
 class Lamb(_AdamFamily):
@@ -134,8 +138,9 @@ class Lamb(_AdamFamily):
         exclude_from_weight_decay_fn: Callable[[Parameter], bool] | None = None,
         name: str | None = None,
         bias_correction: bool = False,
+        state_dtype: str = "float32",
     ):
-        super().__init__(learning_rate, beta1, beta2, epsilon, parameter_list, regularization, grad_clip, name)
+        super().__init__(learning_rate, beta1, beta2, epsilon, parameter_list, regularization, grad_clip, name, state_dtype)
         self.lamb_weight_decay = number(self.label, "lamb_weight_decay", lamb_weight_decay)
         self.exclude_from_weight_decay_fn = exclude_from_weight_decay_fn
         self.bias_correction = bool(bias_correction)
@@ -147,6 +152,6 @@ class Lamb(_AdamFamily):
         free = self.exclude_from_weight_decay_fn is not None and self.exclude_from_weight_decay_fn(p)
         update, _, _ = b.lamb_update(
             p, g, m, v, *powers, **self._options(), weight_decay=0.0 if free else self.lamb_weight_decay,
-            out={"Moment1Out": m, "Moment2Out": v},
+            out={"Moment1Out": step.next(m), "Moment2Out": step.next(v)},
         )  # fmt: skip
         b.lamb_apply(p, update, b.squared_l2_norm(p), b.squared_l2_norm(update), lr, out={"ParamOut": p})

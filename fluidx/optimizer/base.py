@@ -16,6 +16,7 @@ from .._checks import number, wrong
 from .._collector import collections_paused
 from ..backward import append_backward
 from ..clip import GradientClip, append_gradient_clip_ops
+from ..initializer import derive_seed
 from ..ir import (
     Block,
     Builder,
@@ -110,6 +111,15 @@ class Optimizer(Minimizer):
 
     `learning_rate` is a number or a [1] variable; `parameter_list` selects the trained parameters; `regularization` is the decay of
     parameters without their own; `grad_clip` is a class of `fluidx.clip`. Gradients are clipped, then decayed, then applied.
+    `state_dtype="bfloat16"` halves the memory of the state: updates compute in float32, and what they keep is rounded stochastically.
+
+    >>> import fluidx as fx
+    >>> main, startup = fx.Program("net"), fx.Program("net_startup")
+    >>> with fx.program_guard(main, startup), fx.unique_name.guard():
+    ...     h = fx.layers.fc(fx.data("x", [-1, 4], "float32"), 2, bias_attr=False)
+    ...     _ = fx.optimizer.Momentum(0.1, 0.9, state_dtype="bfloat16").minimize(fx.layers.mean(h))
+    >>> main.global_block().var("fc_0.w_0_velocity_0").dtype, [op.type for op in main.ops][-2:]
+    ('bfloat16', ['momentum', 'stochastic_round'])
     """
 
     kind = ""
@@ -127,6 +137,7 @@ class Optimizer(Minimizer):
         regularization: Regularizer | None = None,
         grad_clip: GradientClip | None = None,
         name: str | None = None,
+        state_dtype: str = "float32",
     ):
         self.label = f"optimizer.{type(self).__name__}"
         if isinstance(learning_rate, Variable):
@@ -146,6 +157,9 @@ class Optimizer(Minimizer):
         self.regularization = regularization
         self.grad_clip = grad_clip
         self.name = name
+        if state_dtype not in ("float32", "bfloat16"):
+            raise wrong(f"{self.label}: state_dtype must be 'float32' or 'bfloat16', got {state_dtype!r}")
+        self.state_dtype = state_dtype
         self._rates: WeakKeyDictionary[Program, dict[float, Variable]] = WeakKeyDictionary()
         self._states: WeakKeyDictionary[Program, dict[tuple[str, str], Variable]] = WeakKeyDictionary()
 
@@ -202,6 +216,7 @@ class Optimizer(Minimizer):
                 rate = self._rate(step, p)
                 step.b.device = devices.get(p.name)
                 self.update(step, p, g, rate)
+                step.round()
             step.b.device = None
             step.finish()
         return block.oplist[start:]
@@ -242,11 +257,12 @@ class UpdateStep:
         self.b.site = call_site()
         self._powers: list[tuple[Variable, float]] = []
         self._fills: Fills = {}
+        self._next: list[tuple[Variable, Variable]] = []
 
     def state(self, p: Parameter, key: str, fill: float = 0.0, shape: tuple[int, ...] | None = None) -> Variable:
         """The state variable `<p>_<key>_0` with the shape of the parameter, which the startup program fills with `fill`.
 
-        Its dtype is that of the parameter, or float32 for a 16-bit parameter.
+        Its dtype is that of the parameter, or float32 for a 16-bit parameter; bfloat16 if the optimizer's `state_dtype` is.
         """
         own = f"{self.optimizer.name}_{key}" if self.optimizer.name else key
         name = unique_name.generate(f"{p.name}_{own}")
@@ -257,9 +273,29 @@ class UpdateStep:
             )
         of = p.desc.type
         dtype = "float64" if of.dtype == "float64" else "float32"
+        narrow = shape is None and self.optimizer.state_dtype == "bfloat16"
+        if narrow:
+            if dtype == "float64":
+                raise wrong(f"{self.optimizer.label}: the state of a float64 parameter is float64, and {p.name!r} is one; "
+                            "leave state_dtype out, or give the parameter another optimizer")  # fmt: skip
+            dtype = "bfloat16"
         var = persistable(self.block, self.startup, name, of.shape if shape is None else shape, dtype, fill, self._fills, state_of=p.name)
         self.optimizer._states[self.main][p.name, key] = var
         return var
+
+    def next(self, state: Variable) -> Variable:
+        """The variable that an update writes a state to: itself, or a float32 one, which `round` stores."""
+        if state.dtype != "bfloat16":
+            return state
+        wide = self.b.block.create_var(f"{state.name}.float32", state.shape, "float32", stop_gradient=True)
+        self._next.append((wide, state))
+        return wide
+
+    def round(self) -> None:
+        """Store the states that the last update computed in float32, rounded stochastically to bfloat16."""
+        for wide, state in self._next:
+            self.b.stochastic_round(wide, seed=derive_seed(self.main, f"{state.name}@ROUND"), out={"Out": state})
+        self._next.clear()
 
     def power(self, p: Parameter, key: str, base: float) -> Variable:
         """A [1] variable with `base` to the power of the step number, which starts at 1. `finish` updates it after all updates."""

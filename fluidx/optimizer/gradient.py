@@ -34,14 +34,16 @@ class Momentum(Optimizer):
         regularization: Regularizer | None = None,
         grad_clip: GradientClip | None = None,
         name: str | None = None,
+        state_dtype: str = "float32",
     ):
-        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name, state_dtype)
         self.momentum = number(self.label, "momentum", momentum)
         self.use_nesterov = bool(use_nesterov)
 
     def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         v = step.state(p, "velocity")
-        step.b.momentum(p, g, v, lr, mu=self.momentum, use_nesterov=self.use_nesterov, out={"ParamOut": p, "VelocityOut": v})
+        out = {"ParamOut": p, "VelocityOut": step.next(v)}
+        step.b.momentum(p, g, v, lr, mu=self.momentum, use_nesterov=self.use_nesterov, out=out)
 
 
 class LarsMomentum(Optimizer):
@@ -60,8 +62,9 @@ class LarsMomentum(Optimizer):
         grad_clip: GradientClip | None = None,
         name: str | None = None,
         epsilon: float = 0.0,
+        state_dtype: str = "float32",
     ):
-        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name, state_dtype)
         self.momentum = number(self.label, "momentum", momentum)
         self.lars_coeff = number(self.label, "lars_coeff", lars_coeff)
         self.lars_weight_decay = number(self.label, "lars_weight_decay", lars_weight_decay)
@@ -72,7 +75,7 @@ class LarsMomentum(Optimizer):
         norms = b.squared_l2_norm(p), b.squared_l2_norm(g)
         b.lars_momentum(
             p, g, v, *norms, lr, mu=self.momentum, lars_coeff=self.lars_coeff, lars_weight_decay=self.lars_weight_decay,
-            epsilon=self.epsilon, out={"ParamOut": p, "VelocityOut": v},
+            epsilon=self.epsilon, out={"ParamOut": p, "VelocityOut": step.next(v)},
         )  # fmt: skip
 
 
@@ -90,14 +93,15 @@ class Adagrad(Optimizer):
         grad_clip: GradientClip | None = None,
         name: str | None = None,
         initial_accumulator_value: float = 0.0,
+        state_dtype: str = "float32",
     ):
-        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name, state_dtype)
         self.epsilon = number(self.label, "epsilon", epsilon)
         self.initial_accumulator_value = number(self.label, "initial_accumulator_value", initial_accumulator_value)
 
     def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         m = step.state(p, "moment", self.initial_accumulator_value)
-        step.b.adagrad(p, g, m, lr, epsilon=self.epsilon, out={"ParamOut": p, "MomentOut": m})
+        step.b.adagrad(p, g, m, lr, epsilon=self.epsilon, out={"ParamOut": p, "MomentOut": step.next(m)})
 
 
 class DecayedAdagrad(Optimizer):
@@ -114,14 +118,15 @@ class DecayedAdagrad(Optimizer):
         regularization: Regularizer | None = None,
         grad_clip: GradientClip | None = None,
         name: str | None = None,
+        state_dtype: str = "float32",
     ):
-        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name, state_dtype)
         self.decay = number(self.label, "decay", decay)
         self.epsilon = number(self.label, "epsilon", epsilon)
 
     def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         m = step.state(p, "moment")
-        step.b.decayed_adagrad(p, g, m, lr, decay=self.decay, epsilon=self.epsilon, out={"ParamOut": p, "MomentOut": m})
+        step.b.decayed_adagrad(p, g, m, lr, decay=self.decay, epsilon=self.epsilon, out={"ParamOut": p, "MomentOut": step.next(m)})
 
 
 class Adadelta(Optimizer):
@@ -138,14 +143,15 @@ class Adadelta(Optimizer):
         regularization: Regularizer | None = None,
         grad_clip: GradientClip | None = None,
         name: str | None = None,
+        state_dtype: str = "float32",
     ):
-        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name, state_dtype)
         self.epsilon = number(self.label, "epsilon", epsilon)
         self.rho = number(self.label, "rho", rho)
 
     def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         a, d = step.state(p, "_avg_squared_grad"), step.state(p, "_avg_squared_update")
-        out = {"ParamOut": p, "AvgSquaredGradOut": a, "AvgSquaredUpdateOut": d}
+        out = {"ParamOut": p, "AvgSquaredGradOut": step.next(a), "AvgSquaredUpdateOut": step.next(d)}
         step.b.adadelta(p, g, a, d, lr, rho=self.rho, epsilon=self.epsilon, out=out)
 
 
@@ -165,8 +171,9 @@ class RMSProp(Optimizer):
         regularization: Regularizer | None = None,
         grad_clip: GradientClip | None = None,
         name: str | None = None,
+        state_dtype: str = "float32",
     ):
-        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name, state_dtype)
         self.rho = number(self.label, "rho", rho)
         self.epsilon = number(self.label, "epsilon", epsilon)
         self.momentum = number(self.label, "momentum", momentum)
@@ -175,9 +182,10 @@ class RMSProp(Optimizer):
     def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         m, s = step.state(p, "momentum"), step.state(p, "mean_square")
         a = step.state(p, "mean_grad") if self.centered else None
+        mean = None if a is None else step.next(a)
         step.b.rmsprop(
             p, s, a, g, m, lr, epsilon=self.epsilon, decay=self.rho, momentum=self.momentum, centered=self.centered,
-            out={"ParamOut": p, "MomentOut": m, "MeanSquareOut": s, "MeanGradOut": a},
+            out={"ParamOut": p, "MomentOut": step.next(m), "MeanSquareOut": step.next(s), "MeanGradOut": mean},
         )  # fmt: skip
 
 
@@ -196,11 +204,12 @@ class Ftrl(Optimizer):
         regularization: Regularizer | None = None,
         grad_clip: GradientClip | None = None,
         name: str | None = None,
+        state_dtype: str = "float32",
     ):
-        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name, state_dtype)
         self.l1, self.l2, self.lr_power = (number(self.label, k, v) for k, v in (("l1", l1), ("l2", l2), ("lr_power", lr_power)))
 
     def update(self, step: UpdateStep, p: Parameter, g: Variable, lr: Variable) -> None:
         n, z = step.state(p, "squared"), step.state(p, "linear")
-        out = {"ParamOut": p, "SquaredAccumOut": n, "LinearAccumOut": z}
+        out = {"ParamOut": p, "SquaredAccumOut": step.next(n), "LinearAccumOut": step.next(z)}
         step.b.ftrl(p, n, z, g, lr, l1=self.l1, l2=self.l2, lr_power=self.lr_power, out=out)

@@ -161,11 +161,6 @@ class FtrlUpdate(Update):
     storage = Storage(inplace=(("Param", "ParamOut"), ("SquaredAccumulator", "SquaredAccumOut"), ("LinearAccumulator", "LinearAccumOut")))
     temps = 2
 
-    @classmethod
-    def infer(cls, param, square, linear, grad, lr, **attrs):
-        super().infer(param, square, linear, grad, lr, **attrs)
-        return param, square, linear
-
     @staticmethod
     def formula(xp, ins, outs, lr, t, *, l1, l2, lr_power):
         p, n, z, g = ins

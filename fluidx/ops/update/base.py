@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...ir import ANY, Arithmetic, Native, OpDef, ProgramError, TensorType
+from ...ir.dtypes import HALVES
 from ..expr.native import bind_native
 from ..expr.nodes import operations
 from ..shared.types import empty_arrays, type_of
@@ -52,9 +53,10 @@ class Update(OpDef):
             elif slot == "Grad" and t.dtype != param.dtype:
                 raise ProgramError(f"op {cls.name}: Param is {param}, Grad is {t}; they must have the same dtype")
         result = []
-        for s in cls.out_slots:
+        for s in cls.out_slots:  # a 16-bit state is rounded where it is stored, not here
             t = by_name.get(s.name.removesuffix("Out"))
-            result.append(t if t is not None else TensorType(work_dtype(param.dtype), param.shape))
+            keeps = t is not None and (s.name == "ParamOut" or t.dtype not in HALVES)
+            result.append(t if keeps else TensorType(work_dtype(param.dtype), param.shape))
         return result[0] if len(result) == 1 else tuple(result)
 
     @classmethod
