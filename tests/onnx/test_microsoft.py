@@ -11,15 +11,16 @@ from fluidx.onnx.table import IMPORTERS  # noqa: E402 (after the check for onnx)
 from tests.onnx import one_node  # noqa: E402 (after the check for onnx)
 
 
-def quantized_lstm(rng, directions, zero_point, length, inputs=6, hidden=5):
+def quantized_lstm(rng, directions, zero_point, length, dtype="int8", columns=(), steps=None, inputs=6, hidden=5):
     """A model of one DynamicQuantizeLSTM, and what to feed it."""
     from onnx import helper, numpy_helper
 
     def eight(*shape):
         # 7 bits: on processors without VNNI, ONNX Runtime adds pairs of products of 8 bits in 16 bits, which saturate
-        return rng.integers(-64, 64, shape).astype("int8")
+        return (rng.integers(-64, 64, shape) + (0 if dtype == "int8" else zero_point)).astype(dtype)
 
-    scale, zero = np.full(directions, 0.01, "float32"), np.full(directions, zero_point, "int8")
+    scale = rng.uniform(0.008, 0.012, (directions, *columns)).astype("float32")
+    zero = np.full((directions, *columns), zero_point, dtype)
     held = {
         "w": eight(directions, inputs, 4 * hidden), "r": eight(directions, hidden, 4 * hidden),
         "b": rng.standard_normal((directions, 8 * hidden), dtype="float32"), "scale": scale, "zero": zero,
@@ -28,7 +29,7 @@ def quantized_lstm(rng, directions, zero_point, length, inputs=6, hidden=5):
         "DynamicQuantizeLSTM", ["x", "w", "r", "b", "", "", "", "", "scale", "zero", "scale", "zero"], ["y", "h", "c"],
         domain="com.microsoft", hidden_size=hidden, direction="bidirectional" if directions == 2 else "forward",
     )  # fmt: skip
-    x = helper.make_tensor_value_info("x", 1, [length, 1, inputs])
+    x = helper.make_tensor_value_info("x", 1, [steps or length, 1, inputs])
     outputs = [helper.make_tensor_value_info(o, 1, None) for o in "yhc"]
     graph = helper.make_graph([node], "lstm", [x], outputs, [numpy_helper.from_array(v, k) for k, v in held.items()])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
@@ -36,13 +37,23 @@ def quantized_lstm(rng, directions, zero_point, length, inputs=6, hidden=5):
     return model.SerializeToString(), {"x": rng.standard_normal((length, 1, inputs), dtype="float32")}
 
 
-@pytest.mark.parametrize(("directions", "zero_point", "length"), [(1, 0, 4), (2, 3, 7)])
-def test_quantized_lstm(directions, zero_point, length):
+@pytest.mark.parametrize("steps", [None, "t"])
+@pytest.mark.parametrize(
+    ("directions", "zero_point", "length", "dtype", "columns"),
+    [(1, 0, 4, "int8", ()), (2, 3, 7, "int8", ()), (2, 130, 5, "uint8", ()), (1, 70, 3, "uint8", (20,)), (2, 0, 4, "int8", (20,))],
+)
+def test_quantized_lstm(directions, zero_point, length, dtype, columns, steps):
     runtime = pytest.importorskip("onnxruntime")
-    model, feed = quantized_lstm(np.random.default_rng(0), directions, zero_point, length)
+    model, feed = quantized_lstm(np.random.default_rng(0), directions, zero_point, length, dtype, columns, steps)
     want = runtime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feed)
-    for got, expected in zip(fx.onnx.session(model).run(feed), want, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)  # below a hundredth of a rounding to 8 bits
+    session = fx.onnx.session(model)
+    for found in (session.run(feed), fx.onnx.load(onnx.load_from_string(model)).run(feed)):
+        for got, expected in zip(found, want, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)  # below a hundredth of a rounding to 8 bits
+    (plans,) = session._plans.values()
+    kinds = [op.type for block in plans[0][0].main.blocks for op in block.oplist]
+    # one product for the input, and one for each step but the first, whose state is 0
+    assert kinds.count("quantized_matmul") == directions * length and "matmul" not in kinds
 
 
 # -- one operator at a time, as ONNX Runtime computes it ----------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ...ir import Variable
+from ...ir import Builder, Variable
+from ...ops.quantized.packing import as_int8, packed
+from ...ops.quantized.products import BYTES
 from ..node import Node
 from ..normalize import MICROSOFT
 from ..table import IMPORT, entry, imports, on_numpy
 from .microsoft_quantized import dequantized
-from .recurrent import unrolled
+from .recurrent import Product, of_floats, unrolled
 
 microsoft = partial(imports, domain=MICROSOFT)
 
@@ -201,14 +203,39 @@ def inverse(n: Node) -> object:
 
 @microsoft("DynamicQuantizeLSTM")
 def dynamic_quantize_lstm(n: Node) -> object:
-    """An LSTM with 8-bit weights, transposed compared with LSTM. Its products round the input, and the state at each step, to 8 bits."""
+    """An LSTM with 8-bit weights, transposed compared with LSTM. Its products round the input, and the state at each step, to 8 bits. In a
+    program for inference alone they are products of integers."""
     import onnx
 
     proto = onnx.NodeProto()
     proto.CopyFrom(n.proto)
     proto.op_type, proto.domain = "LSTM", ""
-    operands = [n.operands[0], _weights(n, 1, 8), _weights(n, 2, 10), *n.operands[3:8]]
-    return unrolled(Node(n.importer, proto, operands), lambda v: in_8_bits(n, v))
+    made: dict[str, Any] = {}  # value -> the same, rounded: both directions read the input
+    whole = n.importer.integers and n.dtype(0) == "float32" and {n.dtype(1), n.dtype(2)} <= BYTES.keys()
+    weights = [n.value(k).transpose(0, 2, 1) for k in (1, 2)] if whole else [_weights(n, 1, 8), _weights(n, 2, 10)]
+    lstm = Node(n.importer, proto, [n.operands[0], *weights, *n.operands[3:8]])
+
+    def rounded(v: Variable) -> Variable:
+        return made.get(v.name) or made.setdefault(v.name, in_8_bits(n, v))
+
+    if whole:
+        return unrolled(lstm, lambda k, direction: _of_integers(n, k, direction, made))
+    return unrolled(lstm, lambda k, direction: of_floats(lstm, k, direction, rounded))
+
+
+def _of_integers(n: Node, k: int, direction: int, made: dict[str, Any]) -> Product:
+    """The product of a value, rounded to 8 bits over its range, with the weights of a direction, in integers."""
+    scale, zero = (n.value(at)[direction].reshape(-1) for at in ((8, 9) if k == 1 else (10, 11)))
+    w, less = as_int8(n.value(k)[direction], zero, 1)
+    weight, scales = n.const(packed(np.ascontiguousarray(w.T)[None])), n.const(scale, np.float32)
+    left = None if less is None else n.const(less)
+
+    def product(b: Builder, v: Variable) -> Variable:
+        q, step, zero = made.get(v.name) or made.setdefault(v.name, tuple(b.dynamic_quantize_linear(v)))
+        found: Variable = b.quantized_matmul(q, weight, None, scales, None, None, zero, step, left, outputs=w.shape[1], dtype="float32")
+        return found
+
+    return product
 
 
 def _weights(n: Node, k: int, scale: int) -> np.ndarray:

@@ -18,6 +18,8 @@ from .rounds import Rounds
 
 Activation = Callable[[Variable], Variable]
 State = list[Variable]
+Product = Callable[[Builder, Variable], Variable]  # of a value with a weight
+Products = Callable[[int, int], Product]  # the weights of operand 1 or 2, and of a direction
 
 
 class _Activation(NamedTuple):
@@ -43,15 +45,16 @@ _ACTIVATIONS: dict[str, _Activation] = {
 
 
 class _Direction(NamedTuple):
-    """The weights of one direction (R [gates * hidden, hidden], bias, peepholes) and its activation functions."""
+    """The weights of one direction (bias, peepholes), its activation functions, and the product with R [gates * hidden, hidden], of which
+    GRU reads parts."""
 
     n: Node
     hidden: int
-    recurrent: Variable
     bias: Variable | None
     peepholes: Sequence[Variable]
     functions: list[Activation]
-    rounded: Activation  # how the operand of the state's product is rounded
+    product: Product
+    recurrent: Callable[[], Variable]
 
     def rows(self, v: Variable, first: int, last: int) -> Variable:
         """Rows of weights that belong to gates `first` up to `last`."""
@@ -67,14 +70,14 @@ class _Direction(NamedTuple):
 
 def _rnn(d: _Direction, given: Variable, state: State) -> State:
     b = d.n.b
-    return [d.functions[0](b.elementwise_add(given, b.matmul(state[0], d.recurrent, transpose_y=True)))]
+    return [d.functions[0](b.elementwise_add(given, d.product(b, state[0])))]
 
 
 def _gru(d: _Direction, given: Variable, state: State) -> State:
     """Gates: update, reset, hidden."""
     b, (f, g), (h,) = d.n.b, d.functions, state
     linear = bool(d.n.attr("linear_before_reset", 0))
-    product = b.matmul(h, d.recurrent if linear else d.rows(d.recurrent, 0, 2), transpose_y=True)
+    product = d.product(b, h) if linear else b.matmul(h, d.rows(d.recurrent(), 0, 2), transpose_y=True)
     both = f(b.elementwise_add(d.gates(given, 0, 2), d.gates(product, 0, 2) if linear else product))
     update, reset = d.gates(both, 0, 1), d.gates(both, 1, 2)
     if linear:
@@ -82,7 +85,7 @@ def _gru(d: _Direction, given: Variable, state: State) -> State:
         inner = inner if d.bias is None else b.elementwise_add(inner, d.rows(d.bias, 2, 3))
         past = b.elementwise_mul(reset, inner)
     else:
-        past = b.matmul(b.elementwise_mul(reset, h), d.rows(d.recurrent, 2, 3), transpose_y=True)
+        past = b.matmul(b.elementwise_mul(reset, h), d.rows(d.recurrent(), 2, 3), transpose_y=True)
     new = g(b.elementwise_add(d.gates(given, 2, 3), past))
     return [b.elementwise_add(new, b.elementwise_mul(update, b.elementwise_sub(h, new)))]
 
@@ -90,7 +93,7 @@ def _gru(d: _Direction, given: Variable, state: State) -> State:
 def _lstm(d: _Direction, given: Variable, state: State) -> State:
     """Gates: input, output, forget, cell."""
     b, (f, g, to_output), (h, c) = d.n.b, d.functions, state
-    sums = b.elementwise_add(given, b.matmul(d.rounded(h), d.recurrent, transpose_y=True))
+    sums = b.elementwise_add(given, d.product(b, h))
     coupled = bool(d.n.attr("input_forget", 0))
     if d.peepholes:
         at_in, at_out, at_forget = (lambda v, c, p=p: f(b.elementwise_add(v, b.elementwise_mul(p, c))) for p in d.peepholes)
@@ -129,14 +132,24 @@ _NETS = {
 
 @imports(*_NETS)
 def recurrent(n: Node) -> object:
-    return unrolled(n, lambda v: v)
+    return unrolled(n, lambda k, direction: of_floats(n, k, direction))
 
 
-def unrolled(n: Node, rounded: Activation) -> tuple[Variable, ...]:
-    """The outputs of a network whose products take `rounded` operands. RNN and GRU do not round their states."""
+def of_floats(n: Node, k: int, direction: int, rounded: Activation = lambda v: v) -> Product:
+    """The product of a value, rounded, with the weights of a direction."""
+    weight = _of(n, k, direction)
+    return lambda b, v: b.matmul(rounded(v), weight, transpose_y=True)
+
+
+def _of(n: Node, k: int, direction: int) -> Variable:
+    return n.b.slice(n.x(k), axes=(0,), starts=(direction,), ends=(direction + 1,), decrease_axis=(0,))
+
+
+def unrolled(n: Node, products: Products) -> tuple[Variable, ...]:
+    """The outputs of a network."""
     net, b = _NETS[n.op_type], n.b
     batch_first = bool(n.attr("layout", 0))
-    x = rounded(n.x())
+    x = n.x()
     if batch_first:
         x = b.transpose(x, axis=(1, 0, 2))
     direction = n.attr("direction", "forward")
@@ -146,7 +159,7 @@ def unrolled(n: Node, rounded: Activation) -> tuple[Variable, ...]:
     functions = _functions(n, net, len(backward))
     parts = []
     for k, backwards in enumerate(backward):
-        d, given = _direction(n, net, x, k, functions[k * len(net.functions) :][: len(net.functions)], rounded)
+        d, given = _direction(n, net, x, k, functions[k * len(net.functions) :][: len(net.functions)], products)
         state = [_initial(n, at, k, x, d.hidden, batch_first) for at in net.initial]
         write = _in_a_loop if x.shape[0] == ANY else _one_direction
         parts.append(write(d, net, given, state, k, backwards))
@@ -196,24 +209,20 @@ def _one_direction(d: _Direction, net: _Net, given: Variable, state: State, k: i
     return b.stack(ys, axis=0), state
 
 
-def _direction(n: Node, net: _Net, x: Variable, k: int, functions: list[Activation], rounded: Activation) -> tuple[_Direction, Variable]:
+def _direction(n: Node, net: _Net, x: Variable, k: int, functions: list[Activation], products: Products) -> tuple[_Direction, Variable]:
     """The weights of one direction, and the input's contribution to its gates at all steps."""
     b, hidden = n.b, n.shape(2)[-1]
-
-    def of(v: Variable) -> Variable:
-        return b.slice(v, axes=(0,), starts=(k,), ends=(k + 1,), decrease_axis=(0,))
-
-    given = b.matmul(x, of(n.x(1)), transpose_y=True)
-    d = _Direction(n, hidden, of(n.x(2)), None, (), functions, rounded)
+    given = products(1, k)(b, x)
+    d = _Direction(n, hidden, None, (), functions, products(2, k), lambda: _of(n, 2, k))
     if n.has(3):
-        bias = of(n.x(3))
+        bias = _of(n, 3, k)
         own, bias = d.rows(bias, 0, net.gates), d.rows(bias, net.gates, 2 * net.gates)
         d = d._replace(bias=bias)
         apart = n.op_type == "GRU" and n.attr("linear_before_reset", 0)  # the reset gate multiplies the hidden gate's second bias
         whole = b.concat([d.rows(bias, 0, 2), b.fill_constant(shape=(hidden,), dtype=x.dtype, value=0.0)], axis=0) if apart else bias
         given = b.elementwise_add(given, b.elementwise_add(own, whole))
     if n.has(7):
-        peepholes = of(n.x(7))
+        peepholes = _of(n, 7, k)
         d = d._replace(peepholes=[d.rows(peepholes, g, g + 1) for g in range(3)])
     return d, given
 
