@@ -59,12 +59,13 @@ onnx-suite: $(VENV)/.dev kernels
 attack: $(VENV)/.dev kernels
 	@$(VENV)/bin/python -m tests.attack --workers $(WORKERS) --scale $(SCALE) --seed $(SEED) $(ARGS)
 
-# The C kernels with gcc's sanitizers, in a copy of the package; their tests run once.
+# The C kernels with gcc's sanitizers, in a copy of the package; their tests run once. The compiler gets these flags behind those of setup.py.
 SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=undefined -O1 -g
 sanitize: $(VENV)/.dev
 	@rm -rf build/sanitized && mkdir -p build/sanitized && cp -r fluidx tests setup.py setup.cfg pyproject.toml README.md build/sanitized
 	@rm -f build/sanitized/fluidx/_native*.so
-	@cd build/sanitized && CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" FLUIDX_NATIVE=1 $(abspath $(VENV))/bin/python setup.py -q build_ext --inplace
+	@printf '#!/bin/sh\nexec gcc "$$@" $(SANITIZE)\n' >build/sanitized/cc && chmod +x build/sanitized/cc
+	@cd build/sanitized && CC=$(CURDIR)/build/sanitized/cc FLUIDX_NATIVE=1 $(abspath $(VENV))/bin/python setup.py -q build_ext --inplace
 	@cd build/sanitized && ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$(gcc -print-file-name=libasan.so) \
 	  PYTHONPATH=$(CURDIR)/build/sanitized $(abspath $(VENV))/bin/python -m pytest -q -n $(WORKERS) -p no:cacheprovider tests/native $(ARGS)
 

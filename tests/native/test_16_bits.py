@@ -1,8 +1,11 @@
 """C kernels that read and write 16-bit floats: they compute in float32 and round each result once."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
+import fluidx as fx
 from fluidx import native
 from fluidx.ir import np_dtype, opdef
 from fluidx.ops.expr.native import bind_native
@@ -208,6 +211,52 @@ def test_reductions(dtype, how, shape, axes):
         out = np.empty(want.shape, to)
         run(reduce_calls(how, x, axes, out))
         near(out, want, 1e-5 * max(1, np.abs(wide).sum() ** 0.5))
+
+
+VIEWS = {
+    "plain": lambda x: x,
+    "backwards": lambda x: x[..., ::-1],
+    "rows backwards": lambda x: x[::-1],
+    "every other": lambda x: x[..., ::2],
+    "part": lambda x: x[..., 1:-1],
+    "transposed": lambda x: x.T,
+    "turned": lambda x: np.moveaxis(x, 0, -1),
+    "axes 0 and 1 changed": lambda x: np.swapaxes(x, 0, 1),
+    "repeated": lambda x: np.broadcast_to(x[..., :1], x.shape),
+    "repeated rows": lambda x: np.broadcast_to(x[:1], x.shape),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("shape", [(1000, 8), (40, 300), (70, 4, 3), (5, 6, 70), (3, 4, 5, 66), (4300, 3), (3, 9000)], ids=str)
+@pytest.mark.parametrize("view", VIEWS)
+def test_reductions_of_views_over_all_axes(dtype, shape, view):
+    """Each has the bits of the reduction of the same numbers in float32 with the same strides."""
+    whole = drawn(*shape).astype(dtype)
+    x, wide = VIEWS[view](whole), VIEWS[view](whole.astype("float32"))
+    for axes in (c for r in range(1, x.ndim + 1) for c in combinations(range(x.ndim), r)):
+        for how, exact in (("sum", np.sum), ("max", np.max), ("min", np.min)):
+            want = exact(wide.astype("float64"), axis=axes)
+            out, other = np.full(want.shape, np.nan, "float32"), np.full(want.shape, np.nan, "float32")
+            calls = reduce_calls(how, x, axes, out)
+            assert (reduce_calls(how, x, axes, out, dry=True) is None) == (calls is None)
+            if calls is None:  # more than two loops of a kind
+                continue
+            run(calls)
+            near(out, want, 1e-5 * max(1, np.abs(wide).sum() ** 0.5))
+            run(reduce_calls(how, wide, axes, other))
+            np.testing.assert_array_equal(out, other)
+
+
+@BOTH
+def test_sums_of_short_rows_by_the_executor(dtype):
+    x = drawn(1000, 8).astype(dtype)
+    main = fx.Program()
+    with fx.program_guard(main, fx.Program()):
+        data = fx.data("x", [1000, 8], dtype.name)
+        results = [fx.layers.reduce_sum(data, dim=1), fx.layers.reduce_sum(fx.layers.cast(data, "float32"), dim=1)]
+    for found in fx.Executor().run(main, feed={"x": x}, fetch_list=results):
+        near(found, x.astype("float64").sum(1), 1e-5)
 
 
 @BOTH

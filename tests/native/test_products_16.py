@@ -69,6 +69,13 @@ def test_products_are_as_near_as_float32_sums_are(level, dtype, m, n, k):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_nothing_are_zero_whatever_was_computed_before(level, dtype):
+    for value in (np.nan, 3):
+        multiply(np.full((40, 60), value, dtype), np.ones((60, 50), dtype))
+        assert (multiply(np.zeros((10, 0), dtype), np.zeros((0, 20), dtype)) == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_whole_numbers_are_exact(level, dtype):
     """Sums of small whole numbers are exact in any order, so the one rounding is what is seen."""
     rng = np.random.default_rng(2)

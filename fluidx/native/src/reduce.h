@@ -6,7 +6,7 @@
  * pieces, integers in int64.
  *
  * words: what to do, addresses of x and of the contiguous result, sizes k0 r0 k1 r1, strides in elements, a divisor, the formats of x and of the
- * result (halves.h), of which only kernels of floats have others than the plain one: 16-bit elements are neighbours along the last loop */
+ * result (halves.h), of which only kernels of floats have others than the plain one */
 
 enum { R_SUM, R_MAX, R_MIN, R_PROD, R_SQUARES };
 enum { REDUCE_WORDS = 13, REDUCE_COLUMNS = 1024, REDUCE_GATHERED = 256, REDUCE_PIECE = 4096, REDUCE_ITEMS = 16, REDUCE_LEAST = 16384 };

@@ -133,19 +133,35 @@ INLINE void FN(reduced)(const Reduce *p, int64_t k, ACC x) {
 }
 
 #if FLOAT
+/* n 16-bit elements, `step` apart, in T */
+INLINE void FN(widen_apart)(int format, T *to, const uint16_t *x, int64_t step, int64_t n) {
+    if (step == 1) {
+        FN(widen)(format, to, x, n);
+        return;
+    }
+    uint16_t own[REDUCE_GATHERED];
+    for (int64_t j = 0; j < n; j += REDUCE_GATHERED) {
+        int64_t some = n - j < REDUCE_GATHERED ? n - j : REDUCE_GATHERED;
+        for (int64_t i = 0; i < some; i++) own[i] = x[(j + i) * step];
+        FN(widen)(format, to + j, own, some);
+    }
+}
 /* `columns` and `row` of 16-bit elements from number `at` on, in T and in the same order: eight rows, or one piece of a row, at a time */
 static void FN(narrow_columns)(const Reduce *p, int64_t at, int64_t rows, int64_t n, ACC *to) {
     T own[8 * REDUCE_COLUMNS];
     for (int64_t r = 0; r < rows; r += 8) {
         int64_t some = rows - r < 8 ? rows - r : 8;
-        for (int64_t k = 0; k < some; k++) FN(widen)(p->from, own + k * n, PTR(const uint16_t, p->x) + at + (r + k) * p->sr0, n);
+        for (int64_t k = 0; k < some; k++)
+            FN(widen_apart)(p->from, own + k * n, PTR(const uint16_t, p->x) + at + (r + k) * p->sr0, p->sk1, n);
         FN(columns)(p->op, own, n, 1, some, n, to);
     }
 }
 static ACC FN(narrow_row)(const Reduce *p, int64_t at, int64_t n, ACC start) {
-    T own[REDUCE_PIECE];
-    FN(widen)(p->from, own, PTR(const uint16_t, p->x) + at, n);
-    return FN(row)(p->op, own, 1, n, start);
+    T own[2 * REDUCE_PIECE];
+    FN(widen_apart)(p->from, own, PTR(const uint16_t, p->x) + at, p->sr1, n);
+    if (p->sr1 == 1) return FN(row)(p->op, own, 1, n, start);
+    for (int64_t i = n - 1; i > 0; i--) own[2 * i] = own[i]; /* any distance but 1: the order of sums is that of elements apart */
+    return FN(row)(p->op, own, 2, n, start);
 }
 #endif
 

@@ -82,6 +82,10 @@ static void pack_b_16(const Side16 *b, int64_t all, int64_t k0, int64_t k, int64
 
 static void times_16(int64_t all, int64_t rows, int64_t n, int64_t k, Rows16 a, const char *b, float *sums, int64_t ld, int more) {
     (void)all;
+    if (!k) { /* a BLAS has no lines that are 0 apart */
+        for (int64_t r = 0; r < rows; r++) memset(sums + r * ld, 0, (size_t)n * sizeof *sums);
+        return;
+    }
     blas_f32(101, a.across ? 112 : 111, 111, rows, n, k, 1, (const float *)a.at, a.apart, (const float *)b, up_to_16(n, PANEL_16),
              more ? 1 : 0, sums, ld);
 }

@@ -117,8 +117,6 @@ def reduce_calls(how: str, x: Any, axes: Sequence[int], out: Any, divisor: float
     kept, gone = _loops(x, axes)
     if len(kept) > 2 or len(gone) > 2:
         return None
-    if how_stored & 3 and x.size > 1 and min(abs(s) for _, s in (*kept, *gone)) != 1:
-        return None
     if dry:
         return []
     if len(gone) == 1:
