@@ -36,7 +36,6 @@ ALLOWED: dict[str, tuple[str, set[str]]] = {
     ),
     "isinf": ("not where a sum overflows", {"partial(sum) -> partial(max)"}),
     "isnan": ("not where infinities cancel", {"partial(sum) -> partial(max)"}),
-    "matmul_n_bits": ("nobody holds scales in terms", {"whole, whole, partial(sum), whole -> partial(sum)"}),
     "matmul_vector_grad": (BOTH, {"partial(sum), partial(sum), whole -> partial(sum), partial(sum)"}),
     "momentum": (RATE, {"partial(sum), whole, whole, partial(sum) -> partial(sum), whole"}),
     "pool2d_grad": (

@@ -210,3 +210,4 @@ def _weights() -> Iterator[tuple[tuple[int, ...], int, tuple[Any, ...], int]]:
     yield (2,), 16, weight(2, 4, 4, 4, "floats"), 4
     yield (3,), 7, weight(4, 2, 4, 2), 2
     yield (2,), 6, weight(4, 1, 8, 8), 8
+    yield (3,), 10, weight(4, 3, 4, 4, "packed"), 4  # a byte and a half of zero points
