@@ -6,6 +6,7 @@ from html import escape
 from itertools import accumulate
 from pathlib import Path
 
+from curves import precision_curves
 from one_weight import OneWeight
 
 import fluidx as fx
@@ -98,6 +99,7 @@ def pictures() -> dict[str, str]:
     main, startup = trained_layers()
     t = fx.DistributeTranspiler("zero3").transpile(program=main, startup_program=startup, trainers=2)
     out["zero3.svg"] = draw([part(t.get_trainer_program(r), _of_w2) for r in range(2)])
+    out["precision_curves.svg"] = precision_curves()
     out |= {f"pipeline_{name}.svg": in_slots(name, stages=4, turns=6) for name in SCHEDULES}
     return out
 
