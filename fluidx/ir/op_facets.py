@@ -67,6 +67,8 @@ class Native(Facet):
     any_size: Any = False
     # the last of the calls computes the first result, and another kernel can be attached to it (fluidx.native.then)
     tail: bool = False
+    # of its first so many inputs, the C kernels round a float32 one to bfloat16 where another one is bfloat16
+    rounds: int = 0
     # do the C kernels need much memory for each thread? A plan adds it up
     memory_per_thread: bool = False
     # (ins, outs, attrs, ctx) -> a call without arguments, bound to these NumPy arrays; it may have a parameter `part`, as a kernel

@@ -381,20 +381,25 @@ def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray, *, alpha: float = 1.0, b
     """The call for out = alpha * a @ b + beta * out; None if the arrays do not fit.
 
     The arrays have the same dtype of floats and two axes, after up to two batch axes; products of 16-bit floats are added in float32, and
-    `out` may be float32. `a` or `b` may lack batch axes, or have them with length 1. A matrix may be transposed or part of a larger one, if
-    one of its last two axes is contiguous.
+    `out` may be float32. If `a` or `b` is bfloat16, the other one may be float32: it is rounded to bfloat16 while it is copied.
+
+    `a` or `b` may lack batch axes, or have them with length 1. A matrix may be transposed or part of a larger one, if one of its last two
+    axes is contiguous.
     """
     return _product(_module(), a, b, out, alpha, beta) if has_products() else None
 
 
 _PRODUCTS = {"float32": "gemm_f32", "float64": "gemm_f64", "bfloat16": "gemm_16", "float16": "gemm_16"}
 HOLDS = {"float32": 0, "bfloat16": 1, "float16": 2}  # what an array of a kernel for 16-bit floats holds
+_ROUNDED = 3  # float32 that counts as rounded to bfloat16
 
 
 def _product(module: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: float = 1.0, beta: float = 0.0) -> Any:
-    fn, ndim = _PRODUCTS.get(dtype_name(a.dtype)), out.ndim
-    fits = out.dtype == a.dtype or fn == "gemm_16" and out.dtype == np.float32
-    if fn is None or b.dtype != a.dtype or not fits or not 2 <= ndim <= 4:
+    kinds, ndim = {dtype_name(a.dtype), dtype_name(b.dtype)}, out.ndim
+    rounds = kinds == {"bfloat16", "float32"}
+    kind = "bfloat16" if rounds else kinds.pop() if len(kinds) == 1 else ""
+    fn, made = _PRODUCTS.get(kind), dtype_name(out.dtype)
+    if fn is None or made != kind and (fn != "gemm_16" or made != "float32") or not 2 <= ndim <= 4:
         return None
     batch, (m, n), k = out.shape[:-2], out.shape[-2:], a.shape[-1]
     if a.shape[-2:] != (m, k) or b.shape[-2:] != (k, n):
@@ -406,7 +411,10 @@ def _product(module: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray, alpha: 
     outer, inner = (batch[0] if ndim == 4 else 1), (batch[-1] if ndim > 2 else 1)
     at_a, at_b, at_out = map(module.address, (a, b, out))
     words = (ta, tb, m, n, k, float(alpha), at_a, lda, at_b, ldb, float(beta), at_out, ldc, outer, oa, ob, oc, inner, ia, ib, ic)
-    hold = tuple(HOLDS[dtype_name(x.dtype)] for x in (a, b, out)) if fn == "gemm_16" else ()
+    hold: tuple[int, ...] = ()
+    if fn == "gemm_16":
+        factors = (_ROUNDED if rounds and x.dtype == np.float32 else HOLDS[dtype_name(x.dtype)] for x in (a, b))
+        hold = (*factors, HOLDS[made])
     return NativeCall(fn, (*words, *hold, 0), (a, b, out), tail=True)
 
 

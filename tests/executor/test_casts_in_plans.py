@@ -11,7 +11,7 @@ from fluidx.executor.plan.planner import plan
 from fluidx.executor.plan.storage_proof import check_storage
 from fluidx.executor.run.bind import bind
 from fluidx.executor.scope import Scope
-from fluidx.ir import TensorType
+from fluidx.ir import TensorType, np_dtype
 from fluidx.ir.operator import Operator
 from fluidx.testing.reference import type_of
 
@@ -266,3 +266,70 @@ def test_messages_that_start_together_stay_together():
     cast = Operator("cast", {"X": ("h",)}, {"Out": ("wide",)}, {"dtype": "float32"})
     add = Operator("elementwise_add", {"X": ("b",), "Y": ("wide",)}, {"Out": ("y",)}, {"axis": -1})
     assert [op.type for op in _ahead([*receives, cast, add])] == ["recv", "recv", "cast", "elementwise_add"]
+
+
+def test_products_round_weights_themselves():
+    main, loss, scope, feed = mixed("dense", "Momentum")
+    planned = plan(main, {n: type_of(v) for n, v in feed.items()}, [loss.name], scope.arrays, RunContext())
+    cast = {op.input_arg_names[0] for step in planned.steps for op in step.ops if op.type == "cast"}
+    assert not [n for n in cast if ".w_" in n]
+    reads = [step.reads for step in planned.steps if step.op.type in ("mul", "matmul")]
+    assert all(any(n == f"fc_{k}.w_0" for names in reads for n in names) for k in range(3))
+
+
+def test_a_product_of_two_casts_rounds_the_weight_alone(main):
+    """1 + 2^-9 is 1 in bfloat16, whichever of the operands has it."""
+    x = fx.data("x", [8, 4], "float32")
+    w = L.create_parameter([4, 4], "float32", name="w")
+    y = L.matmul(L.cast(x, "bfloat16"), L.cast(w, "bfloat16"))
+    held = {"w": np.full((4, 4), 1 + 2.0**-9, "float32")}
+    planned = plan(main, types(x=("float32", (8, 4))), [y.name], held, RunContext(), natively=True)
+    cast, product = [s.op for s in planned.steps]
+    assert cast.input_arg_names == ("x",) and product.input_arg_names == (*cast.output_arg_names, "w")
+    scope = Scope()
+    scope.set("w", held["w"])
+    (found,) = fx.Executor().run(main, feed={"x": np.full((8, 4), 1 + 2.0**-9, "float32")}, fetch_list=[y], scope=scope)
+    np.testing.assert_array_equal(found.astype("float32"), np.full((8, 4), 4, "float32"))
+
+
+def test_a_float32_product_does_not_round(main):
+    """A bfloat16 operand is widened for it: the other one keeps its digits."""
+    x, h = fx.data("x", [8, 4], "float32"), fx.data("h", [4, 4], "bfloat16")
+    y = L.matmul(x, L.cast(h, "float32"))
+    value = np.full((8, 4), 1 + 2.0**-9, "float32")
+    half = np.ones((4, 4), np_dtype("bfloat16"))
+    (found,) = fx.Executor().run(main, feed={"x": value, "h": half}, fetch_list=[y])
+    np.testing.assert_array_equal(found, 4 * value)
+
+
+def test_a_cast_of_a_weight_stays_where_other_operators_read_it(main):
+    x = fx.data("x", [8, 4], "bfloat16")
+    half = L.cast(L.create_parameter([4, 4], "float32", name="w"), "bfloat16")
+    y, z = L.matmul(x, half), L.cumsum(half)
+    planned = plan(main, types(x=("bfloat16", (8, 4))), [y.name, z.name], {"w": np.ones((4, 4), "float32")}, RunContext(), natively=True)
+    assert half.name in planned.steps[[s.op.type for s in planned.steps].index("matmul")].op.input_arg_names
+
+
+def kept(net, dtype):
+    """Bytes of the arena that forward leaves for backward, for 256 rows."""
+    main, loss, scope, feed = mixed(net, "Momentum", dtype) if dtype != "float32" else whole(net)
+    feeds = {n: TensorType(v.dtype.name, (256, *v.shape[1:])) for n, v in feed.items()}
+    planned = plan(main, feeds, [loss.name], scope.arrays, RunContext())
+    first = next(k for k, s in enumerate(planned.steps) if any("@GRAD" in n for n in s.writes))
+    return sum(b.nbytes for b in planned.buffers if b.kind == "arena" and b.start < first <= b.stop)
+
+
+def whole(net):
+    main, startup = fx.Program("whole"), fx.Program("whole_startup")
+    with fx.unique_name.guard(), fx.program_guard(main, startup):
+        x, label = fx.data("x", [-1, 16], "float32"), fx.data("label", [-1, 1], "int64")
+        loss = L.mean(L.softmax_with_cross_entropy(L.fc(NETS[net](x), 5), label))
+        OPTIMIZERS["Momentum"]().minimize(loss)
+    scope = Scope()
+    fx.Executor().run(startup, scope=scope)
+    return main, loss, scope, {"x": np.zeros((6, 16), "float32"), "label": np.zeros((6, 1), "int64")}
+
+
+@pytest.mark.parametrize("net", ["dense", "transformer"])
+def test_forward_leaves_half_the_bytes_for_backward(net):
+    assert kept(net, "bfloat16") <= 0.6 * kept(net, "float32")

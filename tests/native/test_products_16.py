@@ -165,3 +165,24 @@ def test_other_dtypes_have_no_such_product(level):
     assert native.gemm(a, b, np.empty((2, 2), "float32")) is None
     assert native.gemm(a, a, np.empty((2, 2), "float16")) is None
     assert native.gemm(a, a, np.empty((2, 2), "float64")) is None
+
+
+@pytest.mark.parametrize("m, n, k", [(1, 1, 1), (7, 33, 5), (29, 530, 65), (57, 18, 530), (5, 0, 3)])
+def test_float32_beside_bfloat16_counts_as_rounded(level, m, n, k):
+    half = DTYPES[0] if np.dtype(DTYPES[0]).name == "bfloat16" else DTYPES[1]
+    a, b = normal((m, k), "float32", 2), normal((k, n), "float32", 3)
+    if k > 3:
+        b[1, : n // 2], b[3, n // 2 :] = np.inf, 3.4e38  # which rounds to infinity
+    a_half, b_half = a.astype(half), b.astype(half)
+    for ta, tb in LAYOUTS:
+        for out in (half, "float32"):
+            want = multiply(laid_out(a_half, ta), laid_out(b_half, tb), out)
+            for x, y in ((a_half, b), (a, b_half)):
+                found = multiply(laid_out(x, ta), laid_out(y, tb), out)
+                np.testing.assert_array_equal(found.astype("float32"), want.astype("float32"))
+
+
+def test_float32_beside_float16_is_no_product():
+    a, b = np.ones((2, 3), "float32"), np.ones((3, 2), "float16")
+    assert native.gemm(a, b, np.ones((2, 2), "float16")) is None
+    assert native.gemm(a, b, np.ones((2, 2), "float32")) is None

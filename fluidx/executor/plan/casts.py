@@ -3,7 +3,8 @@
 Such a kernel computes in float32, widens what it reads and rounds what it writes once, so no bit changes:
 
 - an operator that reads a cast of a 16-bit value to float32 reads the value;
-- an operator whose float32 result only a cast to 16 bits reads writes it in 16 bits.
+- an operator whose float32 result only a cast to 16 bits reads writes it in 16 bits;
+- products of a cast of a weight or of data to bfloat16 read it in float32 and round it while they copy it.
 
 Only the operators of a plan change: the program and the declared types stay.
 """
@@ -53,7 +54,8 @@ class _CastSearch:
         self._shadow = lambda n: shadows.of(sizes.types[n])
 
     def changes(self, casts: Sequence[int]) -> list[_Renaming]:
-        for k in casts:
+        # weights before data: a product rounds one of its operands, and weights are larger
+        for k in sorted(casts, key=lambda k: not self._is_state(self.ops[k].input_arg_names[0])):
             (source,), (made,) = self.ops[k].input_arg_names, self.ops[k].output_arg_names
             narrows = self.types[made].dtype in HALVES
             if id(self.ops[k]) in self.here or self._is_state(made) or not self._is_between_floats(source, made, narrows):
@@ -63,9 +65,12 @@ class _CastSearch:
             readers = tuple(self.readers.get(made, ()))
             if narrows and self._is_only_for(source, k) and all(at > k for at in readers):
                 self._write(_Renaming(self.writers[source][0], False, source, made))
+            if narrows:
+                self._round(source, made, readers)
             for at in () if narrows else readers:
                 if at > k and not any(k < w <= at for w in self.writers.get(source, ())):  # it is still there
-                    self._read(_Renaming(at, True, made, source))
+                    if not opdef(self.ops[at].type).native.rounds:  # which would round its other operand
+                        self._read(_Renaming(at, True, made, source))
         return self.found
 
     def _is_between_floats(self, source: str, made: str, narrows: bool) -> bool:
@@ -83,6 +88,27 @@ class _CastSearch:
             self.readers[change.old].remove(change.at)
             self.readers.setdefault(change.new, []).append(change.at)
 
+    def _round(self, source: str, made: str, readers: Sequence[int]) -> None:
+        """Products round data themselves, so that no cast is kept for them; and state if products alone read its cast."""
+        is_data = source in self.outline.given
+        if made in self.outline.fetch or not (is_data or self._is_state(source)):
+            return
+        if any(w <= max(readers, default=-1) for w in self.writers.get(source, ())):
+            return
+        changes = [c for at in readers if self._multiplies_rounded(c := _Renaming(at, True, made, source))]
+        if is_data or len(changes) == len(readers):
+            for change in changes:
+                self._read(change)
+
+    def _multiplies_rounded(self, change: _Renaming) -> bool:
+        """Does a product take a float32 operand as rounded, because the other one is bfloat16? Of a third one only the shape is read."""
+        op = self.ops[change.at]
+        many = opdef(op.type).native.rounds
+        factors = op.input_arg_names[:many]
+        others = [self.types[n].dtype for n in factors if n != change.old]
+        fits = many > 0 and (change.old not in factors or others == ["bfloat16"])
+        return fits and self._after(change) is not None
+
     def _is_only_for(self, name: str, k: int) -> bool:
         """Does one earlier operator compute a value, and is operator `k` all that needs it?"""
         alone = self.readers.get(name) == [k] and name not in self.outline.fetch and not self._is_state(name)
@@ -94,19 +120,23 @@ class _CastSearch:
 
     def _supports(self, change: _Renaming) -> bool:
         """Does a C kernel compute the operator after a change? Then it changes."""
-        op = self.ops[change.at]
-        definition = opdef(op.type)
-        if op.type == "cast" or op.sub_blocks() or id(op) in self.here or definition.native.calls is None:
-            return False
-        if not definition.widens("cpu", [self.types[n] for n in op.output_arg_names]):
-            return False
-        new = _replaced(op, change)
-        ins, outs = definition.operands(new, self._shadow, self._shadow)
-        if not bodies(definition, "cpu", True)[0].covers(ins, outs, op.attrs, self.ctx, None):
+        if (new := self._after(change)) is None:
             return False
         self.ops[change.at] = new
         self.found.append(change)
         return True
+
+    def _after(self, change: _Renaming) -> Operator | None:
+        """The operator after a change, if a C kernel computes it."""
+        op = self.ops[change.at]
+        definition = opdef(op.type)
+        if op.type == "cast" or op.sub_blocks() or id(op) in self.here or definition.native.calls is None:
+            return None
+        if not definition.widens("cpu", [self.types[n] for n in op.output_arg_names]):
+            return None
+        new = _replaced(op, change)
+        ins, outs = definition.operands(new, self._shadow, self._shadow)
+        return new if bodies(definition, "cpu", True)[0].covers(ins, outs, op.attrs, self.ctx, None) else None
 
 
 def _replaced(op: Operator, change: _Renaming) -> Operator:
