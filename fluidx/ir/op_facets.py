@@ -65,6 +65,9 @@ class Native(Facet):
     # does `calls` support contiguous operands independently of their sizes, except for sizes below 2? Dtypes, number of axes and attributes
     # may count. The answer for one batch size then holds for all. Or (attrs) -> bool
     any_size: Any = False
+    # does `calls` look at dtypes, and take 16-bit floats in place of float32, or decline them? Otherwise it is not asked about them, and an
+    # op that computes gets float32 copies
+    halves: bool = False
     # the last of the calls computes the first result, and another kernel can be attached to it (fluidx.native.then)
     tail: bool = False
     # of its first so many inputs, the C kernels round a float32 one to bfloat16 where another one is bfloat16

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import native
-from ..ir.dtypes import HALVES, dtype_name
+from ..ir.dtypes import HALVES, dtype_name, np_dtype
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef
 from ..ir.types import TensorType
@@ -25,6 +25,7 @@ from .shared.native import copy_calls
 from .shared.types import type_of
 
 Step = Callable[[], Any]
+_HALVES = frozenset(map(np_dtype, HALVES))
 _TALKS = (Effect.COLLECTIVE, Effect.P2P)
 
 
@@ -151,18 +152,36 @@ def narrow(xp: Any, outs: Sequence[Any], made: Sequence[Any]) -> list[Any]:
     return [put(o, g) for o, g in zip(outs, made, strict=True)]
 
 
+def native_calls(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], **extra: Any) -> Any:
+    """What `native.calls` of an op returns for these arrays. It is asked about 16-bit floats only if the op says that it takes them, or if
+    the op does not compute: no kernel reads or writes beyond an array because it does not look at the dtypes.
+
+    >>> from fluidx.ir import opdef
+    >>> x, grid, out = np.zeros((1, 1, 2, 2), "float32"), np.zeros((1, 1, 1, 2), "float32"), np.zeros((1, 1, 1, 1), "float32")
+    >>> op = opdef("grid_sample")
+    >>> [native_calls(op, [x, grid], [o], op.complete_attrs({}), dry=True) for o in (out, out.astype("float16"))]
+    [[], None]
+    """
+    calls: Any = definition.native.calls
+    if not definition.native.halves and definition.widens("cpu", ()) and any(map(_is_half, (*ins, *outs))):
+        return None
+    return calls(ins, outs, attrs, **extra)
+
+
+def _is_half(a: Any) -> bool:
+    return any(map(_is_half, a)) if isinstance(a, list) else a is not None and a.dtype in _HALVES
+
+
 # -- rows of the table ---------------------------------------------------------------------------------------------------------------
 
 
 def _covers(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any) -> bool:
     extra = _extra_arguments(definition, ctx, part)
-    function: Any = definition.native.calls
-    return extra is not None and function(ins, outs, attrs, dry=True, **extra) is not None
+    return extra is not None and native_calls(definition, ins, outs, attrs, dry=True, **extra) is not None
 
 
 def _memory_per_thread(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs: Mapping[str, Any]) -> int:
-    function: Any = definition.native.calls
-    return native.taken_by_threads(function(ins, outs, attrs, dry=True))
+    return native.taken_by_threads(native_calls(definition, ins, outs, attrs, dry=True))
 
 
 def _extra_arguments(definition: type[OpDef], ctx: Any, part: Any) -> dict[str, Any] | None:
@@ -176,13 +195,12 @@ def _extra_arguments(definition: type[OpDef], ctx: Any, part: Any) -> dict[str, 
 def _native(
     definition: type[OpDef], xp: Any, ins: list[Any], outs: list[Any], attrs: Mapping[str, Any], ctx: Any, part: Any, scratch: Sequence[Any]
 ) -> Step | None:
-    function: Any = definition.native.calls
     extra = _extra_arguments(definition, ctx, part)
     if extra is None:
         return None
     if scratch:
         extra["scratch"] = scratch
-    calls = function(ins, outs, attrs, **extra)
+    calls = native_calls(definition, ins, outs, attrs, **extra)
     return None if calls is None else NativeStep(calls)
 
 

@@ -46,9 +46,9 @@ def mixed(net, optimizer, dtype="bfloat16"):
     with fx.unique_name.guard(), fx.program_guard(main, startup):
         x, label = fx.data("x", [-1, 16], "float32"), fx.data("label", [-1, 1], "int64")
         loss = L.mean(L.softmax_with_cross_entropy(L.fc(NETS[net](x), 5), label))
-        fx.mixed_precision.decorate(
-            OPTIMIZERS[optimizer](), dtype=dtype, init_loss_scaling=1.0, use_dynamic_loss_scaling=False
-        ).minimize(loss)
+        fx.mixed_precision.decorate(OPTIMIZERS[optimizer](), dtype=dtype, init_loss_scaling=1.0, use_dynamic_loss_scaling=False).minimize(
+            loss
+        )
     scope = Scope()
     fx.Executor().run(startup, scope=scope)
     rng = np.random.default_rng(0)
@@ -333,3 +333,22 @@ def whole(net):
 @pytest.mark.parametrize("net", ["dense", "transformer"])
 def test_forward_leaves_half_the_bytes_for_backward(net):
     assert kept(net, "bfloat16") <= 0.6 * kept(net, "float32")
+
+
+def test_kernels_without_16_bit_operands_get_float32(main):
+    """Points in float16, samples of float32, which are cast back; and a product with 8-bit weights whose result is cast."""
+    x, points = fx.data("x", [1, 1, 2, 3]), fx.data("points", [1, 2, 2, 2], "float16")
+    y = L.cast(L.grid_sampler(x, L.cast(points, "float32")), "float16")
+    h, w, scale = fx.data("h", [3, 16]), fx.data("w", [64, 1, 16], "uint8"), fx.data("scale", [64, 1])
+    product = main.global_block().create_var(name="product", shape=[3, 64], dtype="float32")
+    main.global_block().append_op(
+        type="matmul_n_bits", inputs={"X": [h], "Y": [w], "Scale": [scale]}, outputs={"Out": [product]}, attrs={"bits": 8}
+    )
+    z = L.cast(product, "float16")
+    image = np.arange(6, dtype="float32").reshape(1, 1, 2, 3)
+    corners = np.array([[[-1, -1], [1, -1]], [[-1, 1], [1, 1]]], "float16")[None]
+    rows, weights = np.ones((3, 16), "float32"), np.full((64, 1, 16), 130, "uint8")  # 130 - 128 is 2
+    feed = {"x": image, "points": corners, "h": rows, "w": weights, "scale": np.arange(64, dtype="float32")[:, None]}
+    found = computed(main, feed, [y, z])
+    np.testing.assert_array_equal(found[0].reshape(-1), [0, 2, 3, 5])
+    np.testing.assert_array_equal(found[1], np.tile(np.arange(64) * 32, (3, 1)))

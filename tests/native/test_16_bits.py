@@ -268,3 +268,28 @@ def test_infinities_and_nan_go_through(dtype):
     assert y[2, 1:].astype("float64").sum() == pytest.approx(1, rel=1e-2)
     run(reduce_calls("max", x, (1,), top))
     assert top[0] == np.inf and np.isnan(float(top[1])) and top[2] == 3
+
+
+@BOTH
+def test_rows_may_have_the_shape_of_their_weights(dtype):
+    """One axis: X, its weights and gradients have one shape. Nothing is written behind the results."""
+    x, g, scale, bias = (
+        drawn(8).astype(dtype),
+        drawn(8, seed=1).astype(dtype),
+        drawn(8, seed=2).astype("float32"),
+        drawn(8, seed=3).astype("float32"),
+    )
+    room = np.full(16, 7, dtype)
+    y, mean, variance = room[:8], *np.empty((2, 1), "float32")
+    op("layer_norm", [x, scale, bias], [y, mean.reshape(()), variance.reshape(())], begin_norm_axis=0, epsilon=0.0)
+    wide, up, weights = x.astype("float64"), g.astype("float64"), scale.astype("float64")
+    z = (wide - wide.mean()) / wide.std()
+    near(y, z * weights + bias)
+    assert (room[8:] == 7).all()
+    dx, dscale, dbias = room[:8], *np.empty((2, 8), "float32")
+    op("layer_norm_grad", [x, scale, bias, mean.reshape(()), variance.reshape(()), g], [dx, dscale, dbias], begin_norm_axis=0, epsilon=0.0)
+    u = up * weights
+    near(dx, (u - u.mean() - z * (u * z).mean()) / wide.std(), wide=1e-5)
+    near(dscale, up * z, wide=1e-5)
+    np.testing.assert_array_equal(dbias, g.astype("float32"))
+    assert (room[8:] == 7).all()

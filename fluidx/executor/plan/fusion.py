@@ -25,6 +25,7 @@ from ...ir.operator import Operator, op_types
 from ...ir.types import TensorType
 from ...ops.expr.native import always_fits, bind_native
 from ...ops.expr.nodes import Expr, make_node, rebuild, sym
+from ...ops.kernels import native_calls
 from .liveness import op_reads, op_writes
 from .selection import Outline
 from .shadows import LayoutKeys, Shadows
@@ -140,8 +141,7 @@ def _calls(
         return place if name == out else array(name)
 
     ins, outs = definition.operands(first, layouts, layouts)
-    made: Any = definition.native.calls
-    calls = made(ins, outs, first.attrs, dry=dry, **({"scratch": scratch} if scratch else {}))
+    calls = native_calls(definition, ins, outs, first.attrs, dry=dry, **({"scratch": scratch} if scratch else {}))
     tail = _elementwise(chain[1:], rest, layouts, dtype, dry, tail=True)
     if not calls or tail is None or not calls[-1].tail:
         return None

@@ -138,7 +138,7 @@ class GatherGrad(OpDef):
         _, index, g = ins
         return add_row_calls("gather_grad", "X", outs[0], index, g, part, dry=dry)
 
-    native = Native(calls=_calls)
+    native = Native(calls=_calls, halves=True)
 
     @staticmethod
     def samples():
@@ -298,7 +298,7 @@ class Scatter(OpDef):
             put = add_row_calls("scatter", "X", out, ids, updates, part, clear=2, dry=dry)
         return None if copied is None or put is None else [*copied, *put]
 
-    native = Native(calls=_calls)
+    native = Native(calls=_calls, halves=True)
 
     @staticmethod
     def samples():

@@ -168,7 +168,7 @@ class ExpandGrad(OpDef):
         times = [o // d if d else 1 for o, d in zip(g.shape, x.shape, strict=True)]
         return reduce_calls("sum", g.reshape(_paired(times, x.shape)), range(0, 2 * x.ndim, 2), outs[0], dry=dry) if x.size else None
 
-    native = Native(calls=_calls)
+    native = Native(calls=_calls, halves=True)
 
     @staticmethod
     def samples():

@@ -232,7 +232,7 @@ class Sum(OpDef):
         terms = {f"x{k}": x for k, x in enumerate(xs)}
         return expression_calls(reduce(partial(make_node, "add"), map(sym, terms)), terms, out, dry)
 
-    native = Native(calls=_calls, any_size=True)
+    native = Native(calls=_calls, halves=True, any_size=True)
 
     @staticmethod
     def samples():

@@ -108,7 +108,7 @@ class ScalarExpression:
         return {
             "expr": self, "pattern": staticmethod(elementwise_pattern(self.body, self.inputs, self.names, self.axis)),
             "kernel": staticmethod(self.kernel), "arithmetic": Arithmetic(flops=self.flops),
-            "native": Native(calls=self.calls, any_size=True, bind=self.bind, bind_scratch=self.bind_scratch),
+            "native": Native(calls=self.calls, halves=True, any_size=True, bind=self.bind, bind_scratch=self.bind_scratch),
         }  # fmt: skip
 
     def specialized(self, attrs: Mapping[str, Any]) -> Expr:

@@ -76,7 +76,7 @@ class CrossEntropy(OpDef):
         text = "" if dry else wrong_label_text("cross_entropy", "#", class_range(x.shape[-1], part)[1], ignore)
         return None if attrs["soft_label"] else row_calls("pick", [x], -1, outs[0], label, ignore, text, part, dry)
 
-    native = Native(calls=_calls, any_size=True, bind=_bind)
+    native = Native(calls=_calls, halves=True, any_size=True, bind=_bind)
 
     @staticmethod
     def samples():
@@ -119,7 +119,7 @@ class CrossEntropyGrad(OpDef):
         ignore = attrs["ignore_index"]
         return None if attrs["soft_label"] else row_calls("pick_grad", [x, outs[0]], -1, g, label, ignore, part=part, dry=dry)
 
-    native = Native(calls=_calls, any_size=True)
+    native = Native(calls=_calls, halves=True, any_size=True)
 
     @staticmethod
     def samples():

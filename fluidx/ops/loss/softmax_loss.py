@@ -140,7 +140,7 @@ class SoftmaxWithCrossEntropy(OpDef):
         (x, label), (soft, loss) = ins, outs
         return _native_xent("softmax_with_cross_entropy", "xent", x, soft, label, loss, attrs, dry)
 
-    native = Native(calls=_calls, any_size=True)
+    native = Native(calls=_calls, halves=True, any_size=True)
 
     @staticmethod
     def samples():
@@ -205,7 +205,7 @@ class SoftmaxWithCrossEntropyGrad(OpDef):
         soft, label, g = ins
         return _native_xent("softmax_with_cross_entropy_grad", "xent_grad", soft, outs[0], label, g, attrs, dry, part)
 
-    native = Native(calls=_calls, any_size=True, bind=_bind)
+    native = Native(calls=_calls, halves=True, any_size=True, bind=_bind)
 
     @staticmethod
     def samples():

@@ -61,7 +61,7 @@ class Product(OpDef):
         a, b, out = found
         return native_product(a, b, out, attrs.get("alpha", 1.0))
 
-    native = Native(calls=_calls, any_size=True, tail=True, rounds=2)
+    native = Native(calls=_calls, halves=True, any_size=True, tail=True, rounds=2)
 
 
 def _linear(x: TensorType, *operands: int) -> str:

@@ -59,7 +59,7 @@ class _Reduction(OpDef):
     axis_words: ClassVar[tuple[str, ...]] = ("{}!",)  # words of the access pattern for each reduced axis
     groups: ClassVar[str] = ""  # groups of the access pattern: linear and monotone ones
     how: ClassVar[str] = ""  # `how` of shared.native.reduce_calls
-    native = Native(any_size=True)
+    native = Native(any_size=True, halves=True)
 
     @classmethod
     def pattern(cls, ins, outs, attrs):
@@ -161,7 +161,7 @@ class _Mean(_Reduction):
         axes = reduced_axes("mean", attrs.get("dim", ()), x.ndim)
         return reduce_calls("sum", x, axes, outs[0], count_of(x, axes, part), dry)
 
-    native = Native(calls=_calls)
+    native = Native(calls=_calls, halves=True)
 
 
 class ReduceMean(_Mean):
@@ -282,7 +282,7 @@ class LogSumExp(_Reduction):
             return None
         return row_calls("logsumexp", [x.reshape(-1, prod(x.shape[k] for k in axes))], 1, out, dry=dry)
 
-    native = Native(calls=_calls)
+    native = Native(calls=_calls, halves=True)
 
     @staticmethod
     def samples():
@@ -329,7 +329,7 @@ class SquaredL2Norm(OpDef):
     def _calls(ins, outs, attrs, dry=False):
         return reduce_calls("squares", ins[0], range(ins[0].ndim), outs[0], dry=dry)
 
-    native = Native(calls=_calls)
+    native = Native(calls=_calls, halves=True)
 
     @staticmethod
     def samples():

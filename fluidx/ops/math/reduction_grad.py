@@ -98,7 +98,7 @@ class ReduceMeanGrad(OpDef):
         e = make_node("div", sym("g"), const(float(count)))
         return expression_calls(e, {"g": g.reshape(kept_shape(x.shape, axes))}, outs[0], dry) if count else None
 
-    native = Native(calls=_calls, any_size=True)
+    native = Native(calls=_calls, halves=True, any_size=True)
 
 
 class ReduceMaxGrad(OpDef):
@@ -123,7 +123,7 @@ class ReduceMaxGrad(OpDef):
         e = make_node("mul", sym("g"), make_node("eq", sym("x"), sym("y")))
         return expression_calls(e, {"x": x, "y": y.reshape(kept), "g": g.reshape(kept)}, outs[0], dry)
 
-    native = Native(calls=_calls)
+    native = Native(calls=_calls, halves=True)
 
 
 class ReduceProdGrad(OpDef):
@@ -172,7 +172,7 @@ class LogSumExpGrad(OpDef):
         e = make_node("mul", make_node("exp", make_node("sub", sym("x"), sym("y"))), sym("g"))
         return expression_calls(e, {"x": x, "y": y.reshape(kept), "g": g.reshape(kept)}, outs[0], dry)
 
-    native = Native(calls=_calls)
+    native = Native(calls=_calls, halves=True)
 
 
 # -- sum over broadcast axes -----------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class ReduceTo(OpDef):
     def _calls(ins, outs, attrs, dry=False):
         return reduce_calls("sum", ins[0], _broadcast_axes(ins[0].shape, ins[1].shape, attrs["axis"])[0], outs[0], dry=dry)
 
-    native = Native(calls=_calls, any_size=True)
+    native = Native(calls=_calls, halves=True, any_size=True)
 
     @staticmethod
     def samples():

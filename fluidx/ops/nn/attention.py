@@ -222,7 +222,8 @@ def _calls(name: str, ins: Sequence[Any], more: Sequence[Any], flat: Sequence[An
     arrays = [a for a in (*ins, *more, *flat) if a is not None]
     if kind is None or not native.has_products() or not all(a.size for a in arrays):
         return None
-    if any(a.dtype not in (q.dtype, bool) for a in arrays if a is not lse) or lse is not None and kind != "16" and lse.dtype != q.dtype:
+    summed = np.float32 if kind == "16" else q.dtype
+    if any(a.dtype not in (q.dtype, bool) for a in arrays if a is not lse) or lse is not None and lse.dtype != summed:
         return None
     matrices = [_matrices(x) for x in (q, k, v, *more)]
     masked = _mask_numbers(mask, (*q.shape[:-1], k.shape[-2]))
@@ -302,7 +303,7 @@ class ScaledDotProductAttention(OpDef):
     def _calls(ins, outs, attrs, dry=False, part=None):
         return _calls("attention", ins, (outs[0], *[None] * 4), (outs[1], None), attrs, part, dry)
 
-    native = Native(calls=_calls, any_size=True)
+    native = Native(calls=_calls, halves=True, any_size=True)
 
     @staticmethod
     def samples():
@@ -370,7 +371,7 @@ class ScaledDotProductAttentionGrad(OpDef):
         *operands, to, lse, g = ins
         return _calls("attention_grad", operands, (to, g, *outs[:3]), (lse, outs[3]), attrs, part, dry)
 
-    native = Native(calls=_calls, any_size=True)
+    native = Native(calls=_calls, halves=True, any_size=True)
 
     @staticmethod
     def samples():

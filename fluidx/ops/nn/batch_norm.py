@@ -80,7 +80,7 @@ class BatchNorm(OpDef):
         return dx, ds, db, None, None
 
     kernel = by_parts
-    native = Native(calls=batch_norm_native.forward, scratch=batch_norm_native.scratch_types, any_size=True, tail=True)
+    native = Native(calls=batch_norm_native.forward, halves=True, scratch=batch_norm_native.scratch_types, any_size=True, tail=True)
 
     @staticmethod
     def samples():
@@ -125,7 +125,7 @@ class BatchNormGrad(OpDef):
         return x, scale, scale
 
     kernel = by_parts
-    native = Native(calls=batch_norm_native.backward, scratch=batch_norm_native.scratch_types, any_size=True)
+    native = Native(calls=batch_norm_native.backward, halves=True, scratch=batch_norm_native.scratch_types, any_size=True)
 
     @staticmethod
     def samples():

@@ -76,7 +76,7 @@ class BnMean(OpDef):
         count = prod(x.shape[k] for k in axes) if part is None else part.count
         return reduce_calls("sum", x, axes, outs[0], count, dry) if count else None
 
-    native = Native(calls=_calls)
+    native = Native(calls=_calls, halves=True)
 
     @staticmethod
     def samples():
@@ -120,7 +120,7 @@ class BnVariance(OpDef):
         made = expression_calls(_SHIFTED * _SHIFTED, values, squares, dry) if count else None
         return all_of([made, reduce_calls("sum", squares, axes, outs[0], count, dry)])
 
-    native = Native(calls=_calls, scratch=_scratch)
+    native = Native(calls=_calls, halves=True, scratch=_scratch)
 
     @staticmethod
     def samples():
@@ -179,7 +179,7 @@ class BnApply(OpDef):
         ]  # fmt: skip
         return all_of([expression_calls(e, values, out, dry) for (e, values), out in zip(made, outs, strict=True) if out is not None])
 
-    native = Native(calls=_calls)
+    native = Native(calls=_calls, halves=True)
 
     @staticmethod
     def samples():
@@ -230,7 +230,7 @@ class BnGradSums(OpDef):
             reduce_calls("sum", g, _rest(x, layout), outs[0], dry=dry),
         ])  # fmt: skip
 
-    native = Native(calls=_calls, scratch=_scratch)
+    native = Native(calls=_calls, halves=True, scratch=_scratch)
 
     @staticmethod
     def samples():
@@ -275,7 +275,7 @@ class BnGradApply(OpDef):
         channels = _along_channels({"s": scale, "m": mean, "i": inv, "db": dbias, "ds": dscale}, x, layout)
         return expression_calls(e, {"a": x, "d": g, **channels}, outs[0], dry)
 
-    native = Native(calls=_calls)
+    native = Native(calls=_calls, halves=True)
 
     @staticmethod
     def samples():

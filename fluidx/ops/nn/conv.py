@@ -152,7 +152,8 @@ class _Conv(OpDef):
         return scratch_types([BACK if cls.transposed else FORWARD], n, c, w, cls.windows(cls.name, x, w, attrs), attrs["groups"], fmt)
 
     native = Native(
-        calls=_calls, scratch=_scratch, any_size=any_size, tail=True, memory_per_thread=True, bind=_bind, bind_scratch=_bind_scratch
+        calls=_calls, halves=True, scratch=_scratch, any_size=any_size, tail=True, memory_per_thread=True,
+        bind=_bind, bind_scratch=_bind_scratch,
     )  # fmt: skip
 
 
@@ -247,7 +248,8 @@ class _ConvGrad(OpDef):
         return scratch_types(products, n, c, w, cls.windows(cls.name, x, w, attrs), attrs["groups"], fmt)
 
     native = Native(
-        calls=_calls, scratch=_scratch, any_size=any_size, tail=True, memory_per_thread=True, bind=_bind, bind_scratch=_bind_scratch
+        calls=_calls, halves=True, scratch=_scratch, any_size=any_size, tail=True, memory_per_thread=True,
+        bind=_bind, bind_scratch=_bind_scratch,
     )  # fmt: skip
 
 

@@ -126,7 +126,7 @@ class Dropout(Drawing):
         words += [_signed(attrs["seed"]), native.address(ctx.cell), round(p * 65536), _kept_scale(p, attrs["dropout_implementation"])]
         return [native.NativeCall(f"dropout_{kind}", tuple(words), (x, y, mask, ctx.cell))]
 
-    native = Native(calls=_calls)
+    native = Native(calls=_calls, halves=True)
 
     @staticmethod
     def samples():
@@ -166,7 +166,7 @@ class DropoutGrad(OpDef):
         e = e if scale == 1.0 else make_node("mul", e, const(scale))
         return expression_calls(e, {"g": g, "kept": mask.view(bool)}, outs[0], dry)
 
-    native = Native(calls=_calls)
+    native = Native(calls=_calls, halves=True)
 
     @staticmethod
     def samples():

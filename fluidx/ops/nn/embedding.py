@@ -130,7 +130,7 @@ class LookupTableGrad(OpDef):
         _, ids, g = ins
         return add_row_calls("lookup_table_grad", "table W", outs[0], ids, g, part, attrs["padding_idx"], dry=dry)
 
-    native = Native(calls=_calls, any_size=True)
+    native = Native(calls=_calls, halves=True, any_size=True)
 
     @staticmethod
     def samples():

@@ -13,21 +13,23 @@ from ..shared.native import formats
 from ..shared.samples import f32, positive
 from .norm_shared import RowParts, emit_norm_grad, linear_in_weights, row_statistic
 
+_VALUES = {"layer_norm": (0, 3), "layer_norm_grad": (0, 4, 5)}  # which arrays of a kernel are X, Y and gradients of these
+
 
 def norm_calls(
     kernel: str, arrays: tuple[Any, ...], rows: int, epsilon: float, dry: bool, centered: bool = True
 ) -> list[native.NativeCall] | None:
-    """The call of a kernel for rows of X, the first of `arrays` (None for an absent one); all are contiguous. Those of X's shape may be
-    16-bit floats; all others are of one float type. If rows are not `centered`, the deviations are the values themselves.
+    """The call of a kernel for rows of X, the first of `arrays` (None for an absent one); all are contiguous. X, Y and their gradients may
+    be 16-bit floats; weights and statistics are of one float type. If rows are not `centered`, the deviations are the values themselves.
     """
-    x = arrays[0]
+    x, values = arrays[0], _VALUES[kernel]
     present = [a for a in arrays if a is not None]
-    known = formats([a for a in present if a.shape == x.shape])
+    known = formats([arrays[k] for k in values])
     if known is None or not x.size or not all(a.flags.c_contiguous for a in present):
         return None
     kind, how_stored = known
     computed = "float64" if kind == "f64" else "float32"
-    if any(a.dtype != computed for a in present if a.shape != x.shape):
+    if any(a.dtype != computed for k, a in enumerate(arrays) if a is not None and k not in values):
         return None
     if dry:
         return []
@@ -82,7 +84,7 @@ class LayerNorm(OpDef):
         (x, scale, bias), axis = ins, attrs["begin_norm_axis"]
         return norm_calls("layer_norm", (x, scale, bias, *outs), prod(x.shape[:axis]), attrs["epsilon"], dry)
 
-    native = Native(calls=_calls, any_size=True)
+    native = Native(calls=_calls, halves=True, any_size=True)
 
     @staticmethod
     def samples():
@@ -129,7 +131,7 @@ class LayerNormGrad(OpDef):
         (x, scale, _, mean, var, g), axis = ins, attrs["begin_norm_axis"]
         return norm_calls("layer_norm_grad", (x, scale, mean, var, g, *outs), prod(x.shape[:axis]), attrs["epsilon"], dry)
 
-    native = Native(calls=_calls, any_size=True)
+    native = Native(calls=_calls, halves=True, any_size=True)
 
     @staticmethod
     def samples():

@@ -52,7 +52,7 @@ class RMSNorm(OpDef):
         arrays = (x, scale, None, y, None, square)
         return norm_calls("layer_norm", arrays, prod(x.shape[:axis]), attrs["epsilon"], dry, centered=False)
 
-    native = Native(calls=_calls, any_size=True)
+    native = Native(calls=_calls, halves=True, any_size=True)
 
     @staticmethod
     def samples():
@@ -97,7 +97,7 @@ class RMSNormGrad(OpDef):
         arrays = (x, scale, None, square, g, dx, dscale, None)
         return norm_calls("layer_norm_grad", arrays, prod(x.shape[:axis]), attrs["epsilon"], dry, centered=False)
 
-    native = Native(calls=_calls, any_size=True)
+    native = Native(calls=_calls, halves=True, any_size=True)
 
     @staticmethod
     def samples():

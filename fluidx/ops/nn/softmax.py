@@ -52,7 +52,7 @@ class _AlongAxis(OpDef):
     def _calls(cls, ins, outs, attrs, dry=False):
         return row_calls(cls.name, [*ins, outs[0]], attrs["axis"], dry=dry)
 
-    native = Native(calls=_calls, any_size=True)
+    native = Native(calls=_calls, halves=True, any_size=True)
 
 
 class _Forward(_AlongAxis):

@@ -76,15 +76,15 @@ class QuantizedProduct(OpDef):
     @classmethod
     def _calls(cls, ins, outs, attrs, dry=False):
         x, w, *rest = ins
-        present = [a for a in (*ins, outs[0]) if a is not None]
-        if any(not a.flags.c_contiguous for a in present) or not x.size:
+        present, made = [a for a in (*ins, outs[0]) if a is not None], dtype_name(outs[0].dtype)
+        if any(not a.flags.c_contiguous for a in present) or not x.size or made not in _KINDS:
             return None
         bias, scale, shift, other, zero, factor, less = (*rest, None)[:7]
         n, c, win = cls.geometry(x, attrs)
         groups, o, out = attrs["groups"], attrs["outputs"], outs[0]
         at = [0 if a is None else native.address(a) for a in (x, w, bias, scale, shift, other, zero, factor, out, less)]
         signed = [int(a is not None and a.dtype == np.int8) for a in (x, other)]
-        kind = _KINDS.index(dtype_name(out.dtype))
+        kind = _KINDS.index(made)
         words = (
             at[0], signed[0], attrs["zero"], at[6], at[1], at[2], at[3], 0 if scale is None else scale.size, at[7], at[4], at[8], kind,
             attrs["out_zero"], attrs["lowest"], attrs["highest"], at[5], signed[1], attrs["other_zero"], attrs["other_ratio"],

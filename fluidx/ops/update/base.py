@@ -130,7 +130,7 @@ class Update(OpDef):
 
         return run
 
-    native = Native(calls=_calls, any_size=True, bind=_bind, bind_scratch=_bind_scratch)
+    native = Native(calls=_calls, halves=True, any_size=True, bind=_bind, bind_scratch=_bind_scratch)
 
 
 def _one(t: TensorType) -> str:
