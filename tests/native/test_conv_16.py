@@ -74,6 +74,17 @@ def test_bits_do_not_depend_on_the_number_of_threads(pairs):
     assert all(np.array_equal(a, b) for one in found[1:] for a, b in zip(found[0], one, strict=True))
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_pixel_that_is_not_finite_is_in_the_taps_that_see_it_and_in_no_other(pairs, value):
+    """Of a filter of 3x2 over 4x4 pixels, pixel (3, 0) is seen by tap (2, 0) only. The others sum 2x3 ones of each of 5 images."""
+    x, w, g = (np.ones(s, ml_dtypes.bfloat16) for s in ((5, 16, 4, 4), (16, 16, 3, 2), (5, 16, 2, 3)))
+    x[3, 7, 3, 0] = value
+    _, found = run("conv2d_grad", (x, w, g), {"strides": (1, 1), "paddings": (0, 0, 0, 0)})
+    want = np.full(w.shape, 30.0)
+    want[:, 7, 2, 0] = value
+    np.testing.assert_array_equal(found.astype("float64"), want)
+
+
 def test_what_has_no_such_kernel(pairs):
     """Groups, channels last, float16 and padding beyond the filter get float32 copies."""
 

@@ -29,6 +29,7 @@ typedef struct {
     Grid16 *grids;
     Tail *tail;
     int back, failed;
+    int odd, by_rows; /* some sums are not finite; so they are made of rows that are apart */
 } Job16;
 
 /* Rows of one image into its places in the planes; zeros are there already. Planes of a channel are `apart` elements apart. */
@@ -214,6 +215,25 @@ void LEVEL(conv_16_with)(const int64_t *a, Team *team, Product16Fn product, int 
     if (j.failed) team->error = "out of memory";
 }
 
+/* Sums of the images [first, first + count) that are staged, into p->c or, if there are sums already, on top of them. A run of rows has
+ * columns between them, where zeros meet pixels of the image: what is not finite there would be NaN in taps that never see it. */
+static void add_images_16(Job16 *j, Product16 *p, int64_t count, int more) {
+    const Grid16 *g = j->grids;
+    const char *a = p->a.at, *b = p->b.at;
+    p->beta = more, p->k = (count - 1) * j->plane + (g->rows - 1) * j->pitch + g->columns;
+    if (!j->by_rows) {
+        if (j->product(p)) j->failed = 1;
+        return;
+    }
+    p->k = g->columns;
+    for (int64_t row = 0; row < count * g->rows; row++, p->beta = 1) {
+        int64_t at = row / g->rows * j->plane + row % g->rows * j->pitch;
+        p->a.at = a + 2 * at, p->b.at = b + 2 * at;
+        if (j->product(p)) j->failed = 1;
+    }
+    p->a.at = a, p->b.at = b;
+}
+
 /* Items [begin, end): parts of the batch, each with sums of its own */
 static void conv_16_sums(void *ctx, int64_t begin, int64_t end) {
     Job16 *j = ctx;
@@ -246,21 +266,23 @@ static void conv_16_sums(void *ctx, int64_t begin, int64_t end) {
                         memcpy(made + o * apart + i * j->plane + y * j->pitch,
                                (const uint16_t *)j->made + (first + i) * out_size + (o * j->oh + y) * j->ow, (size_t)j->ow * 2);
             }
-            p.k = (count - 1) * j->plane + (g->rows - 1) * j->pitch + g->columns, p.beta = first > start;
-            if (j->product(&p)) j->failed = 1;
+            add_images_16(j, &p, count, first > start);
         }
     }
 }
 
 /* Elements [begin, end) of the filter's gradient from the sums of all parts */
 static void add_sums_16(void *ctx, int64_t begin, int64_t end) {
-    const Job16 *j = ctx;
+    Job16 *j = ctx;
     int64_t size = j->k.o * j->k.c * j->k.kh * j->k.kw;
+    int odd = 0;
     IVDEP for (int64_t i = begin; i < end; i++) {
         float sum = j->sums[i];
         for (int64_t p = 1; p < j->parts; p++) sum += j->sums[p * size + i];
         j->sums[i] = sum;
+        odd |= sum - sum != 0;
     }
+    if (odd) j->odd = 1;
     f32_as_line((char *)j->filter + 2 * begin, j->sums + begin, j->is, end - begin);
 }
 
@@ -272,8 +294,10 @@ void LEVEL(conv_filter_16_with)(const int64_t *a, Team *team, Product16Fn produc
     j.made = PTR(const char, a[2]), j.sums = PTR(float, a[21]);
     j.parts = conv_parts(j.k.n, size * (int64_t)sizeof(float));
     j.group = at_most(up_div(j.k.n, j.parts), up_div(CONV_16_SUM, at_least(1, j.plane)));
-    parallel_for(team, j.parts, 1, conv_16_sums, &j);
-    parallel_for(team, size, 8192, add_sums_16, &j);
+    for (j.by_rows = 0; j.by_rows < 2; j.by_rows += j.odd && !j.by_rows ? 1 : 2) {
+        parallel_for(team, j.parts, 1, conv_16_sums, &j);
+        parallel_for(team, size, 8192, add_sums_16, &j);
+    }
     if (j.failed) team->error = "out of memory";
 }
 
