@@ -209,6 +209,8 @@ def _pads(given: tuple[str, ...]) -> dict[str, float]:
     found: dict[str, float] = {}
     for text in given:
         name, sign, number = text.partition("=")
+        if name in found:
+            raise click.UsageError(f"--pad gives input {name!r} two numbers, {found[name]} and {number}; give one")
         try:
             found[name] = int(number) if number.lstrip("+-").isdigit() else float(number)
         except ValueError:

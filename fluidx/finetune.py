@@ -41,7 +41,7 @@ from .training.data_files import read_named_arrays
 from .training.examples import Arrays, ExampleReader, Examples, Padding
 from .training.loop import Epoch, LoopOptions, OneDeviceTrainer, Trainee, TrainingLoop
 from .training.scores import PERPLEXITY, Score, has_perplexity, shown
-from .training.standardize import Standardize, standardizing
+from .training.standardize import standardizing
 from .transpiler import DistributeTranspiler, strategies
 
 RATES = {"adam": 3e-3, "momentum": 1e-2, "sgd": 1e-2}  # optimizer -> its default learning rate
@@ -151,7 +151,7 @@ def train(path: str, data: str | Path, how: Training, output: Path, say: Callabl
         by_data = {n: _balanced(examples, built, n) for n in by_data}
         built = _built(path, replace(how, **by_data))
     if how.standardize:
-        _standardized(built, standardizing(built.model, examples), say)
+        _standardize(built, examples, _writes_adapters(how, output), say)
     model, scores = built.model, _scores(built, how)
     how = replace(how, precision=how.precision or model.half or "float32")
     trained = [p for p in model.parameters if p.trainable]
@@ -209,7 +209,16 @@ def _scores(built: Built, how: Training) -> list[Score]:
     return [Score(name, kind) for name in names]
 
 
-def _standardized(built: Built, way: Standardize, say: Callable[[str], None]) -> None:
+def _writes_adapters(how: Training, output: Path) -> bool:
+    """Is the output a folder for adapters alone, not a model?"""
+    return how.lora is not None and output.suffix != ".onnx"
+
+
+def _standardize(built: Built, examples: Examples, adapters_alone: bool, say: Callable[[str], None]) -> None:
+    """The model takes columns as they are in the table."""
+    if adapters_alone:
+        raise OnnxError("--standardize changes the model, and a folder of --lora has adapters alone; write -o FILE.onnx, or leave it away")
+    way = standardizing(built.model, examples)
     for program in (built.model.program, built.plain):
         program.become(way.run(program))
     many = ", ".join(f"{len(of.means)} of {name}" for name, of in way.inputs)
@@ -242,7 +251,7 @@ def _write(path: str, exe: Any, built: Built, how: Training, output: Path, class
     if gone := next((p.name for p in built.model.parameters if not np.isfinite(exe.state(p.name)).all()), None):
         raise OnnxError(f"{gone!r} is not finite after the last step, so nothing was written; a smaller --lr may help")
     of = {"scope": exe.scope} if isinstance(exe, OneDeviceTrainer) else {"executor": exe}
-    if how.lora is None or output.suffix == ".onnx":
+    if not _writes_adapters(how, output):
         metadata = {p.key: p.value for p in built.model.proto.metadata_props}
         if classes is not None:
             metadata["classes"] = json.dumps(classes)

@@ -71,7 +71,7 @@ def test_all_kinds_of_data_are_padded_alike(folder):
         kinds.append("data.parquet")
     except ImportError:
         pass
-    (folder / "feeder.py").write_text(f"""import numpy as np
+    (folder / "uneven.py").write_text(f"""import numpy as np
 ids, labels = {IDS}, {LABELS}
 def batches(epoch):
     order = np.random.default_rng((0, epoch)).permutation(5)
@@ -82,7 +82,7 @@ def batches(epoch):
     options = (*BASIC, "--pad-to-multiple-of", 3)  # those by hand have 3 positions in all batches
     trained(*options, data="whole.npz")
     expected = weights()
-    for kind in [*kinds, "feeder:batches"]:
+    for kind in [*kinds, "uneven:batches"]:
         said = trained(*options, data=kind)
         assert all(np.array_equal(weights()[n], a) for n, a in expected.items()), kind
         assert "batches an epoch" in said
@@ -131,6 +131,7 @@ def test_words_in_a_cell_are_classes_of_positions(folder):
     (("--pad", "label=1"), {}, "labels get the ignored one, -100"),
     (("--pad", "ids=0.5"), {}, "--pad ids=0.5: int64[?,?] cannot be padded with it"),
     (("--pad", "ids"), {}, "--pad 'ids' does not say which number fills up which input; write --pad ids=0"),
+    (("--pad", "ids=3", "--pad", "ids=4"), {}, "--pad gives input 'ids' two numbers, 3 and 4; give one"),
     (("--shapes", "ids=?x3"), {}, "array 'ids' of data.npz has 1 to 3 elements in an example, and int64[?,3] is expected; if the model "
      "takes several lengths, --shapes ids=?x? opens the axis"),
     (("--loss", "square_error_cost"), {}, "labels of --loss square_error_cost must have equally many"),
