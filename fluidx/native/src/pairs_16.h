@@ -3,9 +3,9 @@
 
 enum { PANEL_16 = 32, PACKED_16 = 2 };
 #if HAVE_AMX
-enum { KEYS_16 = 32, ROWS_16 = 32 };
+enum { KEYS_16 = 32, ROWS_16 = 32, BLOCK_16 = 512 << 10 };
 #else
-enum { KEYS_16 = 2, ROWS_16 = 56 };
+enum { KEYS_16 = 2, ROWS_16 = 56, BLOCK_16 = 512 << 10 };
 #endif
 
 /* Chains of sums go on from one block along k to the next, so its length is free. */

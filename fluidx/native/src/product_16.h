@@ -8,7 +8,7 @@
  * product, nor on how it is cut into pieces. AVX512_BF16 and AMX take subnormal numbers for 0. */
 
 enum { AS_F32, AS_BF16, AS_F16, AS_ROUNDED }; /* what a matrix holds; the last is float32 that counts as rounded to bfloat16 */
-enum { BLOCK_16 = 512 << 10, WIDTH_16 = 512, DEPTH_16 = 2048 }; /* a block of B: bytes at most, columns and rows at most */
+enum { WIDTH_16 = 512, DEPTH_16 = 2048 }; /* a block of B: columns and rows at most; BLOCK_16: bytes */
 
 /* turned: it stands transposed in memory. Lines of it there are `ld` elements apart; those of a B may lie anywhere, in this case at `lines`. */
 typedef struct {
@@ -70,6 +70,16 @@ INLINE void f32_as_line(char *to, const float *from, int64_t is, int64_t n) {
 #else
 #include "wide_16.h"
 #endif
+#if HAVE_PAIRS || !HAVE_FMA
+INLINE int64_t most_rows_16(int64_t k, int64_t turned) { return (void)k, (void)turned, ROWS_16; }
+INLINE int64_t rows_room_16(int64_t rows, int64_t most) { return up_to_16(rows, 16) * (most + 128); }
+
+/* Sums of rows of A times a block of B; `more`: on top of those that are there */
+static void rows_16(int64_t all, const Side16 *a, int64_t i, int64_t rows, int64_t k0, int64_t k, char *room, const char *b, int64_t n,
+                    float *sums, int64_t ld, int more) {
+    times_16(all, rows, n, k, pack_a_16(a, i, rows, k0, k, room), b, sums, ld, more);
+}
+#endif
 
 /* Sums of some rows become rows of C. */
 static void finish_16(const Product16 *p, float *sums, int64_t apart, int64_t row, int64_t column, int64_t rows, int64_t n) {
@@ -99,8 +109,9 @@ static int room_16(const Product16 *p, Room16 *o) {
     int64_t most = up_to_16(o->blocks > 1 ? o->deep : p->k, KEYS_16) * PACKED_16, wide = BLOCK_16 / (most + 1) / PANEL_16 * PANEL_16;
     wide = wide < 2 * PANEL_16 ? 2 * PANEL_16 : wide > WIDTH_16 ? WIDTH_16 : wide;
     o->wide = wide < up_to_16(p->n, PANEL_16) ? wide : up_to_16(p->n, PANEL_16);
-    o->rows = ROWS_16 < p->m ? ROWS_16 : p->m;
-    int64_t b = o->wide * most, a = up_to_16(o->rows, 16) * (most + 128), held = up_to_16(o->blocks > 1 ? p->m : o->rows, 32);
+    int64_t rows = most_rows_16(p->k, p->a.turned);
+    o->rows = rows < p->m ? rows : p->m;
+    int64_t b = o->wide * most, a = rows_room_16(o->rows, most), held = up_to_16(o->blocks > 1 ? p->m : o->rows, 32);
     o->b = own_memory(PANELS, (size_t)(up_to_16(b, 64) + up_to_16(a, 64) + held * o->wide * (int64_t)sizeof(float)));
     if (!o->b) return -1;
     o->a = o->b + up_to_16(b, 64), o->sums = (float *)(o->a + up_to_16(a, 64));
@@ -119,7 +130,7 @@ int LEVEL(product_16)(const Product16 *p) {
             for (int64_t i = 0; i < p->m; i += o.rows) {
                 int64_t rows = p->m - i < o.rows ? p->m - i : o.rows;
                 float *sums = o.sums + (o.blocks > 1 ? i * o.wide : 0);
-                times_16(p->k, rows, n, deep, pack_a_16(&p->a, i, rows, k0, deep, o.a), o.b, sums, o.wide, block > 0);
+                rows_16(p->k, &p->a, i, rows, k0, deep, o.a, o.b, n, sums, o.wide, block > 0);
                 if (block + 1 < o.blocks) continue;
                 finish_16(p, sums, o.wide, i, j, rows, n);
                 if (p->tail) p->run_tail(p->tail, p->c + (i * p->ldc + j) * bytes_16(p->c_is), rows, n, p->ldc);
