@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import native
-from ..ir.dtypes import HALVES, dtype_name, np_dtype
+from ..ir.dtypes import HALVES, dtype_name
 from ..ir.errors import ProgramError
 from ..ir.opdef import Effect, OpDef
 from ..ir.types import TensorType
@@ -25,7 +25,6 @@ from .shared.native import copy_calls
 from .shared.types import type_of
 
 Step = Callable[[], Any]
-_HALVES = frozenset(map(np_dtype, HALVES))
 _TALKS = (Effect.COLLECTIVE, Effect.P2P)
 
 
@@ -169,7 +168,7 @@ def native_calls(definition: type[OpDef], ins: list[Any], outs: list[Any], attrs
 
 
 def _is_half(a: Any) -> bool:
-    return any(map(_is_half, a)) if isinstance(a, list) else a is not None and a.dtype in _HALVES
+    return any(map(_is_half, a)) if isinstance(a, list) else a is not None and dtype_name(a.dtype) in HALVES
 
 
 # -- rows of the table ---------------------------------------------------------------------------------------------------------------

@@ -118,3 +118,12 @@ def test_integers_of_a_matrix_by_a_vector(dtype):
     same(s.run([x])[0], np.array([0 * 4 + 1 * -5 + 2 * 6, 99 * 4 + 5 + 49 * 6]), "int32")
     s = opened("{ y = MatMulInteger (x, w) }", "3", dtype, w=w)
     same(s.run([x[0]])[0], np.array(4 - 10 + 18), "int32")
+
+
+def test_a_result_and_a_scale_of_16_bits():
+    s = opened(STATIC + "m = MatMul (xd, wd) y = Cast <to = 10> (m) }", w=W)
+    same(s.run([X])[0], PRODUCT.astype("float16"), "float16")
+    assert "quantized_matmul" in kinds(s)
+    x = np.float32([[255, 0, 51]])  # the scale is 1
+    s = opened(DYNAMIC + "g = Cast <to = 1> (h) t = Mul (s, g) m = Mul (f, t) y = Cast <to = 10> (m) }", w=W, h=np.float16([0.25]))
+    same(s.run([x])[0], (x @ (W.astype("float32") * 0.25)).astype("float16"), "float16")
