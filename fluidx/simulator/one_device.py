@@ -108,12 +108,7 @@ def _reads_values(plan: Plan, step: Step, buffer: int) -> bool:
 
 def _trained(program: Program, plan: Plan) -> dict[str, Trained]:
     descs = program.global_block().descs
-    made: dict[str, tuple[str, int]] = {}
-    for k, step in enumerate(plan.steps):
-        for op in step.ops:
-            for param, grad in zip(op.role_var[::2], op.role_var[1::2], strict=True):
-                if param in descs and grad in descs:
-                    made[param] = grad, k
+    made = _gradients(program, plan)
     smaller = _smaller(program, made)
     readers, updates = _readers(plan, made, smaller)
     read = {param: descs[n] for n, param in smaller.items() if (param, None) not in readers}
@@ -128,6 +123,19 @@ def _trained(program: Program, plan: Plan) -> dict[str, Trained]:
         uses = tuple(updates.get(name, ())), forward, backward, read.get(name, descs[name])
         found[name] = Trained(descs[name], descs[grad], k, state, *uses)
     return found
+
+
+def _gradients(program: Program, plan: Plan) -> dict[str, tuple[str, int]]:
+    """The finished gradient of each trained parameter, and the step that makes it, of which a cast to its dtype may be a part."""
+    descs = program.global_block().descs
+    steps = {n: k for k, step in enumerate(plan.steps) for op in step.ops for n in op.output_arg_names}
+    made: dict[str, tuple[str, int]] = {}
+    for op in program.global_block().oplist:
+        for param, grad in zip(op.role_var[::2], op.role_var[1::2], strict=True):
+            found = [steps[n] for n in (grad, *op.input_arg_names) if n in steps]
+            if param in descs and grad in descs and found:
+                made[param] = grad, found[0]
+    return made
 
 
 def _smaller(program: Program, params: Container[str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import native
-from ...ir.dtypes import HALVES, np_dtype
+from ...ir.dtypes import HALVES, dtype_name
 from .nodes import BOOLEAN, COMPARE, Expr, nodes, symbols
 
 _UNARY = {"neg", "abs", "sqrt", "rsqrt", "exp", "log", "log1p", "tanh", "sigmoid", "softplus", "erf", "sign", "floor", "ceil", "round",
@@ -47,7 +47,7 @@ def bind_native(
     """
     outs = tuple(outs)
     arrays = [*[values[n] for n in _names(outs)], *arrays_out]
-    layout = tuple([(a.dtype.num, a.shape, a.strides) for a in arrays])
+    layout = tuple([(dtype_name(a.dtype), a.shape, a.strides) for a in arrays])
     if dry:
         return _DRY if _frame(outs, layout, (), tail) is not None else None
     addresses = [native.address(a) for a in arrays]
@@ -76,11 +76,11 @@ def always_fits(outs: Sequence[Expr], operands: int) -> bool:
 
 _DRY = native.NativeCall("", ())
 _REGISTERS = 256
-_FUNCTIONS: dict[int, str] = {np_dtype(d).num: "vm_f64" if d == "float64" else "vm_f32" for d in ("float32", "float64", *HALVES)}
-_PREFIX: dict[int, str] = {np_dtype(d).num: d for d in ("bool", *HALVES)}  # of the kind of access to an operand
-_WIDTH: dict[int, int] = {np_dtype(d).num: np_dtype(d).itemsize for d in ("bool", "float32", "float64", *HALVES)}
+_FUNCTIONS = {"float32": "vm_f32", "float64": "vm_f64", **dict.fromkeys(HALVES, "vm_f32")}
+_PREFIX = {d: d for d in ("bool", *HALVES)}  # of the kind of access to an operand
+_WIDTH = {"bool": 1, "float32": 4, "float64": 8, **dict.fromkeys(HALVES, 2)}
 
-Layout = tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]  # number of the dtype, shape and strides of each operand
+Layout = tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]  # dtype, shape and strides of each operand
 
 
 @lru_cache(maxsize=4096)
@@ -137,7 +137,7 @@ def _loop_nest(outs: tuple[Expr, ...], layout: Layout, tail: bool) -> tuple[str,
 # -- from arrays to three loops ------------------------------------------------------------------------------------------------------
 
 
-def _loops(layout: Layout, lead: tuple[int, tuple[int, ...], tuple[int, ...]]) -> tuple[Any, list[tuple[int, ...]]] | None:
+def _loops(layout: Layout, lead: tuple[str, tuple[int, ...], tuple[int, ...]]) -> tuple[Any, list[tuple[int, ...]]] | None:
     """Sizes of three loops and the strides of each operand in them, in bytes; axes that are contiguous in every operand are merged."""
     _, shape, order = lead
     if 0 in shape:  # an empty array is contiguous for any strides, as in NumPy
@@ -169,7 +169,7 @@ def _loops(layout: Layout, lead: tuple[int, tuple[int, ...], tuple[int, ...]]) -
     return (*[1] * missing, *sizes), [(*[0] * missing, *s) for s in joined]
 
 
-def _is_dense(dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def _is_dense(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Are the elements contiguous in the order of the axes?"""
     step = _WIDTH[dtype]
     for n, s in zip(reversed(shape), reversed(strides)):
@@ -181,7 +181,7 @@ def _is_dense(dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> b
 
 
 @lru_cache(maxsize=4096)
-def _extent(dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
+def _extent(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
     """First byte and end byte, relative to the address of the first element; (0, 0) for an empty array."""
     if 0 in shape:
         return 0, 0
@@ -204,12 +204,12 @@ def _aliases(addresses: Sequence[int], layout: Layout, outs: int) -> tuple[tuple
     return tuple(pairs)
 
 
-def _steps(one: tuple[int, tuple[int, ...], tuple[int, ...]]) -> list[tuple[int, int]]:
+def _steps(one: tuple[str, tuple[int, ...], tuple[int, ...]]) -> list[tuple[int, int]]:
     """Size and stride of each axis with more than one element; the strides of the other axes do not matter."""
     return [(n, s) for n, s in zip(one[1], one[2], strict=True) if n != 1]
 
 
-def _access_kind(stride: int, dtype: int) -> str:
+def _access_kind(stride: int, dtype: str) -> str:
     """The kind of access to an operand: scalar (constant along a row), vector (contiguous) or strided; as in "bool scalar" if the operand
     has another dtype than the registers."""
     bare = "scalar" if stride == 0 else "vector" if stride == _WIDTH[dtype] else "strided"
