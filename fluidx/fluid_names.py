@@ -135,7 +135,7 @@ NOT_HERE: dict[str, dict[str, str]] = {
     },
     "transpiler": {"GeoSgdTranspiler Collective GradAllReduce LocalSGD": "write DistributeTranspiler(strategies.data_parallel())"},
     "contrib": {
-        "slim quantize Compressor QuantizeTranspiler": "fx.quantize trains a program for 8-bit integers",
+        "slim quantize Compressor QuantizeTranspiler": "fx.quantize quantizes a program after training, or trains it for 8-bit integers",
         "decoder BeamSearchDecoder TrainingDecoder InitState StateCell": _BEAM,
         "layers basic_lstm BasicLSTMUnit basic_gru BasicGRUUnit": "write layers.rnn with layers.LSTMCell or layers.GRUCell",
         "memory_usage op_freq_statistic": "fluidx show and fluidx.profiler say what a program takes",

@@ -64,7 +64,7 @@ def test_the_layers_that_an_answer_names_are_there():
         (lambda: fx.nets.sequence_conv_pool, "fluidx.nets has no 'sequence_conv_pool'; sequences are padded"),
         (lambda: fx.optimizer.Adamm, "fluidx.optimizer has no 'Adamm'; did you mean 'Adam'?"),
         (lambda: fx.core.LoDTensor, "fluidx.core has no 'LoDTensor'; there are no LoD tensors"),
-        (lambda: fx.contrib.slim, "fluidx.contrib has no 'slim'; fx.quantize trains a program for 8-bit integers"),
+        (lambda: fx.contrib.slim, "fluidx.contrib has no 'slim'; fx.quantize quantizes a program after training"),
     ],
 )
 def test_a_name_that_is_not_here_is_answered_by_the_table_before_the_nearest(call, text):
