@@ -170,6 +170,8 @@ class MatMulNBitsGrad(_NBits):
 
     @staticmethod
     def infer(g, y, scale, zero, x, *, bits):
+        if not g.ndim or not x.ndim:
+            raise ProgramError(f"op matmul_n_bits_grad: Out@GRAD and X must have rows, got {g} and {x}")
         _check("matmul_n_bits_grad", y, scale, zero, bits, x.shape[-1], g.shape[-1])
         return x
 
