@@ -179,5 +179,7 @@ def export_matmul_n_bits(op: Op) -> str:
     ints = [op.emit("Reshape", parts[0], op.ints([columns, size])), *(op.emit("Reshape", p, op.ints([columns, 1])) for p in parts[2:])]
     whole, *zero = (op.emit("Cast", v, to=op.code("float32")) for v in ints)
     whole = op.emit("Sub", whole, zero[0] if zero else op.const(np.array(128, np.float32)))
+    if rows != size:  # the block is longer
+        whole = op.emit("Slice", whole, op.ints([0]), op.ints([rows]), op.ints([1]))
     product = op.emit("MatMul", op["X"], op.emit("Transpose", whole, perm=[1, 0]))
     return op.emit("Mul", product, op.emit("Reshape", parts[1], op.ints([columns])))
