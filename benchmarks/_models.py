@@ -34,6 +34,7 @@ LONG, LONG_WIDTH, LONG_HEADS = 1024, 512, 8  # of heads
 # ResNet batch normalization and 17 layers of relu amplify that from step to step: an activation next to 0 changes sign, and its gradient
 # comes or goes.
 TOLERANCE = {"mlp": 1e-4, "lenet": 1e-4, "resnet": 1e-3, "resnet50": 1e-3, "gpt": 1e-4, "heads": 1e-4}
+HALF_TOLERANCE = 0.05  # of losses: a bfloat16 has 8 bits, and peers round in other places
 
 
 class Case(NamedTuple):
@@ -249,8 +250,8 @@ class FluidxModel(NamedTuple):
     feed: dict[str, np.ndarray]
 
 
-def fluidx_model(c: Case, train: bool = True, layout: str = "NCHW") -> FluidxModel:
-    """The programs. Inference gets the forward part that `clone(for_test=True)` leaves."""
+def fluidx_model(c: Case, train: bool = True, layout: str = "NCHW", half: bool = False) -> FluidxModel:
+    """The programs. Inference gets the forward part that `clone(for_test=True)` leaves. `half`: mixed precision in bfloat16."""
     import fluidx as fx
 
     f = _Fluidx(c, layout)
@@ -263,16 +264,21 @@ def fluidx_model(c: Case, train: bool = True, layout: str = "NCHW") -> FluidxMod
         result = NETS[c.name](f, x)
         if train:
             result = fx.layers.mean(fx.layers.softmax_with_cross_entropy(result, label))
-            (fx.optimizer.Adam(c.lr) if c.optimizer == "adam" else fx.optimizer.Momentum(c.lr, 0.9)).minimize(result)
+            optimizer: Any = fx.optimizer.Adam(c.lr) if c.optimizer == "adam" else fx.optimizer.Momentum(c.lr, 0.9)
+            if half:
+                plain = {"init_loss_scaling": 1.0, "use_dynamic_loss_scaling": False}
+                optimizer = fx.mixed_precision.decorate(optimizer, dtype="bfloat16", **plain)
+            optimizer.minimize(result)
     if not train:
         main, feed = main.clone(for_test=True), {"x": feed["x"]}
+        main = fx.rewrite.Amp().run(main) if half else main
     return FluidxModel(main, startup, result, feed)
 
 
-def fluidx_step(c: Case, train: bool = True, layout: str = "NCHW", gpu: bool = False) -> Callable[[], Any]:
+def fluidx_step(c: Case, train: bool = True, layout: str = "NCHW", gpu: bool = False, half: bool = False) -> Callable[[], Any]:
     import fluidx as fx
 
-    m = fluidx_model(c, train, layout)
+    m = fluidx_model(c, train, layout, half)
     exe, scope = fx.Executor(fx.CUDAPlace(0) if gpu else fx.CPUPlace()), fx.executor.Scope()
     exe.run(m.startup, scope=scope)
     start(scope, c)
@@ -281,7 +287,7 @@ def fluidx_step(c: Case, train: bool = True, layout: str = "NCHW", gpu: bool = F
 
     def step() -> Any:
         (value,) = exe.run(m.main, feed=m.feed, fetch_list=[m.result], scope=scope)
-        return value.item() if train else value
+        return value.item() if train else value.astype(np.float32, copy=False)
 
     return step
 
@@ -392,10 +398,10 @@ def torch_net(c: Case, train: bool, channels_last: bool = False, fold: bool = Fa
 
 
 def torch_step(
-    c: Case, train: bool = True, best: bool = False, compiled: bool = False, ranks: int = 1, device: str = "cpu"
+    c: Case, train: bool = True, best: bool = False, compiled: bool = False, ranks: int = 1, device: str = "cpu", half: bool = False
 ) -> Callable[[], Any]:
     """`best`: channels_last for ResNets (it slows LeNet down), the fused optimizer, and in inference folded batch normalization.
-    `compiled`: the same under torch.compile. With `ranks` the caller has initialized torch.distributed."""
+    `compiled`: the same under torch.compile. With `ranks` the caller has initialized torch.distributed. `half`: autocast in bfloat16."""
     import torch
 
     best = best or compiled
@@ -410,8 +416,8 @@ def torch_step(
     if not train:
 
         def infer() -> Any:
-            with torch.inference_mode():
-                return run(x).cpu().numpy()
+            with torch.inference_mode(), torch.autocast(device, torch.bfloat16, enabled=half):
+                return run(x).float().cpu().numpy()
 
         return infer
     fused = {"fused": True} if best else {}
@@ -422,8 +428,9 @@ def torch_step(
 
     def step() -> Any:
         optimizer.zero_grad(set_to_none=True)
-        y = run(x)
-        loss = torch.nn.functional.cross_entropy(y.flatten(0, -2), label.flatten())
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            y = run(x)
+            loss = torch.nn.functional.cross_entropy(y.flatten(0, -2), label.flatten())
         loss.backward()
         optimizer.step()
         return loss.item()

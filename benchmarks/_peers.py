@@ -34,6 +34,8 @@ REST = 0.05  # seconds between turns, for the pool of the last peer to go to sle
 Make = Callable[[str, str, bool, int], Callable[[], Any]]
 TRAIN = ("fluidx", "fluidx_nhwc", "torch_eager", "torch_best", "torch_compile", "jax")
 INFER = (*TRAIN, "onnxruntime")
+HALF = "_bf16"  # behind the name of a peer: the same in bfloat16
+TRAIN_HALF = ("fluidx_bf16", "fluidx", "torch_eager_bf16", "torch_best_bf16", "torch_compile_bf16", "torch_best")
 LEGEND = {
     "fluidx": "fluidx as it comes; in inference InferenceTranspiler folded batch normalization into the filters",
     "fluidx_nhwc": "the same with data_format='NHWC'",
@@ -43,6 +45,10 @@ LEGEND = {
     "torch_compile": "torch_best under torch.compile",
     "jax": "JAX, the step as one jitted function, images NHWC",
     "onnxruntime": "ONNX Runtime on what PyTorch exports",
+    "fluidx_bf16": "fluidx in mixed precision, mixed_precision.decorate(dtype='bfloat16')",
+    "torch_eager_bf16": "PyTorch as it comes, under autocast in bfloat16",
+    "torch_best_bf16": "torch_best under autocast in bfloat16",
+    "torch_compile_bf16": "torch_compile under autocast in bfloat16",
 }
 
 
@@ -69,10 +75,11 @@ def _make(peer: str, model: str, train: bool, threads: int) -> Callable[[], Any]
     import _models
 
     c = _models.case(model)
+    half, peer = peer.endswith(HALF), peer.removesuffix(HALF)
     if peer.startswith(("fluidx_threads:", "fluidx_team:", "fluidx_rank:")):
         return _ranks(peer, c)
     if peer.startswith("fluidx"):
-        return _models.fluidx_step(c, train, "NHWC" if peer == "fluidx_nhwc" else "NCHW")
+        return _models.fluidx_step(c, train, "NHWC" if peer == "fluidx_nhwc" else "NCHW", half=half)
     if peer.startswith("torch") or peer == "onnxruntime":
         import torch
 
@@ -84,7 +91,7 @@ def _make(peer: str, model: str, train: bool, threads: int) -> Callable[[], Any]
         ranks = 1
         if peer.startswith("torch_ddp:"):
             ranks = _join_gloo(peer)
-        return _models.torch_step(c, train, peer != "torch_eager", peer == "torch_compile", ranks)
+        return _models.torch_step(c, train, peer != "torch_eager", peer == "torch_compile", ranks, half=half)
     if peer == "jax":
         return _models.jax_step(c, train)
     raise SystemExit(f"there is no peer {peer!r}; there are {', '.join(LEGEND)}")
@@ -491,7 +498,7 @@ def report(log: Any, what: str, models: str, peers: str) -> None:
 def compare(log: Any, mode: str, models: list[str], threads: list[int], peers: Iterable[str], rounds: int, seconds: float) -> None:
     """Race the peers on every model at every thread count, and print the tables."""
     from _common import option
-    from _models import TOLERANCE
+    from _models import HALF_TOLERANCE, TOLERANCE
 
     for model in models:
         for n in threads:
@@ -501,7 +508,8 @@ def compare(log: Any, mode: str, models: list[str], threads: list[int], peers: I
                 for name in peers:
                     if has(name, model):
                         entrants.append(Entrant(name, [stack.enter_context(Peer(name, model, mode, n))]))
-                running, watch = race(log, entrants, rounds, seconds, float(option("tolerance", str(TOLERANCE[model]))))
+                tolerance = HALF_TOLERANCE if any(name.endswith(HALF) for name in peers) else TOLERANCE[model]
+                running, watch = race(log, entrants, rounds, seconds, float(option("tolerance", str(tolerance))))
                 if running:
                     table(log, running, watch, n)
 

@@ -1,7 +1,8 @@
 """Inference of one batch: fluidx against PyTorch, JAX and ONNX Runtime, on 1 and on 2 threads.
 
 As `train.py`, with the forward part alone (`clone(for_test=True)`; PyTorch in inference_mode) and its results given back as an array. ONNX
-Runtime runs what PyTorch exports, which needs the package onnx. `--precision int8` runs `infer_int8.py` instead.
+Runtime runs what PyTorch exports, which needs the package onnx. `--precision bfloat16` is mixed precision against
+PyTorch's autocast, and both in float32; `--precision int8` runs `infer_int8.py` instead.
 
     --models lenet,resnet,resnet50,gpt   --threads 1,2   --rounds 20   --seconds 0.3 (a turn)   --peers fluidx,torch_best,...   --save
 """
@@ -10,14 +11,15 @@ from __future__ import annotations
 
 import infer_int8
 from _common import Log, option
-from _peers import INFER, report
+from _peers import INFER, TRAIN_HALF, report
 
 
 def main() -> None:
     if option("precision", "") == "int8":
         return infer_int8.main()
-    log = Log("infer")
-    report(log, "infer", "lenet,resnet,resnet50,gpt", ",".join(INFER))
+    half = option("precision", "") == "bfloat16"
+    log = Log("infer_bfloat16" if half else "infer")
+    report(log, "infer", "lenet,resnet,resnet50,gpt", ",".join(TRAIN_HALF if half else INFER))
     log.close()
 
 

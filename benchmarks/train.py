@@ -7,20 +7,22 @@ it in place; all give back the loss as a number.
 
     --models mlp,lenet,resnet,gpt (and heads: attention alone)   --threads 1,2   --rounds 20   --seconds 0.3 (a turn)   --save
     --peers fluidx,torch_best,...   also fluidx_numpy; torch_compile, one of them, needs a C++ compiler and a minute a case
+    --precision bfloat16   mixed precision of fluidx against PyTorch's autocast, and both in float32
 """
 
 from __future__ import annotations
 
-from _common import Log
+from _common import Log, option
 from _models import TOLERANCE, TRAINED
-from _peers import TRAIN, report
+from _peers import TRAIN, TRAIN_HALF, report
 
 
 def main() -> None:
-    log = Log("train")
+    half = option("precision", "") == "bfloat16"
+    log = Log("train_bfloat16" if half else "train")
     log(f"losses of 3 steps agree within {TOLERANCE['mlp']:g}, relative: other orders of summation; ResNet within {TOLERANCE['resnet']:g}:")
     log("a value next to 0 changes sign under relu, and batch normalization spreads it")
-    report(log, "train", ",".join(TRAINED), ",".join(TRAIN))
+    report(log, "train", ",".join(TRAINED), ",".join(TRAIN_HALF if half else TRAIN))
     log.close()
 
 
