@@ -111,7 +111,10 @@ def _trained(program: Program, plan: Plan) -> dict[str, Trained]:
     made = _gradients(program, plan)
     smaller = _smaller(program, made)
     readers, updates = _readers(plan, made, smaller)
-    read = {param: descs[n] for n, param in smaller.items() if (param, None) not in readers}
+    # by the program: a step of the plan may read the parameter in place of its cast
+    ops = [op for op in program.global_block().oplist if op.role not in UPDATES and smaller.keys().isdisjoint(op.output_arg_names)]
+    whole = {n for op in ops if not made.keys().isdisjoint(op.input_arg_names) for n in _computed_with(op, plan)}
+    read = {param: descs[n] for n, param in smaller.items() if param not in whole}
     found = {}
     for name, (grad, k) in sorted(made.items(), key=lambda item: item[1][1]):
         near = dict.fromkeys(n for at in updates.get(name, ()) for n in plan.steps[at].writes)
@@ -153,10 +156,9 @@ def _smaller(program: Program, params: Container[str]) -> dict[str, str]:
 
 def _readers(
     plan: Plan, params: Container[str], smaller: Mapping[str, str]
-) -> tuple[dict[tuple[str, bool | None], list[int]], dict[str, list[int]]]:  # fmt: skip
-    """The steps of forward (True) and of backward that compute with a parameter or a smaller value of it, the steps of either that compute
-    with the parameter itself (None), and the steps that update it."""
-    readers: dict[tuple[str, bool | None], list[int]] = {}
+) -> tuple[dict[tuple[str, bool], list[int]], dict[str, list[int]]]:  # fmt: skip
+    """The steps of forward (True) and of backward that compute with a parameter or a smaller value of it, and the steps that update it."""
+    readers: dict[tuple[str, bool], list[int]] = {}
     updates: dict[str, list[int]] = {}
     for k, step in enumerate(plan.steps):
         for op in step.ops:
@@ -166,8 +168,6 @@ def _readers(
                     updates.setdefault(name, []).append(k)
             elif names and smaller.keys().isdisjoint(op.output_arg_names):
                 for name in _computed_with(op, plan):
-                    if name in params:
-                        readers.setdefault((name, None), []).append(k)
                     if name in params or name in smaller:
                         readers.setdefault((smaller.get(name, name), op.role in _FORWARD), []).append(k)
     return readers, updates
