@@ -24,9 +24,9 @@ from ..ir.types import WORD
 from ..rewrite import JoinAttention, JoinLayerNorm, rewritten
 from ..rewrite.base import simplified, with_ops
 from ..rewrite.batch_norm import fold_batch_norms, what_trains
+from ..rewrite.fold_weights import fold_weights
 from ..rewrite.quantized import join_quantized
 from ..rewrite.scales import fold_scales
-from ..rewrite.weights import fold_weights
 from .cache_inputs import likely_shapes
 from .errors import OnnxError
 from .importer import Importer, run_once

@@ -91,9 +91,10 @@ def _without_nan(values: ChainValues, w: str) -> tuple[str, tuple[int, ...]]:
         if op.type != "where" or op.inputs["Y"] != (w,) or values.number(op.inputs["X"][0]) != 0:
             continue
         at, (out,) = values.maker(op.inputs["Condition"][0]), op.output_arg_names
-        test = None if at is None else values.ops[at]
-        if test is not None and test.type == "isnan" and test.input_arg_names == (w,) and values.shape(out) == values.shape(w):
-            return out, (at, j)  # type: ignore[return-value]
+        if at is None or values.ops[at].type != "isnan" or values.ops[at].input_arg_names != (w,):
+            continue
+        if values.shape(out) == values.shape(w):
+            return out, (at, j)
     return w, ()
 
 

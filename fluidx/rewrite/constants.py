@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 
+from ..ir import flow
 from ..ir.constants import elements
 from ..ir.dtypes import np_dtype
 from ..ir.opdef import OPS, Effect, OpDef
 from ..ir.operator import Operator
+from ..ir.program import Program
 from ..ir.types import ANY, TensorType
 from ..ops.kernels import bodies, narrow, wide, wide_type
 from .walk import Answer, NameFacts, most_bytes
@@ -114,6 +116,24 @@ class Constants:
                     step()
                     narrow(np, outputs, results)
                     return
+
+
+class ParameterValues:
+    """The values of block 0 that follow from its parameters, which inference does not change, and from constants; `value` gives the value
+    of a parameter."""
+
+    def __init__(self, program: Program, value: Callable[[str], np.ndarray], fetched: Collection[str], natively: bool):
+        self.program, self.fetched, block = program, fetched, program.global_block()
+        self.ops, self.descs = block.oplist, block.descs
+        self.walk = NameFacts(program, self.ops, {n: d.type for n, d in self.descs.items()}, fetched, ())
+        self.constants = Constants(self.walk, natively, most_bytes=1 << 62)
+        self.uses, changing = flow.uses(program), self.walk.changing
+        self.parameters = {n for n, d in self.descs.items() if d.persistable and n in self.uses and n not in changing}
+        self.constants.known.update({n: value(n) for n in self.parameters})
+
+    def follows(self, op: Operator, definition: type[OpDef]) -> bool:
+        """Do all results of an operator follow, and does each keep its value?"""
+        return self.constants.follows(op, definition) and self.walk.changing.isdisjoint(op.output_arg_names)
 
 
 def _sizes_known(types: Mapping[str, TensorType], names: tuple[str, ...]) -> bool:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.opdef import OPS, opdef
+from ..ir.opdef import opdef
 from ..ir.operator import Operator
 from ..ir.program import Program
+from ..ops.expr.numpy import evaluate
 from .quantized_values import FIRST, IntegerWriter, Steps
 
 _CONV = "quantized_conv"
@@ -49,11 +50,10 @@ class FunctionTables(IntegerWriter):
         if name not in found:
             op = self.maker(name)
             assert op is not None, "a function of a value has an operator"
-            args = [
-                np.full((), k, np.float32) if (k := self.number(n)) is not None else self._evaluated(n, found) for n in op.input_arg_names
-            ]
-            found[name] = np.empty(256, np.float32)
-            OPS[op.type].kernel(np, *args, out=found[name], **{**op.attrs, **({"axis": -1} if "axis" in op.attrs else {})})  # type: ignore[misc]
+            names = op.input_arg_names
+            args = [np.float32(k) if (k := self.number(n)) is not None else self._evaluated(n, found) for n in names]
+            expr, symbols = opdef(op.type).expr(op.attrs, [self.descs[n].type.shape for n in names], self.descs[name].type.ndim)
+            found[name] = np.broadcast_to(evaluate(expr, np, dict(zip(symbols, args, strict=True))), 256).astype(np.float32)
         return found[name]
 
 

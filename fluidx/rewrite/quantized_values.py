@@ -15,8 +15,8 @@ from ..ir.types import TensorType
 from ..ir.unique_name import unused
 from ..ir.var import Var
 from ..ops.quantized.packing import as_int8
-from .constants import Constants
-from .walk import Answer, NameFacts
+from .constants import ParameterValues
+from .walk import Answer
 
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 _LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # transposes to channels last and back
@@ -88,21 +88,16 @@ class QuantizedTotal(NamedTuple):
     high: float = np.inf
 
 
-class QuantizedFacts:
+class QuantizedFacts(ParameterValues):
     """Facts about the values of a program: which are known, who makes and reads them."""
 
     def __init__(self, program: Program, value: Callable[[str], np.ndarray], fetched: Collection[str]):
-        self.program, self.fetched, block = program, fetched, program.global_block()
-        self.ops, self.descs = block.oplist, block.descs
-        self.walk = NameFacts(program, self.ops, {n: d.type for n, d in self.descs.items()}, fetched, ())
-        self.constants = Constants(self.walk, natively=False, most_bytes=1 << 62)
-        self.uses, self.makers = flow.uses(program), flow.definitions(program)
-        self.parameters = {n for n, d in self.descs.items() if d.persistable and n in self.uses and n not in self.walk.changing}
-        self.constants.known.update({n: value(n) for n in self.parameters})
+        super().__init__(program, value, fetched, natively=False)
+        self.makers = flow.definitions(program)
         self.walk.run(self.ops, [self._learn])
 
     def _learn(self, op: Operator, definition: type[OpDef]) -> Answer:
-        if self.constants.follows(op, definition) and self.walk.changing.isdisjoint(op.output_arg_names):
+        if self.follows(op, definition):
             self.constants.know(op, op)
         return None
 
