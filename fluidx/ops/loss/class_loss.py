@@ -50,7 +50,7 @@ class CrossEntropy(OpDef):
     def infer(x, label, *, soft_label, ignore_index):
         need_float("cross_entropy", "X", x)
         axis = norm_axis("cross_entropy", -1, x.ndim)
-        check_label("cross_entropy", "X", x, label, axis, soft_label, ignore_index)
+        check_label("cross_entropy", "X", x, label, axis, soft_label)
         return loss_type(x, axis)
 
     @staticmethod

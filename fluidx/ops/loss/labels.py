@@ -17,7 +17,7 @@ from ..shared.types import meet
 LABELS = ("int32", "int64", "int8", "int16", "uint8")
 
 
-def check_label(op: str, slot: str, x: TensorType, label: TensorType, axis: int, soft: bool, ignore_index: int) -> None:
+def check_label(op: str, slot: str, x: TensorType, label: TensorType, axis: int, soft: bool) -> None:
     if not x.shape[axis]:
         raise ProgramError(f"op {op}: axis {axis} of {slot} {x} holds the classes: expected 1 or more, found 0")
     if soft:

@@ -61,7 +61,7 @@ class LabelLoss(OpDef):
     def infer(x, total, label, *, soft_label, ignore_index, axis):
         need_float("label_loss", "Shifted", x)
         axis = norm_axis("label_loss", axis, x.ndim)
-        check_label("label_loss", "Shifted", x, label, axis, soft_label, ignore_index)
+        check_label("label_loss", "Shifted", x, label, axis, soft_label)
         return loss_type(x, axis)
 
     @staticmethod
@@ -118,7 +118,7 @@ class SoftmaxWithCrossEntropy(OpDef):
     def infer(x, label, *, soft_label, ignore_index, axis, numeric_stable_mode):
         need_float("softmax_with_cross_entropy", "Logits", x)
         axis = norm_axis("softmax_with_cross_entropy", axis, x.ndim)
-        check_label("softmax_with_cross_entropy", "Logits", x, label, axis, soft_label, ignore_index)
+        check_label("softmax_with_cross_entropy", "Logits", x, label, axis, soft_label)
         return x, loss_type(x, axis)
 
     @staticmethod

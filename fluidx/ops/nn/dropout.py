@@ -18,8 +18,6 @@ from ..shared.native import NARROW_FLOATS
 from ..shared.random_numbers import Source, draw_part, flat_start, lanes
 from ..shared.samples import bits, f32
 
-_CHUNK = 1 << 17  # number of elements of a gradient that NumPy processes at a time: mask and values stay in the cache
-
 
 def _check(p: float, implementation: str) -> None:
     if not 0.0 <= p <= 1.0:

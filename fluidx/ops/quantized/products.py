@@ -9,9 +9,9 @@ import numpy as np
 
 from ... import native
 from ...ir import ANY, Arithmetic, Native, OpDef, ProgramError, Sample, TensorType
-from ...ir.axis_letters import letters
 from ...ir.dtypes import dtype_name
 from ..nn.windows import Windows, place_windows
+from ..shared.samples import eight_bits
 from .packing import packed, packed_shape, unpacked
 
 BYTES = {"uint8": (0, 255), "int8": (-128, 127)}
@@ -193,20 +193,20 @@ class QuantizedConv(QuantizedProduct):
 
     @staticmethod
     def samples():
-        x, w = _bytes(2, 5, 4, 3), _bytes(5, 3, 3, 3, signed=True, seed=1)
+        x, w = eight_bits(2, 5, 4, 3), eight_bits(5, 3, 3, 3, signed=True, seed=1)
         bias, scale, shift = np.arange(-2, 3, dtype="int32") * 100, np.linspace(1e-3, 3e-3, 5, dtype="float32"), np.ones(5, "float32")
         how: Any = {"outputs": 5, "kernel": (3, 3), "paddings": (1, 1), "zero": 128}
         yield Sample.of(x, packed_filter(w, 1), bias, *[None] * 5, **how)
         yield Sample.of(x, packed_filter(w, 1), bias, scale, shift, *[None] * 3, **how, dtype="float32")
         to: Any = {"dtype": "uint8", "out_zero": 100, "lowest": 100, "highest": 255}
         yield Sample.of(x, packed_filter(w, 1), bias, scale, *[None] * 4, **how, **to)
-        other = _bytes(2, 5, 4, 5, signed=True, seed=2)
+        other = eight_bits(2, 5, 4, 5, signed=True, seed=2)
         sums: Any = {"ratio": 0.5, "other_zero": 3, "other_ratio": 0.25, "sum_zero": 9, "sum_lowest": 0, "sum_highest": 250}
         yield Sample.of(x, packed_filter(w, 1), bias, scale, None, other, None, None, **how, **to, **sums)
-        y, v = _bytes(1, 6, 7, 4, signed=True, seed=3), _bytes(6, 2, 2, 1, signed=True, seed=4)
+        y, v = eight_bits(1, 6, 7, 4, signed=True, seed=3), eight_bits(6, 2, 2, 1, signed=True, seed=4)
         far: Any = {"groups": 2, "kernel": (2, 1), "strides": (2, 3), "dilations": (2, 1), "paddings": (1, 0, 0, 2), "zero": -7}
         yield Sample.of(y, packed_filter(v, 2), *[None] * 6, outputs=6, **far)
-        yield Sample.of(y, packed_filter(_bytes(4, 1, 3, 3, signed=True), 4), *[None] * 6, outputs=4, groups=4, kernel=(3, 3), zero=5)
+        yield Sample.of(y, packed_filter(eight_bits(4, 1, 3, 3, signed=True), 4), *[None] * 6, outputs=4, groups=4, kernel=(3, 3), zero=5)
         less = np.arange(-3, 3, dtype="int32") * 40
         yield Sample.of(y, packed_filter(v, 2), *[None] * 6, less, outputs=6, **far)
 
@@ -233,31 +233,23 @@ class QuantizedMatMul(QuantizedProduct):
 
     @staticmethod
     def pattern(ins, outs, attrs):
-        a = letters(ins[0].ndim - 1, "a")
-        other = f"{a} ." if ins[5] is not None else ""
-        words = [f"{a} .", ". . . .", *("." if t is not None else "" for t in ins[2:5]), other, *_scalars(ins[6:])]
-        return f"{', '.join(words)} -> {a} ."
+        other = "* ." if ins[5] is not None else ""
+        words = ["* .", ". . . .", *("." if t is not None else "" for t in ins[2:5]), other, *_scalars(ins[6:])]
+        return f"{', '.join(words)} -> * ."
 
     @staticmethod
     def samples():
-        x, w = _bytes(3, 2, 70), _bytes(1, 5, 70, signed=True, seed=1)
+        x, w = eight_bits(3, 2, 70), eight_bits(1, 5, 70, signed=True, seed=1)
         bias, scale, shift = np.arange(5, dtype="int32"), np.linspace(1e-3, 3e-3, 5, dtype="float32"), np.ones(5, "float32")
         yield Sample.of(x, packed(w), *[None] * 6, outputs=5, zero=100)
         zero, factor = np.array([77], "uint8"), np.array([0.5], "float32")
         yield Sample.of(x, packed(w), None, scale, shift, None, zero, factor, outputs=5, dtype="float32")
-        other = _bytes(3, 2, 5, seed=2)
+        other = eight_bits(3, 2, 5, seed=2)
         yield Sample.of(x, packed(w), bias, scale[:1], None, other, None, None, outputs=5, dtype="int8", lowest=-100, ratio=0.5)
-        yield Sample.of(_bytes(7, 3, signed=True), packed(w[:, :, :3]), bias, *[None] * 5, outputs=5, zero=-128)
+        yield Sample.of(eight_bits(7, 3, signed=True), packed(w[:, :, :3]), bias, *[None] * 5, outputs=5, zero=-128)
         yield Sample.of(x, packed(w), *[None] * 6, bias, outputs=5, zero=3)
 
 
 def _scalars(types: Sequence[Any]) -> list[str]:
     """The axis words of operands of one element."""
     return ["" if t is None else " ".join(["."] * t.ndim) for t in types]
-
-
-def _bytes(*shape: int, signed: bool = False, seed: int = 0) -> np.ndarray:
-    """Integers of 8 bits, with their extremes among them."""
-    x = np.random.default_rng(seed).integers(*BYTES["int8" if signed else "uint8"], shape, endpoint=True)
-    x.flat[::7], x.flat[3::11] = BYTES["int8" if signed else "uint8"]
-    return x.astype("int8" if signed else "uint8")

@@ -6,11 +6,10 @@ import numpy as np
 
 from ... import native
 from ...ir import Native, OpDef, ProgramError, Sample, TensorType
-from ...ir.axis_letters import letters
 from ...ir.op_fields import Required
 from ..nn.windows import place_windows
-from ..shared.samples import f32
-from .products import BYTES, _bytes, rounded
+from ..shared.samples import eight_bits, f32
+from .products import BYTES, rounded
 
 
 def _need_bytes(name: str, *types: TensorType) -> None:
@@ -33,6 +32,7 @@ class QuantizeLinear(OpDef):
     name = "quantize_linear"
     inputs = ("X",)
     attrs = {"scale": Required(float), "zero": 0, "dtype": "uint8"}
+    pattern = "* -> *"
 
     @staticmethod
     def infer(x, *, scale, zero, dtype):
@@ -40,11 +40,6 @@ class QuantizeLinear(OpDef):
             takes = "float32, a scale above 0, and dtype uint8 or int8"
             raise ProgramError(f"op quantize_linear takes {takes}, got {x}, {scale} and {dtype!r}")
         return x.with_dtype(dtype)
-
-    @staticmethod
-    def pattern(ins, outs, attrs):
-        a = letters(ins[0].ndim, "a")
-        return f"{a} -> {a}"
 
     @staticmethod
     def kernel(xp, x, *, out, scale, zero, dtype):
@@ -73,16 +68,12 @@ class DequantizeLinear(OpDef):
     name = "dequantize_linear"
     inputs = ("X",)
     attrs = {"scale": Required(float), "zero": 0}
+    pattern = "* -> *"
 
     @staticmethod
     def infer(x, *, scale, zero):
         _need_bytes("dequantize_linear", x)
         return x.with_dtype("float32")
-
-    @staticmethod
-    def pattern(ins, outs, attrs):
-        a = letters(ins[0].ndim, "a")
-        return f"{a} -> {a}"
 
     @staticmethod
     def kernel(xp, x, *, out, scale, zero):
@@ -100,8 +91,8 @@ class DequantizeLinear(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_bytes(3, 70), scale=0.5, zero=3)
-        yield Sample.of(_bytes(5, signed=True), scale=0.25, zero=-128)
+        yield Sample.of(eight_bits(3, 70), scale=0.5, zero=3)
+        yield Sample.of(eight_bits(5, signed=True), scale=0.25, zero=-128)
 
 
 class DynamicQuantizeLinear(OpDef):
@@ -146,6 +137,7 @@ class QuantizedLookup(OpDef):
 
     name = "quantized_lookup"
     inputs = ("X", "Table")
+    pattern = "*, . -> *"
 
     @staticmethod
     def infer(x, table):
@@ -153,11 +145,6 @@ class QuantizedLookup(OpDef):
         if table.shape != (256,):
             raise ProgramError(f"op quantized_lookup: Table must have 256 elements, got {table}")
         return x.with_dtype(table.dtype)
-
-    @staticmethod
-    def pattern(ins, outs, attrs):
-        a = letters(ins[0].ndim, "a")
-        return f"{a}, . -> {a}"
 
     @staticmethod
     def kernel(xp, x, table, *, out):
@@ -174,9 +161,9 @@ class QuantizedLookup(OpDef):
 
     @staticmethod
     def samples():
-        table = _bytes(256, seed=5)
-        yield Sample.of(_bytes(3, 70), table)
-        yield Sample.of(_bytes(4, signed=True), table.view("int8"))
+        table = eight_bits(256, seed=5)
+        yield Sample.of(eight_bits(3, 70), table)
+        yield Sample.of(eight_bits(4, signed=True), table.view("int8"))
 
 
 class QuantizedSum(OpDef):
@@ -189,6 +176,7 @@ class QuantizedSum(OpDef):
         "zero_x": 0, "ratio_x": Required(float), "zero_y": 0, "ratio_y": Required(float), "zero": 0, "dtype": "uint8", "lowest": 0,
         "highest": 255,
     }  # fmt: skip
+    pattern = "*, * -> *"
 
     @staticmethod
     def infer(x, y, *, dtype, **attrs):
@@ -196,11 +184,6 @@ class QuantizedSum(OpDef):
         if not x.with_dtype(y.dtype).accepts(y) or dtype not in BYTES:
             raise ProgramError(f"op quantized_sum takes two values of one shape and dtype uint8 or int8, got {x}, {y} and {dtype!r}")
         return x.with_dtype(dtype)
-
-    @staticmethod
-    def pattern(ins, outs, attrs):
-        a = letters(ins[0].ndim, "a")
-        return f"{a}, {a} -> {a}"
 
     @staticmethod
     def kernel(xp, x, y, *, out, dtype, zero, lowest, highest, **attrs):
@@ -222,9 +205,9 @@ class QuantizedSum(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_bytes(3, 70), _bytes(3, 70, seed=1), ratio_x=0.5, ratio_y=0.3, zero_x=128, zero_y=7, zero=100)
-        signed = _bytes(5, signed=True, seed=2)
-        yield Sample.of(signed, _bytes(5, seed=3), ratio_x=2.0, ratio_y=0.25, zero_x=-9, zero=-1, dtype="int8", lowest=-1, highest=127)
+        yield Sample.of(eight_bits(3, 70), eight_bits(3, 70, seed=1), ratio_x=0.5, ratio_y=0.3, zero_x=128, zero_y=7, zero=100)
+        signed = eight_bits(5, signed=True, seed=2)
+        yield Sample.of(signed, eight_bits(5, seed=3), ratio_x=2.0, ratio_y=0.25, zero_x=-9, zero=-1, dtype="int8", lowest=-1, highest=127)
 
 
 class QuantizedMaxPool(OpDef):
@@ -233,6 +216,7 @@ class QuantizedMaxPool(OpDef):
     name = "quantized_max_pool"
     inputs = ("X",)
     attrs = {"kernel": (1, 1), "strides": (1, 1), "paddings": (0, 0), "ceil_mode": False}
+    pattern = "n . . c -> n . . c"
 
     @staticmethod
     def _windows(x, attrs):
@@ -248,10 +232,6 @@ class QuantizedMaxPool(OpDef):
         if any(win.pad[a] >= win.kernel[a // 2] for a in range(4)):
             raise ProgramError(f"op quantized_max_pool: paddings {list(win.pad)} must be smaller than the window {list(win.kernel)}")
         return TensorType(x.dtype, (x.shape[0], *win.out, x.shape[3]))
-
-    @staticmethod
-    def pattern(ins, outs, attrs):
-        return "n . . c -> n . . c"
 
     @classmethod
     def kernel(cls, xp, x, *, out, **attrs):
@@ -274,5 +254,5 @@ class QuantizedMaxPool(OpDef):
 
     @staticmethod
     def samples():
-        yield Sample.of(_bytes(2, 5, 6, 3), kernel=(3, 2), strides=(2, 1), paddings=(1, 0))
-        yield Sample.of(_bytes(1, 4, 4, 70, signed=True), kernel=(3, 3), strides=(2, 2), paddings=(1, 1), ceil_mode=True)
+        yield Sample.of(eight_bits(2, 5, 6, 3), kernel=(3, 2), strides=(2, 1), paddings=(1, 0))
+        yield Sample.of(eight_bits(1, 4, 4, 70, signed=True), kernel=(3, 3), strides=(2, 2), paddings=(1, 1), ceil_mode=True)

@@ -61,6 +61,14 @@ def ints(*shape: int, high: int, low: int = 0, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(low, high, shape)
 
 
+def eight_bits(*shape: int, signed: bool = False, seed: int = 0) -> np.ndarray:
+    """uint8 values, or int8 values if `signed`, with the least and the largest one among them."""
+    limits = np.iinfo("int8" if signed else "uint8")
+    x = np.random.default_rng(seed).integers(limits.min, limits.max, shape, endpoint=True)
+    x.flat[::7], x.flat[3::11] = limits.min, limits.max
+    return x.astype(limits.dtype)
+
+
 def i64(*values: Any) -> np.ndarray:
     """The values themselves as int64."""
     return np.array(values, "int64")
