@@ -98,7 +98,7 @@ def onnx_run(file: str, inputs: tuple[str, ...], output: Path | None) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="File for the trained model; with --lora, see below.")
 @click.option("--label", default="label", show_default=True, help="The name of the array or column of labels.")
 @click.option("--columns", multiple=True, help="Columns of a table for an input: x=width,height or x='pixel*'. Can be repeated.")
-@click.option("--pad", multiple=True, help="What fills up shorter examples in a batch: ids=50256. Can be repeated.  [default: 0]")
+@click.option("--pad", multiple=True, help="Number that pads shorter examples of an input: ids=50256. Can be repeated.  [default: 0]")
 @click.option("--pad-to-multiple-of", type=click.IntRange(1), default=1, help="Pad to a length that is a multiple of this number.")
 @click.option("--standardize", is_flag=True, help="Subtract means of columns and divide by deviations, in the model itself.")
 @click.option("--scores", help="The output that the loss takes, if the model has several.  [default: the only one of floats]")
@@ -205,7 +205,7 @@ def _columns(given: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 def _pads(given: tuple[str, ...]) -> dict[str, float]:
-    """What pads each input."""
+    """The number that pads each input."""
     found: dict[str, float] = {}
     for text in given:
         name, sign, number = text.partition("=")
@@ -216,7 +216,7 @@ def _pads(given: tuple[str, ...]) -> dict[str, float]:
         except ValueError:
             name = ""
         if not (name and sign):
-            raise click.UsageError(f"--pad {text!r} does not say which number fills up which input; write --pad ids=0")
+            raise click.UsageError(f"--pad {text!r} must be INPUT=NUMBER; write --pad ids=0")
     return found
 
 

@@ -210,14 +210,14 @@ def _scores(built: Built, how: Training) -> list[Score]:
 
 
 def _writes_adapters(how: Training, output: Path) -> bool:
-    """Is the output a folder for adapters alone, not a model?"""
+    """Is the output a folder of adapters, not a model?"""
     return how.lora is not None and output.suffix != ".onnx"
 
 
 def _standardize(built: Built, examples: Examples, adapters_alone: bool, say: Callable[[str], None]) -> None:
-    """The model takes columns as they are in the table."""
+    """Let the model standardize its columns: subtract their means and divide by their standard deviations."""
     if adapters_alone:
-        raise OnnxError("--standardize changes the model, and a folder of --lora has adapters alone; write -o FILE.onnx, or leave it away")
+        raise OnnxError("--standardize changes the model, and -o is a folder of adapters; write -o FILE.onnx, or leave out --standardize")
     way = standardizing(built.model, examples)
     for program in (built.model.program, built.plain):
         program.become(way.run(program))
@@ -226,7 +226,8 @@ def _standardize(built: Built, examples: Examples, adapters_alone: bool, say: Ca
 
 
 def _balanced(examples: Examples, built: Built, option: str) -> Sequence[float]:
-    """Weights with which all classes of the examples weigh the same, as scikit-learn's "balanced"; or both answers to each question."""
+    """Weights with which all classes of the examples weigh the same, as scikit-learn's "balanced"; for `pos_weight` the classes are the
+    labels 0 and 1 of each output."""
     axis = built.kind.head.class_axis
     if option == "pos_weight":
         return _balanced_answers(examples, built)

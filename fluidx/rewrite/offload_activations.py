@@ -24,10 +24,10 @@ class OffloadActivations(Pass):
     """Values that forward computes and backward reads are copied to host memory after their last reader in forward, and back to the device
     before backward reads them: those of at least `least_mb` MiB, with 1024 for an open axis.
 
-    Backward goes through them in sections: the values that one operator reads first. A section is copied back when the section begins that
-    is `ahead` earlier, so at most `ahead` + 1 sections are on the device. The first `ahead` sections of backward stay there. Views of a
-    value, such as reshapes, are taken again from its copy. Values that blocks read, and those that are written twice, stay as they are.
-    Results are equal bit by bit. On CPUs both memories are one.
+    They are copied back in sections: a section is the values whose first reader in backward is one operator. It is copied back when the
+    section `ahead` places before it begins, so at most `ahead` + 1 sections are on the device. The first `ahead` sections of backward stay
+    there. Views of a value, such as reshapes, are made again from its copy. Values that blocks read, and those that are written twice, stay
+    as they are. Results are equal bit by bit. On CPUs both memories are one.
     Source: `save_on_cpu` of PyTorch, and the activation offloading of ZeRO-Infinity (Rajbhandari et al. 2021).
 
     >>> import fluidx as fx

@@ -65,7 +65,7 @@ def standardizing(model: OnnxModel, examples: Examples) -> Standardize:
         if v.name in examples.feeds and v.dtype.startswith("float") and v.ndim == 2 and v.shape[1] != ANY and v.name not in read
     }  # fmt: skip
     if not columns:
-        raise OnnxError("--standardize: the model has no input of columns, float32[?,N], that could be standardized; leave it away")
+        raise OnnxError("--standardize: the model has no input of columns, float32[?,N], that could be standardized; leave it out")
     return Standardize(tuple(_moments(columns, examples.at).items()))
 
 

@@ -334,7 +334,7 @@ def test_the_command_trains_adapters_and_merges_them(tmp_path):
         (["--lora-base", "int8"], "--lora-base is for training adapters; give --lora RANK too, such as --lora 8"),
         (
             ["--lora", "2", "--standardize"],
-            "--standardize changes the model, and a folder of --lora has adapters alone; write -o FILE.onnx, or leave it away",
+            "--standardize changes the model, and -o is a folder of adapters; write -o FILE.onnx, or leave out --standardize",
         ),
         (["--lora", "2", "--target", "queries"], "Lora: targets names 'queries', but no product has a module of that name"),
         (["--lora", "9"], "Lora: rank 9 is more than the 4 that the weight of 'h.0.attn.q', 4 x 6, can have"),

@@ -130,7 +130,7 @@ def test_words_in_a_cell_are_classes_of_positions(folder):
     (("--pad", "idz=1"), {}, "--pad idz=1: the model has no input 'idz'; did you mean 'ids'?"),
     (("--pad", "label=1"), {}, "labels get the ignored one, -100"),
     (("--pad", "ids=0.5"), {}, "--pad ids=0.5: int64[?,?] cannot be padded with it"),
-    (("--pad", "ids"), {}, "--pad 'ids' does not say which number fills up which input; write --pad ids=0"),
+    (("--pad", "ids"), {}, "--pad 'ids' must be INPUT=NUMBER; write --pad ids=0"),
     (("--pad", "ids=3", "--pad", "ids=4"), {}, "--pad gives input 'ids' two numbers, 3 and 4; give one"),
     (("--shapes", "ids=?x3"), {}, "array 'ids' of data.npz has 1 to 3 elements in an example, and int64[?,3] is expected; if the model "
      "takes several lengths, --shapes ids=?x? opens the axis"),

@@ -1,6 +1,7 @@
-"""The calls and arrays of plans at any position of a line of sizes: numbers that follow from those of a few plans.
+"""The calls and arrays of plans for sizes that grow in equal steps: each number is computed from the same number in a few sample plans.
 
-Some memory changes from run to run: the arrays that a user feeds, and those that a run hands out. A number that is an address in such
+The sizes are start + k * step, and k is the position. A number follows if a polynomial of the position gives it in all samples. Some memory
+changes from run to run: the arrays that a user feeds, and those that a run returns. A number that is an address in such
 memory is moved by the distance of the new memory from that in which the samples were bound.
 """
 
@@ -77,7 +78,7 @@ class Samples:
         self.starts = starts
 
     def through(self, values: Sequence[np.ndarray]) -> tuple[Polynomials, np.ndarray]:
-        """`Polynomials.through`, where those that are not right are zeros."""
+        """`Polynomials.through`, with zeros in place of polynomials that miss a sample."""
         found, right = Polynomials.through(self.at, values)
         wrong = ~right
         found.slope[wrong] = found.bend[wrong] = 0
@@ -287,8 +288,9 @@ def _all_words(samples: Samples, calls: Sequence[Sequence[native.NativeCall]], p
 
 
 def _followed(samples: Samples, values: Sequence[np.ndarray]) -> tuple[Polynomials, np.ndarray, np.ndarray]:
-    """The polynomials through words, where they are right, and the numbers of the memories of those that are addresses. An address that
-    differs is right in a memory only: another is where an array of a call's own happens to lie."""
+    """The polynomials through words, whether each passes through all samples, and for words that are addresses the numbers of their
+    memories. An address that differs between samples counts only if it is in one of these memories: any other is that of an array of the
+    call's own."""
     memories = samples.memory_of(values[0])
     apart = np.logical_or.reduce([samples.memory_of(v) != memories for v in values[1:]])
     differs = np.logical_or.reduce([v != values[0] for v in values[1:]])
@@ -299,7 +301,7 @@ def _followed(samples: Samples, values: Sequence[np.ndarray]) -> tuple[Polynomia
 
 
 def _whole_floats(samples: Sequence[Sequence[native.NativeCall]]) -> np.ndarray:
-    """The numbers of the words that are floating-point numbers which differ between samples, but are whole: the divisors of means."""
+    """The numbers of the words that are floating-point numbers with whole values, which differ between samples: the divisors of means."""
     found, at = [], 0
     for some in zip(*samples, strict=True):
         for k, values in enumerate(zip(*[call.args for call in some], strict=True)):

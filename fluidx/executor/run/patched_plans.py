@@ -1,10 +1,10 @@
 """Plans by patching: runs of one program whose feeds differ in sizes only, such as text or a cache that grows by one row for each run.
 
-A bound plan that calls C kernels is numbers: addresses, sizes, strides and products of them. Plans for some sizes on a line are made in one
-memory, which has room for the largest. If each number is a polynomial of degree 2 of the position on the line, through all of these plans,
-the numbers of the other positions follow without planning. Three plans are made, two more if a number is not linear. The smallest and the
-largest sizes are among them: a choice of a kernel by a threshold or a remainder shows as a number that does not follow, and then each size
-has a plan of its own.
+A bound plan that calls C kernels is numbers: addresses, sizes, strides and products of them. Sizes are start + k * step, and k is the
+position. Plans for some positions are made in one memory, which has room for the largest. If each number is a polynomial of degree 2 of the
+position, through all of these plans, the numbers of the other positions are computed without planning. Three plans are made, two more if a
+number is not linear. The smallest and the largest sizes are among them: a choice of a kernel by a threshold or a remainder shows as a
+number that is no such polynomial, and then each size has a plan of its own.
 
 Feeds are read where they are, and fetched values are written into new arrays that the user gets.
 """
@@ -87,7 +87,7 @@ def _growing(start: Sizes, step: Sizes) -> list[tuple[int, int]]:
 
 
 def last_position(start: Sizes, step: Sizes) -> int:
-    """The last position before a size from which on other kernels may be better; 0 if there are too few for a line.
+    """The last position before a size above which other kernels may be better; 0 if there are too few positions.
 
     >>> last_position(((1, 40),), ((0, 1),)), last_position(((1, 30),), ((0, 1),))
     (87, 0)
@@ -100,7 +100,7 @@ def last_position(start: Sizes, step: Sizes) -> int:
 
 
 def first_sizes(sizes: Sizes, step: Sizes) -> Sizes:
-    """The first sizes of the line through `sizes` on which kernels are the same.
+    """The first of the sizes that grow as `sizes` do and for which kernels are the same.
 
     >>> first_sizes(((1, 40), (1, 41)), ((0, 1), (0, 1)))
     ((1, 32), (1, 33))
@@ -191,7 +191,7 @@ class PatchedPlans(NamedTuple):
         return cls(start, step, by, _alike(start, step), last, plans[0], memories, addresses, moves, frozenset(numpys), *arrays)
 
     def ready(self, sizes: Sizes) -> PatchedPlan | None:
-        """The plan for these shapes; None if they are not on the line."""
+        """The plan for these shapes; None if no position has them."""
         if len(sizes) != len(self.start):
             return None
         n, axis, d = self.by
@@ -200,7 +200,7 @@ class PatchedPlans(NamedTuple):
 
 
 class PatchedPlan(BoundPlan):
-    """The plan at position `k` of a line."""
+    """The plan at position `k`."""
 
     def __init__(self, line: PatchedPlans, k: int):
         super().__init__(line.sample.plan, line.sample.ctx, np)
