@@ -24,13 +24,14 @@ from .ir.data_dependent_ops import cutting
 from .ir.errors import nearest
 from .launch.command import open_log
 from .onnx.adapter_files import save_adapters
-from .onnx.adapters import adapters_of
+from .onnx.adapters import adapters_of, has_integer_weights
 from .onnx.errors import OnnxError
 from .onnx.export import save
 from .onnx.half_precision import in_precision
 from .onnx.lora import ALL_LINEAR, Lora, listed
 from .onnx.losses import Loss, scores_of
 from .onnx.model import OnnxModel, load
+from .onnx.normalize import fed_names
 from .onnx.roles import sharing
 from .onnx.training import set_training
 from .onnx.training_passes import DropUnneeded
@@ -239,7 +240,7 @@ def _balanced(examples: Examples, built: Built, option: str) -> Sequence[float]:
 
 
 def _balanced_answers(examples: Examples, built: Built) -> Sequence[float]:
-    if not isinstance(examples, Arrays) or built.kind.head.class_axis is not None:
+    if not isinstance(examples, Arrays) or not built.kind.head.yes_or_no:
         raise OnnxError("--pos-weight balanced counts the labels 1 of arrays, for --loss sigmoid_cross_entropy_with_logits")
     label = np.asarray(examples.feeds[built.label.name][examples.at]).reshape(-1, built.label.shape[-1])
     yes = np.where(label >= 0, label, 0).sum(axis=0, dtype=np.float64)
@@ -256,8 +257,8 @@ def _write(path: str, exe: Any, built: Built, how: Training, output: Path, class
         metadata = {p.key: p.value for p in built.model.proto.metadata_props}
         if classes is not None:
             metadata["classes"] = json.dumps(classes)
-        stays = any(op.type == "matmul_n_bits" for op in built.plain.ops)  # integers of the file, to which no adapter can be added
-        save(built.plain, output, fetches=built.model.outputs, merge=how.lora is not None and not stays, metadata=metadata, **of)
+        merge = how.lora is not None and not has_integer_weights(built.plain)  # those of the file, which have the adapters beside them
+        save(built.plain, output, fetches=built.model.outputs, merge=merge, metadata=metadata, **of)
     else:
         save_adapters(built.plain, output, base=path, **of)
 
@@ -407,8 +408,7 @@ def quantize_file(
     ranges were observed. `data` is an .npz file, or a folder of .npy files, with an array for each input. Batch normalization is folded
     first. The command `fluidx onnx quantize` calls it."""
     model, arrays, scope = load(file), read_named_arrays(data), Scope()
-    held = {t.name for t in model.proto.graph.initializer}
-    names = [i.name for i in model.proto.graph.input if i.name not in held]
+    names = fed_names(model.proto.graph)
     if missing := [n for n in names if n not in arrays]:
         raise ProgramError(f"quantize: {data} has no array {missing[0]!r}; {nearest(missing[0], arrays, 'it has')}")
     rows = min(len(arrays[n]) for n in names)

@@ -50,10 +50,9 @@ def quantize(
     calibration data, to observe the range of each input: the smallest and largest value of all batches ("min_max"), a moving average of
     those of each batch ("moving_average"), which outliers move less, or what holds 99.99 % of the values of each batch ("percentile"). With
     `between` the operands of sums of two values of one shape and of pooling are rounded too, so that residual networks are integers
-    throughout. Inputs get 256 steps over that range (uint8), and weights 255 steps about 0 for each
-    output channel (int8), or for all of a product's weight of more than two axes. Weights have their values in `scope`, by default the
-    global one, or those that `startup` gives them. Weights or inputs that match one of the patterns in `skip` stay as they are; a pattern
-    without a match is an error.
+    throughout. Inputs get 256 steps over that range (uint8), and weights 255 steps about 0 for each output channel (int8), or for all of
+    a product's weight of more than two axes. Weights have their values in `scope`, by default the global one, or those that `startup`
+    gives them. Weights or inputs that match one of the patterns in `skip` stay as they are; a pattern without a match is an error.
 
     `fx.onnx.save` writes QuantizeLinear and DequantizeLinear, and integer weights: the file is quantized after training, and a session
     computes it in 8 bits. Training before that moves weights so that the rounded network is right.
@@ -113,7 +112,7 @@ def _between(program: Program, skip: Iterable[str]) -> list[Operator]:
     def fits(op: Operator) -> bool:
         read = [block.desc(n) for n in op.input_arg_names]
         alike = len({d.type for d in read}) == 1 and read[0].type.dtype == "float32" and read[0].type.ndim > 1
-        return alike and not any(d.persistable or fnmatchcase(d.name, p) for d in read for p in (*skip, ""))
+        return alike and not any(d.persistable or any(fnmatchcase(d.name, p) for p in skip) for d in read)
 
     return [op for op in program.ops if op.type in _BETWEEN and fits(op)]
 

@@ -23,6 +23,7 @@ from .program_writer import valid_name
 from .training_passes import exclude_from_training
 
 A, B = ".lora_A.weight", ".lora_B.weight"
+_OF_INTEGERS = "matmul_n_bits"
 
 
 class WeightProduct(NamedTuple):
@@ -58,7 +59,7 @@ def products(program: Program) -> Iterator[WeightProduct]:
             if weight is not None and _origin(block, makers, op.inputs["Input"][0], ndim=4)[0] is None:
                 out, *sizes = block.desc(weight).type.shape
                 yield WeightProduct(op, weight, prod(sizes), out, window=tuple(sizes[1:]))
-        elif op.type == "matmul_n_bits" and block.desc(y := op.inputs["Y"][0]).is_parameter:
+        elif op.type == _OF_INTEGERS and block.desc(y := op.inputs["Y"][0]).is_parameter:
             yield WeightProduct(op, y, block.desc(op.inputs["X"][0]).type.shape[-1], block.desc(y).type.shape[0])
         if op.type not in ("matmul", "mul"):
             continue
@@ -73,6 +74,11 @@ def products(program: Program) -> Iterator[WeightProduct]:
         elif op.attrs["x_num_col_dims"] != block.desc(x).type.ndim - 1:
             continue
         yield WeightProduct(op, weight, rows, columns, transposed, float(op.attrs.get("alpha", 1.0)), block.desc(x).type.ndim > 2)
+
+
+def has_integer_weights(program: Program) -> bool:
+    """Are there products with a weight of integers? No adapter can be added to it."""
+    return any(op.type == _OF_INTEGERS for op in program.ops)
 
 
 def _origin(block: Block, makers: Mapping[str, Operator], name: str, ndim: int = 2) -> tuple[str | None, bool]:

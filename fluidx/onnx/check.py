@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..ir.errors import nearest
 from . import limits
 from .errors import OnnxError
 from .file_parts import copied
-from .normalize import domain_of, graphs_of, opsets_of
+from .normalize import all_graphs, domain_of, opsets_of
 from .table import imported, load_all
 
 _MOST = 20  # nodes that a message lists
@@ -80,14 +80,6 @@ def check_names(model: Any) -> None:
             odd = next((n for n in (*said, *names) if isinstance(n, bytes)), None)
             if odd is not None:
                 raise OnnxError(f"not a valid ONNX model: {odd!r:.80} is not UTF-8 text, as names must be; the file is damaged")
-
-
-def all_graphs(graph: Any) -> Iterator[Any]:
-    """A graph or a function, and all sub-graphs in it."""
-    yield graph
-    for p in graph.node:
-        for g in graphs_of(p):
-            yield from all_graphs(g)
 
 
 def check_supported(model: Any) -> None:

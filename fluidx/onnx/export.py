@@ -12,7 +12,7 @@ from ..io import prune
 from ..ir import Program, Variable, flow
 from ..ir.pass_base import Job
 from .adapter_files import adapters_in
-from .adapters import RemoveAdapters, adapters_of
+from .adapters import RemoveAdapters, adapters_of, has_integer_weights
 from .check import without_large_tensors
 from .errors import OnnxError, need_onnx
 from .export_graph import ExportGraph
@@ -130,7 +130,7 @@ def _with_placeholders(
         raise OnnxError(
             f"{program.label()} is the result of transpiling; save the program that it was made from, with executor=the ParallelExecutor"
         )
-    if merge and any(op.type == "matmul_n_bits" for op in program.ops):
+    if merge and has_integer_weights(program):
         how = "write save_adapters(...), and fx.onnx.merge(...) with the file that has the float weights"
         raise OnnxError(f"save: merge=True needs the float weights, and they are integers here; {how}")
     if merge:

@@ -20,9 +20,9 @@ from ..ir.sizes import StandInShapes
 from ..ir.types import ANY, Dim, size_names
 from ..ir.unique_name import UnusedNames, unused
 from ..ir.var import Var
-from .check import all_graphs
 from .errors import OnnxError
 from .expression_nodes import by_expression, has_expression
+from .normalize import all_graphs
 from .rank_models import opaque_node
 from .stored_values import placeholder
 from .table import EXPORTERS, load_all

@@ -8,6 +8,8 @@ from math import isfinite
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..ir import ANY, Operator, Program, TensorType, Variable
 from ..ir.dtypes import HALVES
 from ..ir.errors import nearest
@@ -26,6 +28,7 @@ class Head(NamedTuple):
     label_shape: Callable[[Sequence[int]], Sequence[int]]  # of the output's shape
     counts_labels: bool = False  # is the mean over the labels that are not ignored, instead of all?
     predicts_next: bool = False  # are the scores at a position those of the next label?
+    yes_or_no: bool = False  # is each label 1 for yes, or 0 for no?
 
 
 def _one_each(shape: Sequence[int]) -> Sequence[int]:
@@ -45,7 +48,7 @@ HEADS = {
     "token_classification": Head(-1, _one_position, counts_labels=True),
     "causal_language_model": Head(-1, _one_position, counts_labels=True, predicts_next=True),
     "segmentation": Head(1, lambda shape: [shape[0], *shape[2:]], counts_labels=True),
-    "sigmoid_cross_entropy_with_logits": Head(None, _like_output),
+    "sigmoid_cross_entropy_with_logits": Head(None, _like_output, yes_or_no=True),
     "square_error_cost": Head(None, _like_output),
     "absolute_error": Head(None, _like_output),
     "huber_loss": Head(None, _like_output),
@@ -104,9 +107,9 @@ class Loss:
             near = f"did you mean {OTHER_NAMES[self.name]!r}?" if self.name in OTHER_NAMES else nearest(str(self.name), HEADS, "there are")
             raise OnnxError(f"set_training: there is no loss {self.name!r}; {near}; or give a function")
         if self.head.class_axis is None and (self.class_weight is not None or self.label_smoothing):
-            has = f"{self.name} has numbers{'; pos_weight weighs the label 1' * self._is_yes_or_no}"
+            has = f"{self.name} has numbers{'; pos_weight weighs the label 1' * self.head.yes_or_no}"
             raise OnnxError(f"set_training: class_weight and label_smoothing are for labels that are classes, and {has}")
-        if self.pos_weight is not None and not self._is_yes_or_no:
+        if self.pos_weight is not None and not self.head.yes_or_no:
             raise OnnxError(f"set_training: pos_weight is for sigmoid_cross_entropy_with_logits, and the loss is {self.name}")
         if self.pos_weight is not None and not all(_is_number(w) and w > 0 for w in self._pos_weights):
             raise OnnxError(f"set_training: pos_weight must be numbers above 0, got {self.pos_weight!r}")
@@ -121,10 +124,6 @@ class Loss:
     @property
     def head(self) -> Head:
         return HEADS[self.name]
-
-    @property
-    def _is_yes_or_no(self) -> bool:
-        return self.name == "sigmoid_cross_entropy_with_logits"
 
     @property
     def _pos_weights(self) -> Sequence[float]:
@@ -152,8 +151,6 @@ class Loss:
 
     def _more_for_yes(self, y: Variable, label: Variable) -> Variable:
         """label (pos_weight - 1) times the loss that a label 1 would have; 0 for an ignored label, which is negative."""
-        import numpy as np
-
         from .. import layers
 
         weights = np.array(self._pos_weights, np.float64)

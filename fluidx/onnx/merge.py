@@ -14,7 +14,7 @@ from .adapter_files import AdapterFile, Weights, read_adapters
 from .errors import OnnxError
 from .lora import unique_modules, weight_modules
 from .model import with_untied
-from .normalize import domain_of
+from .normalize import MICROSOFT, domain_of
 from .program_writer import valid_name
 from .read import parse_model
 from .roles import Read, Roles
@@ -24,7 +24,7 @@ from .values import array_of, numpy_dtype
 # operators that multiply by operand 1 -> the attribute that transposes it
 _PRODUCTS = {
     ("", "Conv"): "", ("", "MatMul"): "", ("", "Gemm"): "transB",
-    ("com.microsoft", "FusedMatMul"): "transB", ("com.microsoft", "TransposeMatMul"): "transB",
+    (MICROSOFT, "FusedMatMul"): "transB", (MICROSOFT, "TransposeMatMul"): "transB",
 }  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def with_runtime_domain(model: Any) -> Any:
     opset = opsets_of(model).get("", NEWEST)
 
     def moved(m: Any) -> list[Any]:
-        nodes = (p for top in (m.graph, *m.functions) for p in _all_nodes(top))
+        nodes = (p for top in (m.graph, *m.functions) for g in all_graphs(top) for p in g.node)
         return [p for p in nodes if not domain_of(p.domain) and opset < _SINCE.get(p.op_type, 0)]
 
     if not moved(model):
@@ -95,17 +95,15 @@ def with_runtime_domain(model: Any) -> Any:
     return changed
 
 
-def _all_nodes(top: Any) -> Iterator[Any]:
-    """The nodes of a graph or a function, and of all sub-graphs in it."""
-    for node in top.node:
-        yield node
-        for g in graphs_of(node):
-            yield from _all_nodes(g)
-
-
 def initialized(graph: Any) -> set[str]:
     """The names of a graph's initializers, which some exporters list as inputs too."""
     return {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+
+
+def fed_names(graph: Any) -> list[str]:
+    """The names of a graph's inputs that are no initializers, in order."""
+    held = initialized(graph)
+    return [i.name for i in graph.input if i.name not in held]
 
 
 class _Signature(NamedTuple):
@@ -179,6 +177,14 @@ def graphs_of(node: Any) -> Iterator[Any]:
         if a.HasField("g"):
             yield a.g
         yield from a.graphs
+
+
+def all_graphs(graph: Any) -> Iterator[Any]:
+    """A graph or a function, and all sub-graphs in it."""
+    yield graph
+    for p in graph.node:
+        for g in graphs_of(p):
+            yield from all_graphs(g)
 
 
 def _signature(node: Any, who: str, opsets: Mapping[str, int]) -> _Signature | None:

@@ -12,13 +12,13 @@ import numpy as np
 
 from ..ir.mapped_file import MappedFile
 from . import limits
-from .check import all_graphs, check_names, check_supported, check_valid
+from .check import check_names, check_supported, check_valid
 from .errors import OnnxError, need_onnx
 from .external_data import external_tensors, hold_inner_tensors, load_external_tensors, map_inner_tensors
 from .file_kinds import looks_like
 from .file_parts import skeleton
 from .mapped_tensors import is_mapped
-from .normalize import NEWEST, check_signatures, domain_of, opsets_of, with_one_opset, with_runtime_domain
+from .normalize import NEWEST, all_graphs, check_signatures, domain_of, opsets_of, with_one_opset, with_runtime_domain
 from .upgrade_opset import reveal, upgraded
 from .values import dense_of
 

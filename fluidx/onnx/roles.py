@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from ..ir.dtypes import FLOATS
 from ..ir.unique_name import unused
-from .check import all_graphs
-from .normalize import domain_of, graphs_of
+from .normalize import all_graphs, domain_of, graphs_of
 from .table import FACTORS, STATISTICS, load_all
 from .values import numpy_dtype
 

@@ -17,7 +17,7 @@ from ..ir.errors import nearest
 from ..onnx.errors import OnnxError
 from ..onnx.losses import Loss
 from ..onnx.model import OnnxModel
-from ..onnx.normalize import initialized
+from ..onnx.normalize import fed_names
 from .data_files import arrays_of_columns, claimed_columns, columns_as_before, is_table, read_columns, read_named_arrays, shape_text
 from .ragged import Ragged, Values, examples_of
 
@@ -151,8 +151,7 @@ class ExampleReader:
         self.classes: list[str] | None = None
         self._first_labels = ""  # where labels were read first
         self._claimed: Mapping[str, Sequence[str]] | None = None  # the columns of the first table
-        held = initialized(model.proto.graph)
-        self.given = [i.name for i in model.proto.graph.input if i.name not in held]
+        self.given = fed_names(model.proto.graph)
         if label in self.given:
             raise OnnxError(f"the model has an input {label!r}, so the labels must have another name: give it with --label NAME")
         inputs = dict(zip(self.given, model.feeds, strict=True))
@@ -254,7 +253,7 @@ class ExampleReader:
     def _ids(self, names: np.ndarray, source: str) -> np.ndarray:
         """The numbers of classes that are given by name."""
         found = sorted({str(n) for n in names.ravel()})
-        if self.loss.head.class_axis is None and not (self.loss.name.startswith("sigmoid") and len(found) == 2):
+        if self.loss.head.class_axis is None and not (self.loss.head.yes_or_no and len(found) == 2):
             raise OnnxError(f"the labels of {source} are text, such as {found[0]!r}, and --loss {self.loss.name} takes numbers")
         if self.classes is None:
             self.classes = found

@@ -108,7 +108,7 @@ class Score:
 
     def __init__(self, name: str, loss: Loss):
         self.name, self.loss = name, loss
-        self._of_classes = loss.head.class_axis is not None or loss.name.startswith("sigmoid")
+        self._of_classes = loss.head.class_axis is not None or loss.head.yes_or_no
         metrics = OF_CLASSES if self._of_classes else OF_NUMBERS
         if name == PERPLEXITY:
             self._check_perplexity()

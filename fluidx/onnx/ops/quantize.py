@@ -37,9 +37,8 @@ def quantize_linear(n: Node) -> object:
     to, work = _target(n), _precision(n)
     if to.name in TINY:
         return quantize_on_host(n)
-    if n.importer.integers and n.dtype(0) == work == "float32" and to.name in BYTES and _is_known(n, (1, 2)) and n.value(1).size == 1:
-        zero = int(n.value(2).reshape(())) if n.has(2) else 0
-        return n.b.quantize_linear(n.x(0), scale=float(n.value(1).reshape(())), zero=zero, dtype=to.name)
+    if n.dtype(0) == work == "float32" and to.name in BYTES and (steps := _steps(n)):
+        return n.b.quantize_linear(n.x(0), **steps, dtype=to.name)
     real = n.b.elementwise_div(n.cast(n.x(0), work), _aligned_operand(n, 1, work))
     return _saturated(n, real, _aligned_operand(n, 2, "float32") if n.has(2) else None, to)
 
@@ -52,14 +51,20 @@ def quantize_on_host(n: Node) -> object:
     return _rounded(real.astype(np.float64), zero, to, bool(n.attr("saturate", 1)))
 
 
+def _steps(n: Node) -> dict[str, Any]:
+    """The scale and the zero point of a value, as attributes; {} if they are computed or several, or in a program that trains."""
+    if not n.importer.integers or not _is_known(n, (1, 2)) or n.value(1).size != 1:
+        return {}
+    return {"scale": float(n.value(1).reshape(())), "zero": int(n.value(2).reshape(())) if n.has(2) else 0}
+
+
 @imports("DequantizeLinear")
 def dequantize_linear(n: Node) -> object:
     if _is_known(n, (0, 1, 2)):  # weights are dequantized once, not in each run
         return dequantize_on_host(n)
     to = _output(n)
-    if n.importer.integers and n.dtype(0) in BYTES and to == "float32" and _is_known(n, (1, 2)) and n.value(1).size == 1:
-        zero = int(n.value(2).reshape(())) if n.has(2) else 0
-        return n.b.dequantize_linear(n.x(0), scale=float(n.value(1).reshape(())), zero=zero)
+    if n.dtype(0) in BYTES and to == "float32" and (steps := _steps(n)):
+        return n.b.dequantize_linear(n.x(0), **steps)
     x = n.b.cast(n.x(0), dtype="float32")
     x = n.b.elementwise_sub(x, _aligned_operand(n, 2, "float32")) if n.has(2) else x
     return n.b.elementwise_mul(n.cast(x, to), _aligned_operand(n, 1, to))
