@@ -63,6 +63,13 @@ def option(name: str, default: str) -> str:
     return sys.argv[at]
 
 
+def choice(name: str, *known: str) -> str:
+    """The value behind `--name`, one of `known`; the first one is the default."""
+    if (found := option(name, known[0])) not in known:
+        raise SystemExit(f"--{name} {found}: expected one of {', '.join(known)}")
+    return found
+
+
 def options(name: str, default: str) -> list[str]:
     """The values behind `--name`, separated by commas."""
     return [part for part in option(name, default).split(",") if part]

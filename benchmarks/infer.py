@@ -10,14 +10,15 @@ PyTorch's autocast, and both in float32; `--precision int8` runs `infer_int8.py`
 from __future__ import annotations
 
 import infer_int8
-from _common import Log, option
+from _common import Log, choice
 from _peers import INFER, TRAIN_HALF, report
 
 
 def main() -> None:
-    if option("precision", "") == "int8":
+    precision = choice("precision", "float32", "bfloat16", "int8")
+    if precision == "int8":
         return infer_int8.main()
-    half = option("precision", "") == "bfloat16"
+    half = precision == "bfloat16"
     log = Log("infer_bfloat16" if half else "infer")
     report(log, "infer", "lenet,resnet,resnet50,gpt", ",".join(TRAIN_HALF if half else INFER))
     log.close()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from _common import Log, interleaved, option, options
+from _common import Log, choice, interleaved, option, options
 from _peers import torch_here, versions
 
 import fluidx as fx
@@ -76,7 +76,7 @@ def contestants(m: int, n: int, k: int, ta: bool, tb: bool, precision: str, leve
 
 
 def main() -> None:
-    log, rounds, precision = Log("products"), int(option("rounds", "60")), option("precision", "float32")
+    log, rounds, precision = Log("products"), int(option("rounds", "60")), choice("precision", "float32", "bfloat16", "float16")
     levels = options("levels", native.level())
     levels = [name for name in native.levels() if name != "base"] if levels == ["all"] else levels
     log(versions())

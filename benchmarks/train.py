@@ -12,13 +12,13 @@ it in place; all give back the loss as a number.
 
 from __future__ import annotations
 
-from _common import Log, option
+from _common import Log, choice
 from _models import HALF_TOLERANCE, TOLERANCE, TRAINED
 from _peers import TRAIN, TRAIN_HALF, report
 
 
 def main() -> None:
-    half = option("precision", "") == "bfloat16"
+    half = choice("precision", "float32", "bfloat16") == "bfloat16"
     log = Log("train_bfloat16" if half else "train")
     if half:
         log(f"losses of 3 steps agree within {HALF_TOLERANCE:g}, relative: frameworks round to bfloat16 in other places")

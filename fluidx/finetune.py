@@ -19,7 +19,7 @@ from .executor import Executor, ParallelExecutor, Scope
 from .executor.launched_alone import launched_as
 from .executor.places import CPUPlace, cpu_places, process_places
 from .inference import InferenceTranspiler
-from .ir import Program, ProgramError, Variable, program_guard, unique_name
+from .ir import FeedError, Program, ProgramError, Variable, program_guard, unique_name
 from .ir.data_dependent_ops import cutting
 from .ir.errors import nearest
 from .launch.command import open_log
@@ -39,7 +39,7 @@ from .quantization import quantize
 from .regularizer import L2Decay
 from .training.curve import draw_curve, need_matplotlib
 from .training.data_files import read_named_arrays
-from .training.examples import Arrays, ExampleReader, Examples, Padding
+from .training.examples import Arrays, ExampleReader, Examples, Padding, equal_rows
 from .training.loop import Epoch, LoopOptions, OneDeviceTrainer, Trainee, TrainingLoop
 from .training.scores import PERPLEXITY, Score, has_perplexity, shown
 from .training.standardize import standardizing
@@ -269,9 +269,9 @@ def _executor(model: OnnxModel, how: Training) -> tuple[Any, str, str]:
     if cut is not None:
         op, why = cut
         if how.ranks != 1:
-            raise OnnxError(f"op {op.type} {why.does}, so the model trains on one device alone: leave --ranks away")
+            raise OnnxError(f"op {op.type} {why.does}, so the model trains on one device alone: leave --ranks out")
         if how.accumulate != 1:
-            raise OnnxError(f"op {op.type} {why.does}, so its batch cannot be cut into parts: leave --accumulate away")
+            raise OnnxError(f"op {op.type} {why.does}, so its batch cannot be cut into parts: leave --accumulate out")
         return OneDeviceTrainer(model), f"op {op.type} {why.does}: no ranks, and nothing to prove", "one device"
     strategy = strategies.get(how.strategy)
     t = DistributeTranspiler(strategies.micro_batches(how.accumulate, of=strategy) if how.accumulate > 1 else strategy)
@@ -411,11 +411,14 @@ def quantize_file(
     names = fed_names(model.proto.graph)
     if missing := [n for n in names if n not in arrays]:
         raise ProgramError(f"quantize: {data} has no array {missing[0]!r}; {nearest(missing[0], arrays, 'it has')}")
-    rows = min(len(arrays[n]) for n in names)
+    rows = equal_rows({n: len(arrays[n]) if arrays[n].ndim else 0 for n in names}, str(data))
     fed = [(v.name, arrays[n]) for n, v in zip(names, model.feeds, strict=True)]
     feeds = [{n: np.asarray(a[k : k + batch]) for n, a in fed} for k in range(0, rows, batch)][:batches]
     Executor(CPUPlace()).run(model.startup, scope=scope)
     InferenceTranspiler().transpile(model.program, scope=scope)
-    quantize(model.program, feeds, scope=scope, skip=skip, observer=observer, between=True)
+    try:
+        quantize(model.program, feeds, scope=scope, skip=skip, observer=observer, between=True)
+    except FeedError as e:
+        raise FeedError(f"{data}: {e}") from None
     save(model.program, output, fetches=model.fetches, scope=scope)
     return sum(op.type == "fake_quantize" for op in model.program.ops), len(feeds)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +53,8 @@ def quantize(
     `between` the operands of sums of two values of one shape and of pooling are rounded too, so that residual networks are integers
     throughout. Inputs get 256 steps over that range (uint8), and weights 255 steps about 0 for each output channel (int8), or for all of
     a product's weight of more than two axes. Weights have their values in `scope`, by default the global one, or those that `startup`
-    gives them. Weights or inputs that match one of the patterns in `skip` stay as they are; a pattern without a match is an error.
+    gives them, as that of an OnnxModel does by default. Weights or inputs that match one of the patterns in `skip` stay as they are; a
+    pattern without a match is an error.
 
     `fx.onnx.save` writes QuantizeLinear and DequantizeLinear, and integer weights: the file is quantized after training, and a session
     computes it in 8 bits. Training before that moves weights so that the rounded network is right.
@@ -65,19 +67,23 @@ def quantize(
     >>> [op.type for op in main.ops if op.type not in ("fill_constant", "assign_value")]
     ['fake_quantize', 'fake_quantize', 'mul', 'elementwise_add']
     """
-    startup, program = startup or getattr(program, "startup", None), getattr(program, "program", program)
+    if startup is not None and scope is not None:
+        raise ProgramError("quantize: weights have their values in scope, or those that startup gives them; give one of the two")
+    startup = getattr(program, "startup", None) if startup is None and scope is None else startup
+    program = getattr(program, "program", program)
     if not isinstance(program, Program):
-        raise ProgramError(f"quantize: expected a Program or an OnnxModel, got {type(program).__name__}")
+        way = f"; give fx.onnx.load({program!r})" if isinstance(program, (str, PathLike)) else ""
+        raise ProgramError(f"quantize: expected a Program or an OnnxModel, got {type(program).__name__}{way}")
     if observer not in _OBSERVERS:
         raise ProgramError(f"quantize: there is no observer {observer!r}; {nearest(str(observer), _OBSERVERS, 'there are')}")
     if any(op.role in (Role.BACKWARD, Role.OPTIMIZE) for op in program.ops):
         raise ProgramError(f"quantize: {program.label()} already computes gradients; call quantize before minimize")
-    patterns = (skip,) if isinstance(skip, str) else tuple(skip)
+    patterns = _patterns(skip)
     others = _between(program, patterns) if between else []
     _expect_matches(program, patterns, [n for op in others for n in op.input_arg_names])
     found = _products(program, patterns)
     if not found:
-        raise ProgramError(f"quantize: {program.label()} has no product or convolution with a float32 weight that is left to quantize")
+        raise ProgramError(f"quantize: {program.label()} {_nothing_left(program)}")
     if startup is not None:
         scope = Scope()
         Executor(CPUPlace()).run(startup, scope=scope)
@@ -90,6 +96,19 @@ def quantize(
         name = op.inputs[_WEIGHTS[op.type]][0]
         rounding[name] = _of_weight(np.asarray(scope.get(name)), _channel(op, block))
     program.become(FakeQuantize(tuple(rounding.items()), between).run(program))
+
+
+def _patterns(skip: Any) -> tuple[str, ...]:
+    patterns = (skip,) if isinstance(skip, str) or not isinstance(skip, Iterable) else tuple(skip)
+    if not all(isinstance(p, str) for p in patterns):
+        raise ProgramError(f"quantize: skip must be a pattern of names or a list of them, got {skip!r}")
+    return patterns
+
+
+def _nothing_left(program: Program) -> str:
+    if not _products(program, ()) and any(op.type == "fake_quantize" for op in program.ops):
+        return "is quantized already, all weights of its products and convolutions are rounded; give the model in float32"
+    return "has no product or convolution with a float32 weight that is left to quantize"
 
 
 def _products(program: Program, skip: Iterable[str]) -> list[Operator]:
@@ -143,11 +162,25 @@ def _of_weight(w: np.ndarray, axis: int | None) -> Rounding:
     return Rounding(tuple(scale.ravel().tolist()), scale.shape, 0.0, -128.0, 127.0)
 
 
+def _batches(feeds: Any) -> Iterator[Mapping[str, Any]]:
+    """The batches of calibration data. Raises ProgramError for anything but dicts."""
+    wanted = "quantize: feeds must be a list of batches, dicts of arrays by name"
+    if isinstance(feeds, (Mapping, str)) or not isinstance(feeds, Iterable):
+        way = "; a list of one batch is [feed]" if isinstance(feeds, Mapping) else ""
+        raise ProgramError(f"{wanted}, got {type(feeds).__name__}{way}")
+    for k, feed in enumerate(feeds):
+        if not isinstance(feed, Mapping):
+            raise ProgramError(f"{wanted}; batch {k + 1} is {type(feed).__name__}")
+        yield feed
+
+
 def _observed(program: Program, names: list[str], feeds: Iterable[Mapping[str, Any]], scope: Any, observer: str) -> dict[str, Rounding]:
     """The rounding of each value, from its range in some batches. The range contains 0, which padding needs exactly."""
     exe, test, ranges = Executor(CPUPlace()), program.clone(for_test=True), dict[str, np.ndarray]()
-    for feed in feeds:
+    for feed in _batches(feeds):
         values = exe.run(test, feed=dict(feed), fetch_list=names, scope=scope) if names else []
+        if not any(value.size for value in values):
+            continue
         for name, value in zip(names, values, strict=True):
             new = _range(value, observer)
             if not np.isfinite(new).all():
@@ -156,7 +189,7 @@ def _observed(program: Program, names: list[str], feeds: Iterable[Mapping[str, A
             wider = np.array([min(old[0], new[0]), max(old[1], new[1])])
             ranges[name] = wider if observer == "min_max" else _KEPT * old + (1 - _KEPT) * new
     if len(ranges) < len(names):
-        raise ProgramError("quantize: feeds has no batch, so nothing was observed; give one or more, such as the first ones of training")
+        raise ProgramError("quantize: feeds has no batch with rows, so nothing was observed; give one or more")
     found = {}
     for name, (low, high) in ranges.items():
         scale = float(np.float32((high - low) / 255 or 1.0))

@@ -1,5 +1,9 @@
 """`fluidx bench`: its feeds, its figures, and the command as a user calls it."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -8,6 +12,16 @@ import fluidx as fx
 from fluidx.bench.feeds import numbers_below, synthetic_feed
 from fluidx.bench.throughput import RankResult, SyntheticBenchmark, row
 from fluidx.cli import main as fluidx
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.mark.parametrize(
+    "script, known", [("train", "float32, bfloat16"), ("infer", "float32, bfloat16, int8"), ("products", "float32, bfloat16, float16")]
+)
+def test_the_repositorys_benchmarks_refuse_another_precision(script, known):
+    run = subprocess.run([sys.executable, BENCHMARKS / f"{script}.py", "--precision", "float8"], capture_output=True, text=True)
+    assert run.returncode and run.stderr == f"--precision float8: expected one of {known}\n"
 
 
 def call(*args):

@@ -406,7 +406,14 @@ def test_the_command_quantizes_after_training(tmp_path):
     ("options", "message"),
     [
         ({"observer": "minmax"}, "there is no observer 'minmax'; did you mean 'min_max'?"),
-        ({"feeds": []}, "feeds has no batch, so nothing was observed"),
+        ({"feeds": []}, "feeds has no batch with rows, so nothing was observed; give one or more"),
+        ({"feeds": [{"x": np.ones((0, 2), "float32")}]}, "feeds has no batch with rows"),
+        ({"feeds": {"x": [[1, 1]]}}, "feeds must be a list of batches, dicts of arrays by name, got dict; a list of one batch is [feed]"),
+        ({"feeds": None}, "feeds must be a list of batches, dicts of arrays by name, got NoneType"),
+        ({"feeds": [np.ones((1, 2), "float32")]}, "feeds must be a list of batches, dicts of arrays by name; batch 1 is ndarray"),
+        ({"skip": 3}, "skip must be a pattern of names or a list of them, got 3"),
+        ({"scope": fx.Scope()}, "weights have their values in scope, or those that startup gives them; give one of the two"),
+        ({"program": "net.onnx"}, "expected a Program or an OnnxModel, got str; give fx.onnx.load('net.onnx')"),
         ({"feeds": [{"x": np.float32([[np.nan, 1]])}]}, "%x is not finite in a batch of feeds"),
         ({"skip": ["w", "no*"]}, "skip names 'no*', which no weight or input to quantize is called; they are: w, x"),
         ({"skip": "*"}, "program net has no product or convolution with a float32 weight that is left to quantize"),
@@ -418,6 +425,29 @@ def test_what_is_wrong_is_said(options, message):
     with pytest.raises(ProgramError) as e:
         fx.quantize(**{"program": program, "startup": startup, "feeds": [{"x": np.ones((1, 2), "float32")}], **options})
     assert message in str(e.value)
+
+
+def test_a_program_is_quantized_once():
+    program, startup, _ = float_net(np.ones((2, 2)))
+    fx.quantize(program, [{"x": np.ones((1, 2), "float32")}], startup)
+    with pytest.raises(ProgramError, match="net is quantized already, all weights of its products and convolutions are rounded; give"):
+        fx.quantize(program, [{"x": np.ones((1, 2), "float32")}], startup)
+
+
+def test_weights_of_a_model_have_the_values_of_a_scope_that_is_given(tmp_path):
+    """The file has weights of 1, and training made them 127: 254 steps of their scale, 1, go from -127 to 127."""
+    program, startup, y = float_net(np.ones((2, 2)))
+    scope = fx.Scope()
+    fx.Executor(fx.CPUPlace()).run(startup, scope=scope)
+    fx.onnx.save(program, tmp_path / "net.onnx", fetches=[y], scope=scope)
+    model = fx.onnx.load(tmp_path / "net.onnx")
+    scope = fx.Scope()
+    fx.Executor(fx.CPUPlace()).run(model.startup, scope=scope)
+    [weight] = [p.name for p in model.parameters]
+    scope.set(weight, np.full((2, 2), 127, "float32"))
+    fx.quantize(model, [{"x": np.ones((1, 2), "float32")}], scope=scope)
+    scales = [np.ravel(op.attrs["values"]).tolist() for op in model.program.ops if op.type == "assign_value"]
+    assert scales == [[1, 1]]
 
 
 def test_gradients_come_after():

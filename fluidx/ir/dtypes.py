@@ -90,6 +90,8 @@ def kept(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """
     if array.dtype == dtype:
         return array
+    if array.dtype.name.startswith("void") and array.dtype.names is None:
+        raise ValueError(f"holds bytes without a type, {array.dtype}, as NumPy's files keep bfloat16; give .view(ml_dtypes.bfloat16)")
     numbers = array.dtype.kind in "biu" or array.dtype.name in FLOATS
     if not numbers or dtype.name not in (*FLOATS, *INTS) or (dtype.name in INTS and array.dtype.kind not in "biu"):
         raise ValueError(f"has dtype {array.dtype}")

@@ -273,7 +273,7 @@ class _Parser(ValueParser):
     def _declare(self, block: Block, desc: Var, at: int) -> None:
         old = block.descs.get(desc.name)
         if old is not None and (old != desc or not old.type.says(desc.type)):
-            self._wrong(f"{var_name(desc.name)} is declared twice, before as {old.type}; leave the type away where it is written again", at)
+            self._wrong(f"{var_name(desc.name)} is declared twice, before as {old.type}; leave the type out where it is written again", at)
         block.descs[desc.name] = desc
 
     # -- operators ----------------------------------------------------------------------------------------------------------------------

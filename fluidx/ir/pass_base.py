@@ -145,6 +145,8 @@ class Pass:
     def run(self, unit: Program | ProgramPair, job: Job | None = None) -> Program | ProgramPair:
         """The result for a program, or for a pair. Raises TranspileError if a required fact is missing, if the pass changes a given
         program, or if it needs a startup program and gets none."""
+        if not isinstance(unit, (Program, ProgramPair)):
+            raise TranspileError(f"pass {self!r}: run takes a Program or a ProgramPair, got {type(unit).__name__}: {unit!r}")
         job = Job() if job is None else job
         self._check_facts(job)
         before = _marks(unit)

@@ -8,9 +8,10 @@ from math import inf, isfinite
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from .._checks import number, one_of, whole, wrong
+from .._checks import number, whole, wrong
 from ..ir import Block, Builder, Operator, Parameter, Program, Role, Variable, default_startup_program
 from ..ir.dtypes import HALVES
+from ..ir.errors import explains_arguments
 from ..lr_scheduler import persistable, unused_name
 from ..optimizer.base import GradientOptions, ParamsGrads
 from ..optimizer.skip import skip_updates
@@ -23,6 +24,7 @@ _OWNER = "mixed_precision.decorate"
 _LARGEST = (2 - 2.0**-23) * 2.0**127  # of float32
 
 
+@explains_arguments
 def decorate(
     optimizer: Any,
     amp_lists: AutoMixedPrecisionLists | None = None,
@@ -70,9 +72,11 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         reduce_dtype: str | None,
     ):
         super().__init__(optimizer)
-        self.dtype = one_of(_OWNER, "dtype", dtype, HALVES)
+        if _decorates(optimizer):
+            raise wrong(f"{_OWNER}: {optimizer!r} trains in mixed precision already; decorate it once")
+        self.dtype = _dtype("dtype", dtype, HALVES)
         wanted = reduce_dtype or ("float16" if dtype == "float16" else WIDE)
-        self.reduce_dtype = one_of(_OWNER, "reduce_dtype", wanted, (dtype, WIDE))
+        self.reduce_dtype = _dtype("reduce_dtype", wanted, (dtype, WIDE))
         if amp_lists is not None and not isinstance(amp_lists, AutoMixedPrecisionLists):
             raise wrong(f"{_OWNER}: amp_lists must be AutoMixedPrecisionLists(...) or None, got {amp_lists!r}")
         self.amp_lists = amp_lists or AutoMixedPrecisionLists()
@@ -182,6 +186,15 @@ class OptimizerWithMixedPrecision(WrappedOptimizer):
         return overflow
 
 
+def _decorates(optimizer: Any) -> bool:
+    """Is the optimizer, or one that it wraps, in mixed precision?"""
+    while isinstance(optimizer, WrappedOptimizer):
+        if isinstance(optimizer, OptimizerWithMixedPrecision):
+            return True
+        optimizer = optimizer._optimizer
+    return False
+
+
 @contextmanager
 def _as_it_was_on_errors(program: Program) -> Iterator[None]:
     """Restore the blocks if an error is raised."""
@@ -200,6 +213,13 @@ def _as_it_was_on_errors(program: Program) -> Iterator[None]:
 def _state(program: Program, startup: Program, key: str, dtype: str, value: float) -> Variable:
     block = program.global_block()
     return persistable(block, startup, unused_name(block, startup, key), (1,), dtype, value)
+
+
+def _dtype(name: str, given: Any, options: Sequence[str]) -> str:
+    if not isinstance(given, str) or given not in options:
+        way = "; without decorate all is computed in float32" if str(given) == WIDE else ""
+        raise wrong(f"{_OWNER}: unknown {name} {given!r}; it is {' or '.join(map(repr, options))}{way}")
+    return given
 
 
 def _positive(name: str, given: float, wanted: str = "above 0", least: float = 0.0, most: float = inf) -> float:

@@ -15,6 +15,7 @@ import glob
 import os
 import struct
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -77,7 +78,9 @@ def _start() -> _State:
         return _State(None, f"the extension does not load ({e}); install fluidx again", "", "")
     if wanted := config.native_level():
         if wanted not in _native.levels():
-            return _State(None, f"FLUIDX_NATIVE_LEVEL={wanted}, and this processor has {', '.join(_native.levels())}", "", "")
+            reason = f"FLUIDX_NATIVE_LEVEL={wanted}, and this processor has {', '.join(_native.levels())}"
+            warnings.warn(f"{reason}; NumPy computes instead, which is slower: give one of these, or unset it", stacklevel=2)
+            return _State(None, reason, "", "")
         _native.set_level(wanted)
     _native.set_num_threads(config.threads() or cores())
     blas, no_blas = _find_blas(_native)

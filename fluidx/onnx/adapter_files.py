@@ -94,7 +94,10 @@ class AdapterFile:
         like = [w for w, m in ends.items() if m.endswith(f".{name}") or name.endswith(f".{m}")]
         if len(like) == 1:
             return like[0]
-        raise OnnxError(f"{self.path} adapts module {name!r}, which the model lacks; {nearest(name, modules.values(), 'its modules are')}")
+        near = nearest(name, modules.values(), "its modules are") if modules else (
+            "it multiplies by no float weight, as a quantized model; give the float model, and quantize the merged one"
+        )
+        raise OnnxError(f"{self.path} adapts module {name!r}, which the model lacks; {near}")
 
 
 def save_adapters(program: Any, path: Any, executor: Any = None, scope: Any = None, base: str | None = None) -> None:

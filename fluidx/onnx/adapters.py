@@ -118,6 +118,9 @@ class AddAdapters(Pass):
     def rewrite_pair(self, pair: ProgramPair, job: Job) -> ProgramPair:
         trained = self._trained(pair.main)
         found = [p for p in products(pair.main) if p.weight not in trained]
+        if not found and any(op.type == "fake_quantize" for op in pair.main.ops):
+            raise OnnxError(f"Lora: the weights of {pair.main.label()} are rounded to 8 bits, and adapters add to float weights; "
+                            "train those of the float model, merge them, and quantize the merged one")  # fmt: skip
         if there := next((p.weight for p in found if p.weight.endswith((A, B))), None):
             raise OnnxError(f"Lora: {pair.main.label()} has adapters already, such as {there}")
         modules = product_modules(pair.main, dict(self.modules), trained)

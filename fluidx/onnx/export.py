@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 from .._version import __version__
@@ -181,6 +182,7 @@ def _model(graph: Any, steps: list[Any], opset: int, ir_version: int, program: P
 def _check_program(program: Any) -> None:
     if not isinstance(program, Program):
         hint = "; give its .program" if hasattr(program, "program") else ""
+        hint = "; the program comes first, save(program, path, fetches=...)" if isinstance(program, (str, PathLike)) else hint
         raise OnnxError(f"save: expected a Program, got {type(program).__name__}{hint}")
 
 

@@ -47,7 +47,7 @@ class OffloadActivations(Pass):
     requires = (ONE_DEVICE,)
 
     def __post_init__(self) -> None:
-        if isinstance(self.least_mb, bool) or not isinstance(self.least_mb, (int, float)) or self.least_mb < 0:
+        if isinstance(self.least_mb, bool) or not isinstance(self.least_mb, (int, float)) or not self.least_mb >= 0:
             raise ProgramError(f"offload_activations: least_mb is a number of MiB, 0 or more, got {self.least_mb!r}")
         if isinstance(self.ahead, bool) or not isinstance(self.ahead, int) or self.ahead < 1:
             raise ProgramError(f"offload_activations: ahead is a number of sections, 1 or more, got {self.ahead!r}")
@@ -58,6 +58,8 @@ class OffloadActivations(Pass):
         sections = found.sections()[self.ahead :]
         if not sections:
             what = f"backward of {program.label()} reads no value of {self.least_mb} MiB late enough"
+            if not any(op.role is Role.BACKWARD for op in program.ops):
+                what = f"{program.label()} computes no gradients; call minimize first"
             job.log.append(f"OffloadActivations changed nothing: {what}")
             return made
         starts = [found.first[section[0]] for section in found.sections()]

@@ -129,6 +129,14 @@ def rows_of(feeds: Mapping[str, Values]) -> int:
     return len(next(iter(feeds.values())))
 
 
+def equal_rows(rows: Mapping[str, int], source: str) -> int:
+    """The number of rows that all arrays have."""
+    if len(set(rows.values())) != 1 or 0 in rows.values():
+        has = ", ".join(f"{n} has {r}" for n, r in rows.items())
+        raise OnnxError(f"the arrays of {source} must have equally many rows (not 0): {has}")
+    return next(iter(rows.values()))
+
+
 class Padding(NamedTuple):
     """How examples of several lengths become batches: the number at the end of the shorter ones, by input (else 0), and a number of which
     lengths are multiples."""
@@ -161,6 +169,7 @@ class ExampleReader:
         if unknown := next((n for n in self.padding.values if n not in inputs), None):
             own = f"labels get the ignored one, {loss.ignore_index}" if unknown == label else nearest(unknown, inputs, "it has")
             raise OnnxError(f"--pad {unknown}={self.padding.values[unknown]}: the model has no input {unknown!r}; {own}")
+        _check_padding(self.padding, inputs)
 
     def read(self, source: str, steps: int | None = None) -> Examples:
         """The examples of a file, a folder or `module:function`. Raises OnnxError if they do not fit the model."""
@@ -203,10 +212,7 @@ class ExampleReader:
             name = min(rest)
             near = nearest(name, self.wanted, "wanted are")
             raise OnnxError(f"{source} has an array {name!r}, but nothing in the model has that name; {near}")
-        rows = {n: len(a) for n, a in fed.items() if a.ndim}
-        if len(set(rows.values())) != 1 or 0 in rows.values():
-            has = ", ".join(f"{n} has {r}" for n, r in rows.items())
-            raise OnnxError(f"the arrays of {source} must have equally many rows (not 0): {has}")
+        equal_rows({n: len(a) for n, a in fed.items() if a.ndim}, source)
         given = fed[self.labels.name]
         self._check_classes(given.values if isinstance(given, Ragged) else given)
         return fed
@@ -217,9 +223,7 @@ class ExampleReader:
         least, most = int(found.lengths.min()), int(found.lengths.max())
         of = f"array {name!r} of {source} has {least} to {most} elements in an example"
         if v.ndim < 2 or v.shape[1] != ANY:
-            opened = "x".join(["?" if k == 1 or d == ANY else str(d) for k, d in enumerate(v.shape)])
-            way = f"; if the model takes several lengths, --shapes {name}={opened} opens the axis" if v.ndim > 1 and not is_label else ""
-            raise OnnxError(f"{of}, and {shape_text(v)} is expected{way}")
+            raise OnnxError(f"{of}, and {shape_text(v)} is expected{'' if is_label else _opening(name, v)}")
         if is_label and head.class_axis is None:
             raise OnnxError(f"{of}; labels of --loss {self.loss.name} must have equally many, because it ignores none that are padded")
         values = self._numbers(found.values, source) if is_label else found.values
@@ -284,6 +288,24 @@ class ExampleReader:
 
 
 _SHOWN = 8
+
+
+def _check_padding(padding: Padding, inputs: Mapping[str, Variable]) -> None:
+    """Raise OnnxError for an input to pad whose examples all have one length."""
+    fixed = [n for n, v in inputs.items() if v.ndim < 2 or v.shape[1] != ANY]
+    if one := next((n for n in padding.values if n in fixed), None):
+        v = inputs[one]
+        raise OnnxError(f"--pad {one}={padding.values[one]}: {shape_text(v)} has no open length to fill up; leave it out{_opening(one, v)}")
+    if padding.multiple > 1 and len(fixed) == len(inputs):
+        raise OnnxError(
+            f"--pad-to-multiple-of {padding.multiple}: the model has no input of several lengths, but "
+            f"{', '.join(f'{n} {shape_text(v)}' for n, v in inputs.items())}; leave it out"
+        )
+
+
+def _opening(name: str, v: Variable) -> str:
+    opened = "x".join(["?" if k == 1 or d == ANY else str(d) for k, d in enumerate(v.shape)])
+    return f"; if the model takes several lengths, --shapes {name}={opened} opens the axis" if v.ndim > 1 else ""
 
 
 def _check_open(inputs: Mapping[str, Variable]) -> None:

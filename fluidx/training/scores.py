@@ -123,7 +123,7 @@ class Score:
             fit = "causal_language_model or token_classification"
             raise OnnxError(f"--metric {PERPLEXITY} does not fit --loss {loss.name}: it is of tokens, with --loss {fit}")
         if not has_perplexity(loss):
-            raise OnnxError(f"--metric {PERPLEXITY} follows from a loss without --class-weight and --label-smoothing; leave them away")
+            raise OnnxError(f"--metric {PERPLEXITY} follows from a loss without --class-weight and --label-smoothing; leave them out")
 
     def reset(self) -> None:
         if self._metric is not None:

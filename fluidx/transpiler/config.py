@@ -7,7 +7,7 @@ from typing import Any
 
 from ..ir.errors import TranspileError, nearest
 from .cluster import Cluster, Mesh
-from .strategies import Strategy, data_parallel, parameter_server, reduce_broadcast, ring_optimizer
+from .strategies import CATALOGUE, Strategy, data_parallel, parameter_server, reduce_broadcast, ring_optimizer
 from .strategies.base import Common
 
 MODES = ("collective", "nccl2", "pserver")
@@ -52,7 +52,9 @@ class DistributeTranspilerConfig:
     def strategy(self) -> Strategy:
         """The strategy that these fields ask for."""
         if self.mode not in MODES:
-            raise TranspileError(f"unknown mode={self.mode!r}; {nearest(str(self.mode), MODES, 'there are')}")
+            known = getattr(self.mode, "name", str(self.mode)).partition("{")[0].split(",")[0] in CATALOGUE
+            way = f"DistributeTranspiler({self.mode!r}) takes strategies" if known else nearest(str(self.mode), MODES, "there are")
+            raise TranspileError(f"unknown mode={self.mode!r}; {way}")
         if self.mode == "pserver" or not self.sync_mode:
             split = "hash" if getattr(self.split_method, "__name__", self.split_method) == "HashName" else "round_robin"
             return parameter_server(1, self.sync_mode, self.min_block_size if self.slice_var_up else _WHOLE, split)

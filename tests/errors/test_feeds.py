@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -218,3 +219,16 @@ def test_places_and_policies_of_many_ranks():
         "ParallelExecutor takes the DistributeTranspiler that transpiled the program, ParallelExecutor(t, places=fx.cpu_places(4)), "
         "or one ProgramPair for each rank; got int"
     )
+
+
+def test_bfloat16_of_a_file_of_numpy_is_viewed(tmp_path):
+    """NumPy's files say of such numbers only that each has two bytes; 0x3F80 is 1."""
+    np.save(tmp_path / "x.npy", np.ones((1, 2), ml_dtypes.bfloat16))
+    read, main = np.load(tmp_path / "x.npy"), fx.Program()
+    with fx.program_guard(main, fx.Program()):
+        y = fx.layers.scale(fx.data("x", [-1, 2], "float32"), 2.0)
+    exe = fx.Executor(fx.CPUPlace())
+    with pytest.raises(fx.FeedError) as caught:
+        exe.run(main, feed={"x": read}, fetch_list=[y])
+    assert "holds bytes without a type, |V2, as NumPy's files keep bfloat16; give .view(ml_dtypes.bfloat16)" in str(caught.value)
+    assert exe.run(main, feed={"x": read.view(ml_dtypes.bfloat16)}, fetch_list=[y])[0].tolist() == [[2, 2]]

@@ -105,6 +105,7 @@ ASYNCHRONOUS = (
 CONFIGS = [
     ({"collective_mod": "reduce"}, "DistributeTranspilerConfig has no field 'collective_mod'; did you mean 'collective_mode'?"),
     ({"mode": "nccl"}, "unknown mode='nccl'; did you mean 'nccl2'?"),
+    ({"mode": "fsdp,recompute"}, "unknown mode='fsdp,recompute'; DistributeTranspiler('fsdp,recompute') takes strategies"),
     ({"sync_mode": False}, ASYNCHRONOUS),
     ({"collective_mode": "ring_optimiser"}, "unknown collective_mode='ring_optimiser'; did you mean 'ring_optimizer'?"),
     ({"collective_mode": "zero"}, "unknown collective_mode='zero'; there are: grad_allreduce, reduce, ring_optimizer"),

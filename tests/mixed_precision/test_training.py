@@ -206,8 +206,9 @@ def test_the_name_that_fluid_gives_it():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"dtype": "float8"}, "unknown dtype 'float8'"),
-        ({"reduce_dtype": "bfloat16"}, "unknown reduce_dtype 'bfloat16'"),
+        ({"dtype": "float8"}, "unknown dtype 'float8'; it is 'float16' or 'bfloat16'"),
+        ({"dtype": "float32"}, "unknown dtype 'float32'; it is 'float16' or 'bfloat16'; without decorate all is computed in float32"),
+        ({"reduce_dtype": "bfloat16"}, "unknown reduce_dtype 'bfloat16'; it is 'float16' or 'float32'"),
         ({"init_loss_scaling": 0}, "init_loss_scaling must be a finite number above 0 that float32 has, got 0"),
         ({"init_loss_scaling": 2.0**128}, "init_loss_scaling must be a finite number above 0 that float32 has, got 3.4"),
         ({"incr_ratio": 0.5}, "incr_ratio must be a finite number of 1 or more, got 0.5"),
@@ -224,6 +225,10 @@ def test_options_are_checked(options, message):
 def test_what_cannot_be_is_refused():
     with pytest.raises(ProgramError, match="optimizer must be an optimizer, got int: 3"):
         decorate(3)
+    with pytest.raises(ProgramError, match=r"\(SGD\(learning_rate=0.1\)\)\) trains in mixed precision already; decorate it once"):
+        decorate(fx.optimizer.RecomputeOptimizer(decorate(fx.optimizer.SGD(0.1))), dtype="bfloat16")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'dtyp'; did you mean 'dtype'"):
+        decorate(fx.optimizer.SGD(0.1), dtyp="bfloat16")
     with pytest.raises(ProgramError, match="there is no scaled loss yet; call minimize or backward first"):
         decorate(fx.optimizer.SGD(0.1)).get_loss_scaling()
     net = Trained(fx.optimizer.SGD(0.1))

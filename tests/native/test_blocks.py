@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -157,6 +158,13 @@ def test_each_level_can_be_forced():
     for name in known[len(found) :]:
         said = python("from fluidx import native; print(native.describe())", FLUIDX_NATIVE_LEVEL=name)
         assert f"and this processor has {', '.join(found)}" in said
+
+
+def test_a_level_that_the_processor_lacks_is_said_when_it_is_asked_for(monkeypatch):
+    monkeypatch.setenv("FLUIDX_NATIVE_LEVEL", "amx")
+    monkeypatch.setattr(native, "import_module", lambda name: SimpleNamespace(levels=lambda: ["base", "v3"]))
+    with pytest.warns(UserWarning, match="FLUIDX_NATIVE_LEVEL=amx, and this processor has base, v3; NumPy computes instead, which"):
+        assert native._start().module is None
 
 
 def test_importing_fluidx_does_not_load_the_extension():

@@ -277,7 +277,7 @@ def test_what_check_says_trains_on_one_device_trains_on_one_device(tmp_path):
     trained = onnx.numpy_helper.to_array(next(t for t in onnx.load(tmp_path / "out.onnx").graph.initializer if t.name == "w"))
     assert (np.diag(trained) > 1).all()
     code, said = fluidx(*asked, "-n", 2)
-    assert code == 1 and "so the model trains on one device alone: leave --ranks away" in said
+    assert code == 1 and "so the model trains on one device alone: leave --ranks out" in said
 
 
 def test_train_on_ranks_gives_what_one_rank_gives(digits):

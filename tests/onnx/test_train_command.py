@@ -293,7 +293,7 @@ def test_resuming_on_one_device(tmp_path, monkeypatch):
     assert (tmp_path / "out.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
     assert "no checkpoint yet: training begins at epoch 1" in trained("--epochs", 1, *options, "c", "--resume")
     code, said = train("--accumulate", 2)
-    assert code == 1 and "so its batch cannot be cut into parts: leave --accumulate away" in said
+    assert code == 1 and "so its batch cannot be cut into parts: leave --accumulate out" in said
 
 
 # -- what is kept -------------------------------------------------------------------------------------------------------------------

@@ -132,6 +132,8 @@ def test_words_in_a_cell_are_classes_of_positions(folder):
     (("--pad", "ids=0.5"), {}, "--pad ids=0.5: int64[?,?] cannot be padded with it"),
     (("--pad", "ids"), {}, "--pad 'ids' must be INPUT=NUMBER; write --pad ids=0"),
     (("--pad", "ids=3", "--pad", "ids=4"), {}, "--pad gives input 'ids' two numbers, 3 and 4; give one"),
+    (("--shapes", "ids=?x3", "--pad", "ids=1"), {}, "--pad ids=1: int64[?,3] has no open length to fill up; leave it out; if the"),
+    (("--shapes", "ids=?x3", "--pad-to-multiple-of", "4"), {}, "has no input of several lengths, but ids int64[?,3]; leave it out"),
     (("--shapes", "ids=?x3"), {}, "array 'ids' of data.npz has 1 to 3 elements in an example, and int64[?,3] is expected; if the model "
      "takes several lengths, --shapes ids=?x? opens the axis"),
     (("--loss", "square_error_cost"), {}, "labels of --loss square_error_cost must have equally many"),

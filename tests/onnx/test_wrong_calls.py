@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from fluidx.cli import main
+from fluidx.finetune import quantize_file
 
 onnx = pytest.importorskip("onnx")
 
@@ -29,11 +30,15 @@ def folder(tmp_path_factory):
         "good": {"x": x, "label": label}, "nolabel": {"x": x}, "labels": {"x": x, "labels": label},
         "onehot": {"x": x, "label": np.eye(3)[label]},
         "floats": {"x": x, "label": label.astype("float64")}, "one": {"x": x, "label": label + 1}, "many": {"x": x, "label": label * 2},
+        "empty": {"x": x[:0]}, "scalar": {"x": np.float32(1)}, "wide": {"x": np.ones((24, 4), "float32")},
         "last": {"x": np.ones((2, 4, 5, 3)), "label": [0, 1]}, "flat": {"x": np.ones((2, 60)), "label": [0, 1]},
     }  # fmt: skip
     for name, held in arrays.items():
         np.savez(folder / f"{name}.npz", **held)
     np.savez(folder / "unnamed.npz", x, label)
+    quantize_file(folder / "m.onnx", folder / "nolabel.npz", folder / "int8.onnx")
+    call = ["onnx", "train", folder / "m.onnx", "--data", folder / "good.npz", "--lora", 1, "--epochs", 1, "-o", folder / "adapters"]
+    assert CliRunner().invoke(main, [*map(str, call)]).exit_code == 0
     return folder
 
 
@@ -57,6 +62,15 @@ CALLS = [
     ("train m.onnx -o t.onnx --data floats.npz", "save label.astype('int64')"),
     ("train m.onnx -o t.onnx --data one.npz", "labels count from 0: save label - 1, or --head 4 gives it a last layer"),
     ("train m.onnx -o t.onnx --data many.npz", "0 to 2; --head 5 gives it a last layer for all classes"),
+    ("quantize m.onnx -o t.onnx --data unnamed.npz", "unnamed.npz has no array 'x'; it has: arr_0, arr_1"),
+    ("quantize m.onnx -o t.onnx --data empty.npz", "the arrays of empty.npz must have equally many rows (not 0): x has 0"),
+    ("quantize m.onnx -o t.onnx --data scalar.npz", "the arrays of scalar.npz must have equally many rows (not 0): x has 0"),
+    ("quantize m.onnx -o t.onnx --data wide.npz", "wide.npz: variable 'x' is declared f32[n,3], the feed has shape [8, 4]"),
+    ("quantize m.onnx -o t.onnx --data good.npz --observer minmax", "not one of 'min_max', 'moving_average', 'percentile'"),
+    ("quantize m.onnx -o m.onnx --data good.npz", "m.onnx would overwrite m.onnx, which is read; give the output another name"),
+    ("quantize int8.onnx -o t.onnx --data good.npz", "is quantized already"),
+    ("train int8.onnx -o t.onnx --data good.npz --lora 1", "are rounded to 8 bits, and adapters add to float weights; train those"),
+    ("merge int8.onnx adapters -o t.onnx", "it multiplies by no float weight, as a quantized model; give the float model"),
     ("train m.onnx -o t.onnx --data good.npz --epoch 3", "Did you mean '--epochs'?"),
     ("train m.onnx -o t.onnx --data good.npz --freeze *", "none of the 1 parameters of "),
     ("train m.onnx -o t.onnx --data good.npz --also-train nope", "no float of the model has that name; they are: w"),

@@ -7,6 +7,7 @@ import fluidx as fx
 from fluidx.executor.plan.dry_run import dry_plan
 from fluidx.ir import ProgramPair, Role
 from fluidx.ir.parser import parse_pair
+from fluidx.ir.pass_base import Job
 from fluidx.rewrite import OffloadActivations
 from fluidx.verify import verify_ranks
 from tests.transpiler.models import same_answers
@@ -85,6 +86,7 @@ def test_values_below_the_size_stay_and_the_log_says_so():
 
 WRONG = [
     ({"least_mb": -1}, "least_mb is a number of MiB, 0 or more, got -1"),
+    ({"least_mb": float("nan")}, "least_mb is a number of MiB, 0 or more, got nan"),
     ({"ahead": 0}, "ahead is a number of sections, 1 or more, got 0"),
 ]
 
@@ -93,6 +95,22 @@ WRONG = [
 def test_options_are_checked(wrong, message):
     with pytest.raises(fx.ProgramError, match=message):
         OffloadActivations(**wrong)
+
+
+def test_a_program_without_gradients_stays_as_it_is():
+    main, job = fx.Program("forward"), Job()
+    with fx.program_guard(main, fx.Program()), fx.unique_name.guard():
+        L.fc(fx.data("x", [-1, 4], "float32"), 4)
+    assert str(OffloadActivations(least_mb=0).run(main, job)) == str(main)
+    assert job.log == ["OffloadActivations changed nothing: program forward computes no gradients; call minimize first"]
+    with pytest.raises(fx.TranspileError, match=r"pass OffloadActivations\(\): run takes a Program or a ProgramPair, got int: 3"):
+        OffloadActivations().run(3)
+
+
+def test_values_are_sent_once():
+    main, _, _ = deep(4)
+    once = OffloadActivations(least_mb=0).run(main)
+    assert str(OffloadActivations(least_mb=0).run(once)) == str(once)
 
 
 def test_a_step_is_the_same_bit_by_bit_on_one_device():
