@@ -287,8 +287,8 @@ def _places(t: DistributeTranspiler, how: Training) -> Any:
 
 
 def _judge(exe: Any, built: Built, how: Training) -> Any:
-    """A context with what validates on the ranks that train, by their own variables. With None in it one device validates: there is one
-    rank, or the strategy stores variables in another way where nothing is trained."""
+    """A context with the executor that validates on the ranks that train, with their own variables. It is None if one device has to
+    validate: there is one rank, or the strategy places variables in another way if nothing is trained."""
     if isinstance(exe, OneDeviceTrainer) or exe.world_size == 1:
         return nullcontext()
     t = DistributeTranspiler(strategies.get(how.strategy))

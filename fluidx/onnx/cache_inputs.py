@@ -1,4 +1,5 @@
-"""Models with a cache: inputs to which a node adds rows, and whose whole is an output. Their next feeds can be told from the model."""
+"""Models with a cache: a node appends rows to an input, and its result is an output. The shapes of their next feeds follow from the
+model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Arrays of arrays that np.save wrote: NumPy stores them as pickles, which may run any code. Here they run none: the pickle may name arrays
-and types only, for which there are stand-ins, and NumPy makes arrays of their bytes afterwards."""
+"""Arrays of arrays that np.save wrote: NumPy stores them as pickles, which may run any code when they are loaded. Here none runs: the
+pickle may name arrays and types only, in place of which classes of this module are made, and NumPy makes arrays of their bytes
+afterwards."""
 
 from __future__ import annotations
 

@@ -272,8 +272,8 @@ def _run_startup(startup: Program, scope: Scope, shared: bool) -> None:
 
 
 def _for_inference(main: Program, scope: Scope, wanted: set[str]) -> Program:
-    """The program with what follows from weights computed in the scope, with batch normalizations and scales folded into the filters there,
-    and with chains of operators joined."""
+    """The program with values that depend on weights alone computed in the scope, with batch normalizations and scales folded into the
+    filters there, and with chains of operators joined."""
     if what_trains(main) is not None:
         return main
     for fold in (join_quantized, fold_weights, fold_batch_norms, fold_scales):

@@ -1,4 +1,4 @@
-"""Constant folding: values that follow from attributes and known sizes are computed once, when the program is rewritten."""
+"""Constant folding: values that depend on attributes and known sizes alone are computed once, when the program is rewritten."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Constants:
         return tuple([_filling(op, n, self.walk.type_of(n), v) for n, v in zip(op.output_arg_names, values, strict=True)])
 
     def note(self, op: Operator, definition: type[OpDef]) -> Answer:
-        """Fold nothing, but remember values that follow from attributes alone."""
+        """Fold nothing, but remember values that depend on attributes alone."""
         if not op.input_arg_names and self.follows(op, definition):
             self.know(op, op)
         return None
@@ -119,7 +119,7 @@ class Constants:
 
 
 class ParameterValues:
-    """The values of block 0 that follow from its parameters, which inference does not change, and from constants; `value` gives the value
+    """The values of block 0 that depend only on its parameters, which inference does not change, and on constants; `value` gives the value
     of a parameter."""
 
     def __init__(self, program: Program, value: Callable[[str], np.ndarray], fetched: Collection[str], natively: bool):
@@ -132,7 +132,7 @@ class ParameterValues:
         self.constants.known.update({n: value(n) for n in self.parameters})
 
     def follows(self, op: Operator, definition: type[OpDef]) -> bool:
-        """Do all results of an operator follow, and does each keep its value?"""
+        """Do all results of an operator depend on parameters and constants only, and does each keep its value?"""
         return self.constants.follows(op, definition) and self.walk.changing.isdisjoint(op.output_arg_names)
 
 

@@ -1,4 +1,4 @@
-"""Compute once what follows from parameters alone, for inference: dequantized weights, scaled filters, sums of tables."""
+"""Compute values that depend on parameters alone once, for inference: dequantized weights, scaled filters, sums of tables."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def fold_weights(program: Program, value: Callable[[str], np.ndarray], fetched: 
     use. `value` gives the value of a parameter. Matrices that products read transposed, and nothing else, are stored as the products
     multiply them. The program must be for inference.
 
-    These stay: operators whose result is larger than the parameters from which it follows, views of parameters, which cost nothing, values
-    in `fetched`, random numbers, and what follows from parameters that the program writes.
+    These stay: operators whose result is larger than the parameters that it is computed from, views of parameters, which cost nothing,
+    values in `fetched`, random numbers, and values computed from parameters that the program writes.
     """
     weights = _Weights(program, value, fetched)
     ops = weights.left()
@@ -41,8 +41,8 @@ class _Weights(ParameterValues):
 
     def __init__(self, program: Program, value: Callable[[str], np.ndarray], fetched: Collection[str]):
         super().__init__(program, value, fetched, natively=True)
-        self.sources = {n: frozenset((n,)) for n in self.parameters}  # the parameters from which a value follows
-        self.known: set[int] = set()  # the operators whose results follow from parameters, by id
+        self.sources = {n: frozenset((n,)) for n in self.parameters}  # the parameters that a value is computed from
+        self.known: set[int] = set()  # the operators whose results are computed from parameters alone, by id
         self.needed: set[str] = set()  # the names that the operators read that stay
         self.turned: dict[str, str] = {}  # new parameters, by the names of those that were transposed
         self.declared: dict[str, Var] = {}  # the new parameters

@@ -1,4 +1,4 @@
-"""OffloadActivations: what forward makes for backward is in host memory in between."""
+"""OffloadActivations: values that forward computes for backward are in host memory in between."""
 
 from __future__ import annotations
 

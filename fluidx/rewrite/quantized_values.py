@@ -102,7 +102,7 @@ class QuantizedFacts(ParameterValues):
         return None
 
     def known(self, name: str) -> np.ndarray | None:
-        """The value of a name that follows from parameters and constants."""
+        """The value of a name, computed from parameters and constants."""
         return self.constants.value(name) if name in self.constants.known else None
 
     def number(self, name: str) -> float | None:

@@ -74,7 +74,7 @@ def test_numbers_that_are_none_stay_so():
         ({"classlabels_ints": [7, 8, 9]}, "vectors_per_class has 2 classes, but there are 3 labels of classes"),
         ({"vectors_per_class": [1, 1, 0], "coefficients": [1.0] * 4}, "vectors_per_class has 3 classes, but there are 2 labels of classes"),
         ({"vectors_per_class": [2], "classlabels_ints": [7]}, "vectors_per_class has one class; .* compares two or more"),
-        ({"vectors_per_class": [0, 0], "coefficients": [1.0] * 5}, "5 coefficients are no equal numbers of features for 2 classes"),
+        ({"vectors_per_class": [0, 0], "coefficients": [1.0] * 5}, "5 coefficients do not divide evenly among 2 classes"),
         ({"vectors_per_class": [0, 0]}, "its coefficients are for 1 features, the input has shape"),
     ],
 )

@@ -1,10 +1,10 @@
-"""Casts that kernels make themselves: an operator whose C kernel reads or writes the other float type does so, and the cast goes.
+"""Casts that C kernels do themselves: an operator whose kernel can read or write the other float type does so, and the cast is removed.
 
 Such a kernel computes in float32, widens what it reads and rounds what it writes once, so no bit changes:
 
 - an operator that reads a cast of a 16-bit value to float32 reads the value;
 - an operator whose float32 result only a cast to 16 bits reads writes it in 16 bits;
-- products of a cast of a weight or of data to bfloat16 read it in float32 and round it while they copy it.
+- products of a cast of a weight or of data to bfloat16 read it in float32 and round it while they pack it.
 
 Only the operators of a plan change: the program and the declared types stay.
 """
@@ -37,13 +37,13 @@ class _Renaming(NamedTuple):
 
 
 def without_casts(outline: Outline, sizes: RankSizes, shadows: Shadows, ctx: RunContext) -> Outline:
-    """The outline without the casts that C kernels make."""
+    """The outline without the casts that C kernels do themselves."""
     casts = outline.fact(_casts)
     return outline.fact(_changed, tuple(_CastSearch(outline, sizes, shadows, ctx).changes(casts))) if casts else outline
 
 
 class _CastSearch:
-    """Asks the kernels which casts they make."""
+    """Asks the kernels which casts they do themselves."""
 
     def __init__(self, outline: Outline, sizes: RankSizes, shadows: Shadows, ctx: RunContext):
         self.outline, self.types, self.here, self.ctx = outline, sizes.types, sizes.here, ctx
@@ -89,7 +89,7 @@ class _CastSearch:
             self.readers.setdefault(change.new, []).append(change.at)
 
     def _round(self, source: str, made: str, readers: Sequence[int]) -> None:
-        """Products round data themselves, so that no cast is kept for them; and state if products alone read its cast."""
+        """Let products round data themselves, so that no cast of it is kept; state too, if only products read its cast."""
         is_data = source in self.outline.given
         if made in self.outline.fetch or not (is_data or self._is_state(source)):
             return
@@ -110,7 +110,7 @@ class _CastSearch:
         return fits and self._after(change) is not None
 
     def _is_only_for(self, name: str, k: int) -> bool:
-        """Does one earlier operator compute a value, and is operator `k` all that needs it?"""
+        """Does exactly one earlier operator compute a value, and is operator `k` its only reader?"""
         alone = self.readers.get(name) == [k] and name not in self.outline.fetch and not self._is_state(name)
         return alone and [at < k for at in self.writers.get(name, ())] == [True]
 
@@ -119,7 +119,7 @@ class _CastSearch:
         return d is not None and d.persistable
 
     def _supports(self, change: _Renaming) -> bool:
-        """Does a C kernel compute the operator after a change? Then it changes."""
+        """Change an operator if a C kernel computes it after the change. Did it change?"""
         if (new := self._after(change)) is None:
             return False
         self.ops[change.at] = new
@@ -168,7 +168,7 @@ def _touching(outline: Outline) -> tuple[Mapping[str, list[int]], Mapping[str, l
 
 
 def _changed(outline: Outline, changes: tuple[_Renaming, ...]) -> Outline:
-    """The outline after these changes, without casts whose results nobody needs now or somebody else makes."""
+    """The outline after these changes, without casts whose results no operator reads any more or another operator computes."""
     ops = list(outline.ops)
     for change in changes:
         ops[change.at] = _replaced(ops[change.at], change)

@@ -1,4 +1,5 @@
-"""The growth of caches: a feed that an operator joins with new rows, and whose whole is fetched, is fed with these rows next time."""
+"""The growth of caches: if an operator appends new rows to a feed and its result is fetched, the next run is expected to feed that
+result."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The calls and arrays of plans for sizes that grow in equal steps: each number is computed from the same number in a few sample plans.
 
-The sizes are start + k * step, and k is the position. A number follows if a polynomial of the position gives it in all samples. Some memory
-changes from run to run: the arrays that a user feeds, and those that a run returns. A number that is an address in such
-memory is moved by the distance of the new memory from that in which the samples were bound.
+The sizes are start + k * step, and k is the position. A number follows if a polynomial of the position gives it in all samples. Some
+memory changes from run to run: the arrays that a user feeds, and those that a run returns. The distance of such memory from that in which
+the samples were bound is added to addresses in it.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class _Classifier(NamedTuple):
         machine = _machine(n, counts) if any(counts) else None
         if machine is None:
             if coefficients.size % classes:
-                raise n.wrong(f"{coefficients.size} coefficients are no equal numbers of features for {classes} classes")
+                raise n.wrong(f"{coefficients.size} coefficients do not divide evenly among {classes} classes")
             coefficients, rho = coefficients.reshape(classes, -1).T, np.array([_first_rho(n, rho)])
         else:
             _check_pairs(n, 0 if labels is None else len(labels), len(counts), [len(v) for v in (rho, a, b)])

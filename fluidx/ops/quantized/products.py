@@ -46,7 +46,7 @@ class QuantizedProduct(OpDef):
             if t is not None and (t.dtype != dtype or t.ndim != 1 or t.shape[0] not in sizes):
                 raise ProgramError(f"{name}: {slot} must be {dtype} with {made.shape[-1]} elements, one for each output, got {t}")
         if (scale is None) != (attrs["dtype"] == "int32"):
-            raise ProgramError(f"{name}: a result in {attrs['dtype']} has {'no' if scale is not None else 'a'} Scale")
+            raise ProgramError(f"{name}: a result in {attrs['dtype']} {'takes no' if scale is not None else 'needs a'} Scale")
         fits = other is None or {attrs["dtype"], other.dtype} <= BYTES.keys() and made.with_dtype(other.dtype).accepts(other)
         if not fits:
             raise ProgramError(f"{name}: Other must be 8-bit integers of the shape of the result, {made}, and the result too, got {other}")
