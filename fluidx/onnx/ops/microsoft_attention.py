@@ -115,7 +115,7 @@ def _attended(n: Node, q: Any, k: Any, v: Any, mask: Any, causal: bool = False) 
 
 
 def _capped(n: Node, qkv: Any, mask: Any, scale: float, cap: float) -> Variable:
-    """Attention with scores that are squeezed between -cap and cap before the mask is added."""
+    """Attention with scores limited to -cap to cap by tanh before the mask is added (softcap)."""
     q, k, v = qkv
     if times := q.shape[1] // k.shape[1] - 1:
         heads = n.const(np.repeat(np.arange(k.shape[1]), times + 1))
@@ -224,7 +224,8 @@ def rotary_embedding(n: Node) -> object:
 
 
 def _rotated(n: Node, x: Any, at: Any, table: int, interleaved: int, heads: int = 0, width: int = 0) -> Any:
-    """x turned by the angles of positions `at` [batch or 1, rows]. Operands `table` and the next are cosines and sines, not trained."""
+    """x rotated by the angles of positions `at` [batch or 1, rows] (rotary embedding). Operands `table` and the next are cosines and
+    sines, which are not trained."""
     tables = (n.operands[k] if isinstance(n.operands[k], Variable) else n.value(k) for k in (table, table + 1))
     angles = (n.apply("Gather", t, at) for t in tables)
     return n.apply("RotaryEmbedding", x, *angles, interleaved=interleaved, num_heads=heads, rotary_embedding_dim=width)

@@ -126,7 +126,7 @@ class RowParts(_NormParts):
         return self.reshaped(w, self.sizes) if self.flat else w
 
     def reshaped(self, value: str, sizes: Sequence[int]) -> str:
-        """An empty value is made anew: in a `reshape` a size of 0 would copy that of `value`."""
+        """A new value in place of an empty one: in a `reshape` a size of 0 would copy that of `value`."""
         empty = 0 in sizes
         return self.d("fill_constant", shape=sizes, dtype=self.dtype, value=0.0) if empty else self.d("reshape", value, shape=sizes)
 

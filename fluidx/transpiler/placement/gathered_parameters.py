@@ -134,8 +134,8 @@ class GatherForUse(Propagation):
         self.hold(name, self._held(name, (place,)), self.bring(name, place, op, "use"))
 
     def _make(self, name: str, role: Role) -> None:
-        """Compute a derived value from the available form of its source, in each section anew: under a new name if the program has computed
-        it before. It is left as it was if the parameter has changed since then."""
+        """Compute a derived value from the available form of its source, once for each section: under a new name if the program has
+        computed it before. It is left as it was if the parameter has changed since then."""
         op, source, *_ = self.derived[name]
         if role is Role.DIST and source in self.derived:
             self._make(source, role)
