@@ -248,7 +248,7 @@ def onnx_quantize(file: str, data: Path, output: Path, **options: Any) -> None:
 
     check_output(output, file, str(data))
     count, batches = quantize_file(file, data, output, **options)
-    click.echo(f"{output}: {count} weights and values are rounded to 8 bits, in the ranges of {batches} batches")
+    click.echo(f"{output}: {count} weights and values are rounded to 8 bits, in the ranges of {batches} batch{'es' * (batches != 1)}")
 
 
 @onnx.command(name="merge")
@@ -262,4 +262,4 @@ def onnx_merge(file: str, adapters: Path, output: Path, untie: tuple[str, ...]) 
 
     check_output(output, file)
     count = merge(file, adapters, output, untie)
-    click.echo(f"wrote {output}: {count} weights changed")
+    click.echo(f"wrote {output}: {count} weight{'s' * (count != 1)} changed")

@@ -14,7 +14,7 @@ from .executor import Executor
 from .executor.places import CPUPlace
 from .executor.scope import Scope, global_scope
 from .ir import Block, Builder, Operator, Program, ProgramError, Role, Variable
-from .ir.errors import nearest
+from .ir.errors import explains_arguments, nearest
 from .ir.pass_base import ONE_DEVICE, Job, Pass
 
 _WEIGHTS = {"conv2d": "Filter", "depthwise_conv2d": "Filter", "mul": "Y", "matmul": "Y"}  # operators -> the slot of the weight
@@ -36,6 +36,7 @@ class Rounding(NamedTuple):
     highest: float
 
 
+@explains_arguments
 def quantize(
     program: Any,
     feeds: Iterable[Mapping[str, Any]],
@@ -69,6 +70,8 @@ def quantize(
     """
     if startup is not None and scope is not None:
         raise ProgramError("quantize: weights have their values in scope, or those that startup gives them; give one of the two")
+    if not isinstance(startup, (Program, type(None))):
+        raise ProgramError(f"quantize: startup must be a Program or None, got {type(startup).__name__}; feeds come before it")
     startup = getattr(program, "startup", None) if startup is None and scope is None else startup
     program = getattr(program, "program", program)
     if not isinstance(program, Program):

@@ -411,6 +411,7 @@ def test_the_command_quantizes_after_training(tmp_path):
         ({"feeds": {"x": [[1, 1]]}}, "feeds must be a list of batches, dicts of arrays by name, got dict; a list of one batch is [feed]"),
         ({"feeds": None}, "feeds must be a list of batches, dicts of arrays by name, got NoneType"),
         ({"feeds": [np.ones((1, 2), "float32")]}, "feeds must be a list of batches, dicts of arrays by name; batch 1 is ndarray"),
+        ({"startup": [1]}, "startup must be a Program or None, got list; feeds come before it"),
         ({"skip": 3}, "skip must be a pattern of names or a list of them, got 3"),
         ({"scope": fx.Scope()}, "weights have their values in scope, or those that startup gives them; give one of the two"),
         ({"program": "net.onnx"}, "expected a Program or an OnnxModel, got str; give fx.onnx.load('net.onnx')"),
@@ -425,6 +426,11 @@ def test_what_is_wrong_is_said(options, message):
     with pytest.raises(ProgramError) as e:
         fx.quantize(**{"program": program, "startup": startup, "feeds": [{"x": np.ones((1, 2), "float32")}], **options})
     assert message in str(e.value)
+
+
+def test_arguments_are_named():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'observers'; did you mean 'observer'"):
+        fx.quantize(None, [], observers="min_max")
 
 
 def test_a_program_is_quantized_once():

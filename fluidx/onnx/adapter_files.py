@@ -194,6 +194,8 @@ def _fill(startup: Program, values: Mapping[str, np.ndarray], path: str) -> None
 
 def read_adapters(path: Any) -> AdapterFile:
     """The adapters in a folder that fluidx or PEFT wrote. Raises OnnxError if a file is missing or has something else than LoRA."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise OnnxError(f"adapters are a folder with {CONFIG} and {ARRAYS}, given by its path; got {type(path).__name__}: {path!r}")
     folder = Path(path)
     if folder.is_file():
         if folder.name not in (CONFIG, ARRAYS):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -167,6 +167,8 @@ def _named(option: str, patterns: str | Sequence[str], names: Sequence[str], wha
     """The names that match a pattern. Raises OnnxError for a pattern without a match."""
     if isinstance(patterns, str):
         patterns = (patterns,)
+    if not isinstance(patterns, Iterable) or not all(isinstance(p, str) for p in patterns):
+        raise OnnxError(f"{option} must be a name, a pattern or a list of them, got {patterns!r}")
     found = set[str]()
     for p in patterns:
         like = {n for n in names if fnmatchcase(n, p)}

@@ -19,7 +19,7 @@ from ..executor.scope import Scope
 from ..ir import Program, unique_name
 from ..ir.constants import Array
 from ..ir.dtypes import kept
-from ..ir.errors import FluidxError
+from ..ir.errors import FluidxError, explains_arguments
 from ..ir.types import WORD
 from ..rewrite import JoinAttention, JoinLayerNorm, rewritten
 from ..rewrite.base import simplified, with_ops
@@ -65,6 +65,7 @@ class Session:
         if whole is None:
             self._write_likely()
 
+    @explains_arguments
     def run(self, feed: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         """The outputs, for inputs by name or in order. Raises OnnxError for missing or unknown inputs, and for every failure of the model.
         """
@@ -217,8 +218,9 @@ class Session:
         if not t.elem_type or isinstance(value, dict):  # operators that take maps check them
             return
         if not isinstance(value, np.ndarray):
-            what = "nothing" if value is ABSENT else f"a {type(value).__name__}"
-            raise OnnxError(f"input {name!r} takes an array of {_type(numpy_dtype(t.elem_type))}, found {what}")
+            own = numpy_dtype(t.elem_type)
+            what = "nothing" if value is ABSENT else f"a {type(value).__name__}; give np.asarray({name}, {own.name!r})"
+            raise OnnxError(f"input {name!r} takes an array of {_type(own)}, found {what}")
         if t.HasField("shape") and value.ndim != len(t.shape.dim):
             one = f"; a batch of one is {name}[None]" if value.ndim == len(t.shape.dim) - 1 else ""
             sizes = _declared_sizes(t)

@@ -84,6 +84,8 @@ class Minimizer:
         checkpoints: Checkpoints = None,
     ) -> ParamsGrads:
         """Append only the gradients of `loss`."""
+        if not isinstance(loss, Variable):
+            raise wrong(f"{self.label}: loss must be a Variable, got {type(loss).__name__}: {loss!r}")
         return self._backward(GradientOptions(loss, startup_program, parameter_list, no_grad_set, callbacks, checkpoints))
 
     def apply_gradients(self, params_grads: Sequence[tuple[Parameter, Variable]]) -> list[Operator]:

@@ -225,6 +225,8 @@ def test_options_are_checked(options, message):
 def test_what_cannot_be_is_refused():
     with pytest.raises(ProgramError, match="optimizer must be an optimizer, got int: 3"):
         decorate(3)
+    with pytest.raises(ProgramError, match="loss must be a Variable, got str: 'loss'"):
+        decorate(fx.optimizer.SGD(0.1)).minimize("loss")
     with pytest.raises(ProgramError, match=r"\(SGD\(learning_rate=0.1\)\)\) trains in mixed precision already; decorate it once"):
         decorate(fx.optimizer.RecomputeOptimizer(decorate(fx.optimizer.SGD(0.1))), dtype="bfloat16")
     with pytest.raises(TypeError, match="unexpected keyword argument 'dtyp'; did you mean 'dtype'"):

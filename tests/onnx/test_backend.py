@@ -39,7 +39,7 @@ def test_one_input_needs_no_list_and_bytes_may_stand_in_another_order():
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([[[1.0, 2.0]]], "input 'x' takes an array of float32, found a list"),
+        ([[[1.0, 2.0]]], r"input 'x' takes an array of float32, found a list; give np.asarray\(x, 'float32'\)$"),
         (None, "input 'x' takes an array of float32, found nothing"),
         ([X, X], "2 values are fed; the model has: x"),
     ],

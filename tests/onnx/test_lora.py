@@ -347,6 +347,13 @@ def test_the_command_says_what_is_wrong(options, message, tmp_path):
     assert code and message in said, said
 
 
+def test_what_merges_is_named(tmp_path):
+    with pytest.raises(fx.onnx.OnnxError, match="given by its path; got NoneType: None"):
+        fx.onnx.merge(net(), None, tmp_path / "out.onnx")
+    with pytest.raises(fx.onnx.OnnxError, match="untie must be a name, a pattern or a list of them, got 3"):
+        fx.onnx.load(net(), untie=3)
+
+
 # -- messages ------------------------------------------------------------------------------------------------------------------------------
 
 

@@ -404,3 +404,9 @@ def test_sizes_that_feeds_share_are_fixed_and_the_others_open(monkeypatch):
     assert len(plans) == 1
     two = np.ones((3, 2, 2), "float32")  # other numbers of new rows have programs of their own
     assert np.array_equal(s.run({"new": two, "past": past})[1][0], [[101, 102], [103, 104]])
+
+
+def test_arguments_of_other_runtimes_are_told_apart():
+    s = session(parser.parse_model('<ir_version: 9, opset_import: ["": 18]> g (float[n] x) => (float[n] y) { y = Relu (x) }'))
+    with pytest.raises(TypeError, match="got 2 arguments by position; it takes: feed"):
+        s.run(None, {"x": np.ones(2, "float32")})
