@@ -1,4 +1,4 @@
-"""Peers in processes of their own, and races between them.
+"""Peers in processes of their own; `_races.py` lets them race.
 
 Two pools of threads that spin in one process slow each other tenfold and more, so every peer is a worker process, which takes a turn when
 it is told over a pipe and sleeps otherwise. A turn is one step that is not counted, then a number of steps, each timed. Thread counts are
@@ -16,13 +16,12 @@ import importlib.metadata
 import json
 import os
 import select
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, redirect_stdout, suppress
+from contextlib import redirect_stdout, suppress
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -73,6 +72,7 @@ def _import_only(peer: str) -> None:
 def _make(peer: str, model: str, train: bool, threads: int) -> Callable[[], Any]:
     """The step of a peer."""
     import _models
+    import _peer_models
 
     c = _models.case(model)
     half, peer = peer.endswith(HALF), peer.removesuffix(HALF)
@@ -87,13 +87,13 @@ def _make(peer: str, model: str, train: bool, threads: int) -> Callable[[], Any]
         if peer == "onnxruntime":
             if train:
                 raise ImportError("ONNX Runtime does not train")
-            return _models.onnx_step(c, threads)
+            return _peer_models.onnx_step(c, threads)
         ranks = 1
         if peer.startswith("torch_ddp:"):
             ranks = _join_gloo(peer)
-        return _models.torch_step(c, train, peer != "torch_eager", peer == "torch_compile", ranks, half=half)
+        return _peer_models.torch_step(c, train, peer != "torch_eager", peer == "torch_compile", ranks, half=half)
     if peer == "jax":
-        return _models.jax_step(c, train)
+        return _peer_models.jax_step(c, train)
     raise SystemExit(f"there is no peer {peer!r}; there are {', '.join(LEGEND)}")
 
 
@@ -396,122 +396,6 @@ class Entrant:
     def times(self, rounds: Iterable[int] | None = None) -> list[float]:
         chosen = self.seconds if rounds is None else [self.seconds[k] for k in rounds]
         return [s for some in chosen for s in some]
-
-
-# -- races --------------------------------------------------------------------------------------------------------------------------
-
-
-def differs(values: list[list[float]], expected: list[list[float]], tolerance: float) -> bool:
-    """Whether results differ by more than the tolerance, relative to the largest of a step."""
-    return any(
-        max(abs(a - b) for a, b in zip(some, others, strict=True)) > tolerance * max(map(abs, others))
-        for some, others in zip(values, expected, strict=True)
-    )
-
-
-def race(log: Any, entrants: list[Entrant], rounds: int, seconds: float, tolerance: float) -> tuple[list[Entrant], Any]:
-    """Interleaved turns of about `seconds` of all entrants that answer and compute what the first one does. Names the others.
-
-    Returns those that ran, the first one in front (an empty list if it could not), and the watch.
-    """
-    from _common import Watch
-
-    running = []
-    expected: list[list[float]] = []
-    for e in entrants:
-        if why := e.first_answers():
-            log(f"  {e.name}: not measured: {why}")
-            if e is entrants[0]:
-                return [], None
-            continue
-        values = e.values(3)
-        expected = expected or values
-        if differs(values, expected, tolerance):
-            log(f"  {e.name}: not compared: it computes something else: {values}, {entrants[0].name} {expected}, tolerance {tolerance:g}")
-            continue
-        running.append(e)
-    for e in running:  # how many steps make a turn
-        e.steps = 2
-        e.turn()
-        e.steps = max(1, min(100, round(seconds / min(e.times()))))
-        for figures in (e.seconds, e.slowest, e.cores, e.cpu):
-            figures.clear()
-    watch = Watch()
-    for _ in range(rounds):
-        own = 0.0
-        for e in running:
-            time.sleep(REST)
-            own += e.turn()
-        time.sleep(REST)
-        watch.look(own)
-    return running, watch
-
-
-def best_line(ours: list[float], peers: dict[str, list[float]]) -> str:
-    """Our time over the best peer's, on medians and on minima; each may have another best."""
-    parts = []
-    for what, of in (("medians", statistics.median), ("minima", min)):
-        best = min(peers, key=lambda p: of(peers[p]))
-        parts.append(f"{of(ours) / of(peers[best]):.2f} of {best} on {what}")
-    return ", ".join(parts)
-
-
-def table(log: Any, running: list[Entrant], watch: Any, threads: int) -> None:
-    """Every entrant with its spread; then those of fluidx against the best peer: on all rounds, on the undisturbed ones, and at 1 thread on
-    processor time, which waiting for a core that others use does not lengthen (at more threads it counts spinning)."""
-    from _common import ratio, show
-
-    rated = {e.name: e for e in running if not e.name.startswith("fluidx") and not (e.name.startswith("torch") and mkl_fast_path()[1])}
-    ours = [e for e in running if e.name.startswith("fluidx")]
-    for e in running:
-        extra = f"; fluidx takes {ratio(ours[0].times(), e.times())} of it" if e.name in rated else ""
-        cores = statistics.median(e.cores)
-        wrong = f" - MORE THAN THE {threads} IT WAS GIVEN" if cores > threads + 0.15 else ""
-        log(f"  {e.name:14} {show(e.times(), 1e3, 'ms')}, {cores:.1f} cores{wrong}{extra}")
-    quiet = watch.quiet()
-    doubt = "" if watch.is_quiet() else " (busy machine, not to be quoted)"
-    for e in ours if rated else []:
-        line = best_line(e.times(), {n: r.times() for n, r in rated.items()})
-        if 3 <= len(quiet) < len(watch.others):
-            line += f"; undisturbed rounds: {best_line(e.times(quiet), {n: r.times(quiet) for n, r in rated.items()})}"
-        if threads == 1:
-            best = min(rated.values(), key=lambda r: statistics.median(r.cpu))
-            line += f"; processor time {ratio(e.cpu, best.cpu)} of {best.name}"
-        log(f"  -> {e.name}{doubt}: {line}")
-    log(f"  {watch}")
-
-
-def report(log: Any, what: str, models: str, peers: str) -> None:
-    """Compare on the models, by the peers, with the threads and rounds that the command line says; these are the defaults."""
-    from _common import option, options
-
-    wanted = options("peers", peers)
-    log(versions())
-    log(mkl_line())
-    for name in wanted:
-        if name in LEGEND:
-            log(f"{name}: {LEGEND[name]}")
-    threads = [int(n) for n in options("threads", "1,2")]
-    compare(log, what, options("models", models), threads, wanted, int(option("rounds", "20")), float(option("seconds", "0.3")))
-
-
-def compare(log: Any, mode: str, models: list[str], threads: list[int], peers: Iterable[str], rounds: int, seconds: float) -> None:
-    """Race the peers on every model at every thread count, and print the tables."""
-    from _common import option
-    from _models import HALF_TOLERANCE, TOLERANCE
-
-    for model in models:
-        for n in threads:
-            log(f"\n{model}, {'one training step' if mode == 'train' else 'inference of one batch'}, {n} thread{'s' if n > 1 else ''}")
-            with ExitStack() as stack:
-                entrants = []
-                for name in peers:
-                    if has(name, model):
-                        entrants.append(Entrant(name, [stack.enter_context(Peer(name, model, mode, n))]))
-                tolerance = HALF_TOLERANCE if any(name.endswith(HALF) for name in peers) else TOLERANCE[model]
-                running, watch = race(log, entrants, rounds, seconds, float(option("tolerance", str(tolerance))))
-                if running:
-                    table(log, running, watch, n)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 from _common import Log, option, options
-from _models import NETS, Case, case, fluidx_model, resnet, start, torch_net
+from _models import NETS, Case, case, fluidx_model, resnet, start
+from _peer_models import torch_net
 from _peers import versions
 
 import fluidx as fx

@@ -13,7 +13,8 @@ Not yet run: the project has had no GPU so far.
 from __future__ import annotations
 
 from _common import Log, interleaved, option, options, ratio, show
-from _models import TOLERANCE, case, fluidx_step, torch_step
+from _models import TOLERANCE, case, fluidx_step
+from _peer_models import torch_step
 
 
 def compare(log: Log, name: str, rounds: int, calls: int) -> None:

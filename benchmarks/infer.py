@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import infer_int8
 from _common import Log, choice
-from _peers import INFER, TRAIN_HALF, report
+from _peers import INFER, TRAIN_HALF
+from _races import report
 
 
 def main() -> None:

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from _common import Log, option, options
 from _int8_models import feed, float_model, quantized_model
-from _peers import Entrant, Peer, race, table, versions
+from _peers import Entrant, Peer, versions
 from _peers import main as serve
+from _races import race, table
 
 PEERS = ("fluidx_int8", "fluidx_float32", "onnxruntime_int8", "onnxruntime_float32")
 TOLERANCE = 0.25  # of the largest output: the rounding to 8 bits of fifty layers with random weights

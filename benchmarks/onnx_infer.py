@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from _common import Log, option, options
 from _onnx_models import generation, vectors
-from _peers import Entrant, Peer, race, table, versions
+from _peers import Entrant, Peer, versions
 from _peers import main as serve
+from _races import race, table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.onnx.wheels import ATOL, MODELS, runtime

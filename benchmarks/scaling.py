@@ -25,7 +25,8 @@ from pathlib import Path
 
 from _common import Log, option, options, ratio, show
 from _models import TOLERANCE, TRAINED
-from _peers import Entrant, Peer, mkl_line, race, versions
+from _peers import Entrant, Peer, mkl_line, versions
+from _races import race
 
 
 @contextmanager

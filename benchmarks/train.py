@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from _common import Log, choice
 from _models import HALF_TOLERANCE, TOLERANCE, TRAINED
-from _peers import TRAIN, TRAIN_HALF, report
+from _peers import TRAIN, TRAIN_HALF
+from _races import report
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 
 from ... import native
 from ...ir import Arithmetic, Native, OpDef, ProgramError, Sample, TensorType
-from ...ir.axis_letters import letters
 from ...ir.types import ANY
 from ..shared.samples import f32, ints, positive
 from ..shared.types import meet
@@ -143,8 +142,7 @@ class MatMulNBits(_NBits):
     def pattern(ins, outs, attrs):
         x, y, _, zero = ins
         k, weight, exceptions, sizes = _words(y, zero, attrs["bits"], x.shape[-1])
-        a = letters(x.ndim - 1, "a")
-        return f"{a} {k}, {weight} -> {a} m | {exceptions} L(0)", sizes
+        return f"* {k}, {weight} -> * m | {exceptions} L(0)", sizes
 
     @staticmethod
     def grad(b, op, g):
@@ -179,8 +177,7 @@ class MatMulNBitsGrad(_NBits):
     def pattern(ins, outs, attrs):
         g, y, _, zero, x = ins
         k, weight, exceptions, sizes = _words(y, zero, attrs["bits"], x.shape[-1])
-        a = letters(x.ndim - 1, "a")
-        return f"{a} m, {weight}, ~{a} {k} -> {a} {k} | m:+ {exceptions} L(0)", sizes
+        return f"* m, {weight}, ~* {k} -> * {k} | m:+ {exceptions} L(0)", sizes
 
     @staticmethod
     def grad(b, op, g):
